@@ -75,6 +75,18 @@ def test_commands_and_keys_of_a_page_exist(page: Path) -> None:
     assert set(re.findall(r"(?:`|-n \d+ )tiledseg ([a-z]+)", text)) <= set(COMMANDS)
 
 
+def test_mpirun_is_the_last_command_of_its_cell() -> None:
+    """A cell's later lines are mpirun's standard input: it reads them, and bash finds none."""
+    cells = [
+        (page.name, cell.replace("\\\n", " ").split("mpirun ", 1)[1].splitlines()[1:])
+        for page in (ROOT / "docs/tutorials").glob("*.md")
+        for cell in re.findall(r"%%bash.*?\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+        if "mpirun " in cell
+    ]
+    assert len(cells) > 4
+    assert [cell for cell in cells if cell[1]] == []
+
+
 def test_pages_of_benchmarks_are_short_and_have_what_the_page_of_figures_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs")
     figures = importlib.import_module("generated").figures()

@@ -57,11 +57,13 @@ def test_a_script_asks_for_1200_gpus_on_full_nodes(script: str, per_node: int) -
     asked = dict(re.findall(r"^#(?:SBATCH|BSUB) -+([\w-]+)[= ]([^ ]+)$", text, re.MULTILINE))
     if script == "lsf/generic.lsf":
         assert (asked["n"], asked["R"]) == ("1200", '"span[ptile=6]"')
+        assert "\n#BSUB -x\n" in text
     elif script == "lsf/summit.lsf":
         assert asked["nnodes"] == "200"
     else:
         assert int(asked["nodes"]) * int(asked["gpus-per-node"]) == 1200
         assert asked["ntasks-per-node"] == asked["gpus-per-node"] == str(per_node)
+        assert "\n#SBATCH --exclusive\n#SBATCH --mem=0\n" in text
     assert "    --tiling.grid '[8,8]'\n    --parallel.halo read\n    --train.tiles_per_step 1200\n" in text
 
 
@@ -120,6 +122,16 @@ def test_a_script_says_what_was_planned_and_its_lines_are_short(capsys: pytest.C
     assert "bsub -P PROJECT < FILE" in lsf
 
 
+def test_a_script_warns_of_values_that_its_cards_lack(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--size 10000 --gpus 96 --precision bf16 --emit lsf --site summit"
+    for flags in (line, f"{line} --search", f"{line} --machine v100"):
+        assert plan(flags.split()) == 0
+        text, warned = capsys.readouterr()
+        words = "Precision: bf16 is no faster than fp32 on V100 on Summit."
+        assert (f"# {words}" in text, f"warning: {words}\n" in warned) == (True, True)
+    assert "no faster" not in emitted(capsys, *line.replace("bf16", "fp16").split())
+
+
 def test_a_job_takes_no_more_nodes_than_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     """A mesh of 17 x 15 ranks on 64 nodes of 4 GPUs: the nodes are full, and one rank is idle."""
     line = "--search --size 10000 --machine a100 --gpus 256 --gpus-per-node 4 --emit slurm"
@@ -162,6 +174,7 @@ def test_nodes_are_those_of_the_machine_and_ranks_those_of_the_plan(
             ["--emit", "slurm", "--site", "perlmutter", "--gpus-per-node", "7"],
             "nodes of perlmutter have 4 GPUs; give",
         ),
+        (["--emit", "slurm", "--site", "perlmutter", "--machine", "a100"], "nodes of perlmutter have 4 GPUs; give"),
         (["--machine", "a100", "--gpus-per-node", "9"], "nodes of --machine a100 have 8 GPUs; give at most 8"),
         (["--emit", "slurm", "--site", "summit"], "--site is 'summit', but --emit slurm knows generic, frontier, perl"),
         (["--emit", "slurm", "--time", "2h"], "--time is '2h'; give hours and minutes"),
@@ -258,6 +271,52 @@ def test_lsf_script_asks_for_the_papers_machine(tmp_path: Path) -> None:
     assert train.endswith(f"python -m tiledseg.train {paper} --optimizer.lr 0.1")
 
 
+def test_a_scripts_arrays_may_be_empty_under_an_old_bash() -> None:
+    """Before bash 4.4 an empty array is not set, which ends a script under `set -u`."""
+    for script in SCRIPTS:
+        text = (JOBS / script).read_text()
+        empty = re.findall(r"^ *(\w+)=\(\)", text, re.MULTILINE)
+        assert empty == ["flags"]
+        assert re.findall(r'(.{9})"\$\{flags\[@\]\}"', text) == ["flags[@]+"]
+
+
+JSRUN = """
+while [[ "$1" == --* ]]; do shift 2; done
+echo "$@"
+case "$1$3" in
+    cp*) kill -USR2 "$PPID" ;;
+    *tiledseg.train) exit 75 ;;
+    *tiledseg.doctor) ;;
+    *) exec "$@" ;;
+esac
+"""
+
+
+def test_an_lsf_script_counts_its_restarts_looks_for_room_and_may_be_signalled_early(tmp_path: Path) -> None:
+    tools = fake_jsrun(tmp_path / "tools", JSRUN)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/image.tif").write_bytes(bytes(2**20))
+    (tmp_path / "run.yaml").write_text("{}\n")
+    environ = clean_environment({"PATH": f"{tools}:{os.environ['PATH']}", "LSB_JOBID": "12", "TILEDSEG_RESTARTS": "2"})
+    staging = {"TILEDSEG_DATA": f"{tmp_path}/data", "TILEDSEG_LOCAL": f"{tmp_path}/local"}
+
+    def job(**more: str) -> subprocess.CompletedProcess[str]:
+        words = ["bash", str(SUMMIT)]
+        return subprocess.run(words, cwd=tmp_path, env=environ | more, capture_output=True, text=True, timeout=60)
+
+    runs = [job() for _ in range(3)]
+    assert [run.returncode for run in runs] == [75, 75, 143]
+    assert ["tiledseg.doctor" in run.stdout for run in runs] == [True, False, False]
+    assert not list(tmp_path.glob(".tiledseg-*")), "the next job counts anew"
+    early = job(**staging)
+    assert (early.returncode, "tiledseg.train" in early.stdout) == (75, False), early.stderr
+    (tools / "df").write_text("#!/bin/bash\necho disk 100 90 10 90% /\n")
+    (tools / "df").chmod(0o755)
+    full = job(**staging)
+    assert full.returncode == 2
+    assert re.search(r"^error: \S+/local/data has room for \d+ KiB, but \d+ come there; set TILED", full.stderr)
+
+
 def steps_done(run: Path) -> int:
     metrics = run / "metrics.jsonl"
     return metrics.read_text().count("\n") if metrics.exists() else 0
@@ -347,6 +406,7 @@ def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path, 
     no_doctor = {"TILEDSEG_DOCTOR": "0"}
     ways = {"wrong": no_doctor, "srun": staging, "mpirun": no_doctor | {"TILEDSEG_LAUNCHER": "mpirun"}}
     one_node = ["--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1", "--time=0:30:00"]
+    one_node.append("--oversubscribe")  # in place of the script's --exclusive
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
         try:
             with one_node_slurm(Path(folder), cpus=6) as variables:

@@ -203,11 +203,11 @@ def test_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (f"{TWO} --stages 2 --gpu-memory 100MiB", ["stage 0 needs at least", "is 100.00 MiB", "more stages"]),
         (
             f"{SMALL} --grid 4 --show few",
-            ["--show names 'few', which is no section; give some of network,memory,modes,stages"],
+            ["--show names 'few', but this plan has network,memory,modes,cluster,exact,paper; give some"],
         ),
         (
             f"{SMALL} --grid 4 --show stages",
-            ["--show names stages, but this plan has network, memory, modes, cluster, exact, paper alone"],
+            ["--show names 'stages', but this plan has network,memory,modes,cluster,exact,paper; give some"],
         ),
         (f"{SMALL} --grid 4 --show modes --format json", ["--show is modes, but only the plan's table has sections"]),
         (f"{SMALL} --grid 4 --show modes --emit slurm", ["--show is modes"]),

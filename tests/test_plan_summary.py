@@ -132,7 +132,8 @@ def test_an_epoch_is_without_reading_where_reading_has_time(capsys: pytest.Captu
     rate = 3 * 2000 * 2000 * 4 / part["epoch_seconds"] / 1e9
     line = " ".join(printed(capsys, f"{SMALL} --grid 4 --gpus 16 --machine h100 --images 3").split())
     steps = -(-3 // part["images_per_step"])
-    assert f"for 3 images in {steps} steps, if all GPUs together read {rate:.2f} GB/s of 1-byte values" in line
+    rates = f"{rate:.2f} GB/s of uint8, {2 * rate:.2f} GB/s of uint16"
+    assert f"for 3 images in {steps} steps, if all GPUs together read {rates}" in line
 
 
 def test_sections_follow(capsys: pytest.CaptureFixture[str]) -> None:

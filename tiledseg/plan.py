@@ -130,7 +130,9 @@ def _parser() -> Parser:
     modes.add_argument(
         "--mesh", nargs="+", type=int, metavar="R", help="rows and columns of ranks an image (default: one a tile)"
     )
-    modes.add_argument("--machine", metavar="FILE|NAME", help="a100, h100, h200, v100, frontier, cpu, or a file")
+    modes.add_argument(
+        "--machine", metavar="FILE|NAME", help="a100, h100, h200, v100, frontier, perlmutter, cpu, a file"
+    )
     modes.add_argument("--calibrate", metavar="OUT.yaml", help="measures this machine in place of a plan: its profile")
     modes.add_argument("--store", metavar="FOLDER", help="of --calibrate: measures the disk of that folder too")
     modes.add_argument("--flops", metavar="F", help="flop/s that a rank reaches, 10T say (default 10T, assumed)")

@@ -43,7 +43,8 @@ def test_ranks_of_shared_images(config: Path, capsys: pytest.CaptureFixture[str]
     """Two replicas of 2 x 2 ranks: each has neighbours along its row, its column, and across."""
     code, found = rehearsed(config, capsys, 8, "--parallel.halo", mode)
     assert (code, found["fails"]) == (0, [])
-    assert found["mesh"] == "2 x 2 x 2 (replica x row x col)"
+    assert "ranks 2 x 2 x 2 (replica x row x col)" in found["mode"]
+    assert found["network"].split(", U-Net")[0].endswith(" classes")
     assert (found["tiles"], found["idle"], found["rasters"], found["groups"], found["peers"]) == (8, 0, 1, 2, 3)
     assert found["bytes"] > 0
     assert found["messages"] >= 2

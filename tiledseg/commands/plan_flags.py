@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError, install
 from tiledseg.geometry.layers.declared import CropGrid
 from tiledseg.planning.answer.report import formula, plan
-from tiledseg.planning.answer.table import heading, parse_sections, table
+from tiledseg.planning.answer.table import heading, table
 from tiledseg.planning.jobs.job import Job, Site, batch_script, find_site, parse_minutes, planned_job, searched_job
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, parallelism
@@ -60,7 +61,6 @@ def answered(flags: Namespace) -> Answered:
     refuse_given(flags, ("csv",), "--scaling is not given")
     if flags.search:
         return _search(flags)
-    shown = () if flags.show is None else parse_sections(flags.show)
     question, budget, job = _question(flags), _bytes(flags.memory_budget), _job_asked(flags)
     stages = _stages(flags)
     _check_files(flags)
@@ -70,8 +70,8 @@ def answered(flags: Namespace) -> Answered:
         plotter = _plotter()
         plotter.write(flags.plot, plotter.draw(question, planned.tiling, planned.pipeline))
     if job is None:
-        return Answered(planned.answer, lambda: table(question, planned.answer, shown))
-    script = _script(job[0], planned_job(question, planned, *job, budget, flags.halo))
+        return Answered(planned.answer, lambda: table(question, planned.answer, flags.show))
+    script = _script(*job, planned_job(question, planned, budget, flags.halo))
     return Answered(planned.answer, lambda: script)
 
 
@@ -90,20 +90,20 @@ def _search(flags: Namespace) -> Answered:
     part = search_part(question, found, flags.images > 1 and flags.images_per_step is None)
     if job is None:
         return Answered({"search": part}, lambda: search_table(part))
-    script = _script(job[0], searched_job(question, found.winner, *job))
+    script = _script(*job, searched_job(question, found.winner))
     return Answered({"search": part}, lambda: script)
 
 
-def _script(site: Site, job: Job) -> str:
-    """Return the batch script, and warn of GPUs that are idle."""
-    if job.idle:
-        say(f"warning: {job.idle}")
-    return batch_script(site, job)
+def _script(site: Site, minutes: int, job: Job) -> str:
+    """Return the batch script, and warn of idle GPUs and slow values."""
+    for line in job.warnings:
+        say(f"warning: {line}")
+    return batch_script(site, job, minutes)
 
 
 def _scaling(flags: Namespace) -> Answered:
     """Answer --scaling: the time over the number of GPUs."""
-    from tiledseg.planning.answer.search import parse_range, scaling_csv, scaling_part, scaling_table, searchable
+    from tiledseg.planning.answer.search import SCALING_KEYS, parse_range, scaling_part, scaling_table, searchable
 
     numbers = parse_range(flags.scaling)
     refuse_given(flags, _SEARCHED, "--scaling finds settings", "leave one of them out")
@@ -114,8 +114,10 @@ def _scaling(flags: Namespace) -> Answered:
     question = searchable(replace(_question(flags), ranks=numbers[0]))
     part = scaling_part(question, numbers)
     if flags.csv is not None:
-        with replacing(flags.csv) as path:
-            path.write_text(scaling_csv(part), encoding="utf-8")
+        with replacing(flags.csv) as path, path.open("w", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, SCALING_KEYS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(part["points"])
     if plotter is not None:
         images = f"{question.images_per_step} a step on {numbers[0]:,} GPUs, {question.precision}"
         plotter.write(flags.plot, plotter.draw_scaling(part, f"images of {heading(question)}; {images}"))
@@ -130,8 +132,7 @@ def _job_asked(flags: Namespace) -> tuple[Site, int] | None:
         return None
     if flags.format == "json":
         raise ConfigError(f"--emit {flags.emit} prints a script and --format json a plan; leave one of them out")
-    site = find_site(flags.emit, flags.site or "generic", flags.gpus_per_node, _machine(flags).ranks_per_host)
-    return site, parse_minutes(flags.time or "2:00")
+    return find_site(flags.emit, flags.site or "generic"), parse_minutes(flags.time or "2:00")
 
 
 def _check_files(flags: Namespace) -> None:
@@ -244,19 +245,19 @@ def _stages(flags: Namespace) -> Parallelism | None:
 
 def _machine(flags: Namespace) -> Machine:
     given = {key: parse_quantity(key, text) for key in QUANTITIES if (text := getattr(flags, key)) is not None}
-    if flags.machine is None:
+    site = None if flags.emit is None else find_site(flags.emit, flags.site or "generic").machine
+    if flags.machine is None and site is None:
         hosts = {} if flags.gpus_per_node is None else {"ranks_per_host": flags.gpus_per_node}
         return replace(Machine(), **given, **hosts)  # type: ignore[arg-type]  # some of its figures
     from tiledseg.user_files.machine import find_machine  # YAML, which few plans read
 
-    machine = find_machine(flags.machine).with_figures(**given)
-    most, given_gpus = machine.ranks_per_host, flags.gpus_per_node or machine.ranks_per_host
-    if given_gpus > most:
-        raise ConfigError(
-            f"--gpus-per-node is {given_gpus}, but nodes of --machine {flags.machine} have {most} GPUs; give at most "
-            f"{most}, or a profile with host.ranks"
-        )
-    return replace(machine, ranks_per_host=given_gpus)
+    machine = find_machine(flags.machine or site or "").with_figures(**given)
+    gpus = flags.gpus_per_node or machine.ranks_per_host
+    for word, known in ((site, site and find_machine(site)), (f"--machine {flags.machine}", machine)):
+        if known and gpus > known.ranks_per_host:
+            most = known.ranks_per_host
+            raise ConfigError(f"--gpus-per-node is {gpus}, but nodes of {word} have {most} GPUs; give at most {most}")
+    return replace(machine, ranks_per_host=gpus)
 
 
 def _model(flags: Namespace) -> ModelConfig:

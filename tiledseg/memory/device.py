@@ -87,6 +87,7 @@ def versions() -> dict[str, str]:
     found = {maker: getattr(torch.version, maker, None) for maker in ("cuda", "hip", "xpu") if is_gpu(kind)}
     if kind.type == "cuda":
         found["nccl"] = ".".join(map(str, api(kind).nccl.version()))
+        found["torch's cards"] = " ".join(torch.cuda.get_arch_list())
     return {library: str(version) for library, version in found.items() if version}
 
 

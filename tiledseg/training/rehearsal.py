@@ -31,6 +31,8 @@ from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import ChannelDropout, DropoutKey
 from tiledseg.models.network import GraphNetwork
+from tiledseg.planning.answer.table import heading
+from tiledseg.planning.answer.text import wrapped
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.tracing.build import network_modules
@@ -44,8 +46,8 @@ _META = torch.device("meta")
 def in_words(figures: Mapping[str, Any]) -> str:
     """Return the figures of `rehearse` as a table, then what would fail, and the warnings."""
     rows = {
+        "network": "{network}",
         "halo mode": "{mode}",
-        "mesh": "{mesh}",
         "parts of the first step": "{tiles}, of which {idle} ranks have none",
         "memory of a step": "{memory} on the rank that needs most",
         "rasters a rank opens": "at most {rasters}",
@@ -57,7 +59,7 @@ def in_words(figures: Mapping[str, Any]) -> str:
     width = max(map(len, rows))
     lines = [f"{figures['ranks']} ranks rehearsed in {figures['seconds']:.1f} s"]
     shown = {**figures, **{name: size(figures[name]) for name in ("memory", "bytes", "summed")}}
-    lines += [f"  {name:{width}}  {words.format(**shown)}" for name, words in rows.items()]
+    lines += [wrapped(w.format(**shown), f"  {name:{width}}  ", " " * (width + 4)) for name, w in rows.items()]
     lines += [f"warning: {line}" for line in figures["warnings"]]
     lines += [f"would fail: {line}" for line in figures["fails"]] or ["nothing found that would fail"]
     return "\n".join(lines)
@@ -106,8 +108,8 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     active = {rank: done for rank, done in doings.items() if done.sent or done.received or done.summed}
     return {
         "ranks": ranks,
+        "network": heading(preparation.question).split(" px, ")[1].replace("\n", ", "),
         "mode": spread.in_words,
-        "mesh": str(spread.mesh),
         "tiles": sum(len(parts) for parts, _ in shares),
         "idle": len(idle),
         "memory": memory,

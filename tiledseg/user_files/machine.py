@@ -33,7 +33,7 @@ FIGURES = ("flops", "lanes", "memory_bandwidth", "launch", "links", "stores", "r
 _OLD = ("datasheet", "assumed")
 _NAMES = {"links": ("host", "network"), "stores": ("disk", "host")}
 _UNKNOWN_LINK = Link(20e-6, 10e9)
-_BY_DEVICE = {"V100": "summit", "A100": "a100", "H100": "h100", "H200": "h200", "MI250X": "frontier"}
+_BY_DEVICE = {"V100": "summit", "A100-40GB": "perlmutter", "MI250X": "frontier"}  # others have their file's name
 _SHIPPED = Path(__file__).parent / "machines"
 _NUMBER = re.compile(r"\d+e[+-]?\d+", re.IGNORECASE)  # which YAML takes for a word, since it has no point
 
@@ -53,7 +53,9 @@ def machine_here(device: str | None, ranks: int) -> Machine:
     `ranks`. Raises ConfigError for a GPU without a profile."""
     if device is None:
         return replace(find_machine(SOME_CPU), ranks_per_host=ranks, cores=len(os.sched_getaffinity(0)))
-    known = [name for word, name in _BY_DEVICE.items() if word in re.split(r"[^0-9A-Za-z]+", device)]
+    said = set(re.split(r"[^0-9A-Za-z]+", device))
+    names = _BY_DEVICE | {name.upper(): name for name in shipped_machines()}
+    known = [name for word, name in names.items() if said.issuperset(word.split("-"))]
     if not known:
         raise ConfigError(
             f"no profile is of the device '{device}', so parallel.auto can predict nothing; make one with plan "

@@ -235,13 +235,15 @@ def summary_part(question: RunQuestion, answer: dict[str, Any], modes: ModePlans
 
 def basis_part(question: RunQuestion, gpus: int) -> dict[str, Any]:
     """Return the facts that figures of a plan on so many GPUs rest on."""
-    machine = question.figures
+    machine, precision = question.figures, question.precision
+    slow = machine.known and question.value_bytes == 2 and machine.flops <= machine.rates.get("fp32", 0.0)
     basis = f"{machine.name}, {'measured' if machine.measured else 'by its datasheet, not measured'}"
     return {
         "gpu": question.limit,
         "gpus_asked": question.ranks,
         "gpus_per_node": question.figures.ranks_per_host,
         "uses_all": None,
+        "slow_precision": f"{precision} is no faster than fp32 on {machine.name}" if slow else "",
         "proposed": question.images > 1 and not question.images_per_step,
         "images": question.images,
         "epoch_values": question.images * math.prod(question.shape) * question.network.bands,

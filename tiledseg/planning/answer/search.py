@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,7 +9,7 @@ from typing import Any, NamedTuple
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.planning.answer.modes import basis_part, better_precision, with_step
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.planning.answer.table import JOB, PRECISIONS, PROPOSED, beside, heading, idle_words, steps_words
+from tiledseg.planning.answer.table import JOB, PROPOSED, beside, heading, idle_words, precision_words, steps_words
 from tiledseg.planning.answer.text import columns, figures_basis, time_of, words, wrapped, wrapped_lines
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.question import RunQuestion
@@ -26,7 +24,16 @@ _WHY = {
     "not possible": "cannot be",
     "slower": "are slower (most were only estimated)",
 }
-_KEYS = ("scaling", "gpus", "images_per_step", "step_seconds", "epoch_seconds", "efficiency", "limit", "settings")
+SCALING_KEYS = (
+    "scaling",
+    "gpus",
+    "images_per_step",
+    "step_seconds",
+    "epoch_seconds",
+    "efficiency",
+    "limit",
+    "settings",
+)
 _STUDIES = (
     "strong: the step keeps its images, and the result; weak: its images grow with the GPUs, up to those of an epoch, "
     "in the settings of the first number"
@@ -137,7 +144,7 @@ def search_table(part: dict[str, Any]) -> str:
     other = f"; --precision {part['better_precision']} takes {gain} time" if part["better_precision"] else ""
     remarks = [
         _machine(part),
-        f"precision: {PRECISIONS[part['precision']]}{other}",
+        f"precision: {precision_words(part['precision'], part)}{other}",
         f"{part['candidates']:,} settings: {why or 'all are above'}",
         f"choice: {part['reason']}",
     ]
@@ -231,7 +238,7 @@ def scaling_part(question: RunQuestion, numbers: tuple[int, ...]) -> dict[str, A
         epoch = -(-question.images // point.images) * seconds
         figures = point.ranks, point.images, round(seconds, 6), round(epoch, 6), round(point.efficiency, 4)
         values = name, *figures, point.limit or "", point.priced.candidate.in_words
-        rows.append(dict(zip(_KEYS, values, strict=True)))
+        rows.append(dict(zip(SCALING_KEYS, values, strict=True)))
     return _head(question) | {"points": rows}
 
 
@@ -258,12 +265,3 @@ def scaling_table(part: dict[str, Any]) -> str:
         ends = f"weak scaling ends at {most['weak']:,} GPUs" if "weak" in most else "there is no weak scaling"
         remarks.append(f"{ends}: with more GPUs a step would have more images than an epoch; give more --images")
     return "\n".join([title, columns(rows), *map(wrapped, remarks)])
-
-
-def scaling_csv(part: dict[str, Any]) -> str:
-    """Return the points with a head; seconds, and efficiency as a share of 1."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _KEYS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(part["points"])
-    return text.getvalue()

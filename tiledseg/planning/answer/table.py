@@ -26,8 +26,8 @@ from tiledseg.units import size
 
 Part = dict[str, Any]
 MOST_HEADING = 4  # lines of the raster and the network
-PRECISIONS = {"fp32": "fp32 without TF32 (train's default)", "fp64": "fp64"}
-PRECISIONS |= {name: f"{name} activations; weights and AdamW in fp32" for name in ("bf16", "fp16")}
+_PRECISIONS = {"fp32": "fp32 without TF32 (train's default)", "fp64": "fp64"}
+_PRECISIONS |= {name: f"{name} activations; weights and AdamW in fp32" for name in ("bf16", "fp16")}
 PROPOSED = " (as many as the GPUs take; --images-per-step sets it)"
 JOB = (
     "--emit slurm or lsf prints its script, whose head has a rehearsal; then compare memory_bytes and seconds in "
@@ -45,7 +45,6 @@ _TITLES = {
     "exact": "what changes nothing",
     "paper": "the formula, unpadded convolutions",
 }
-SECTIONS = tuple(_TITLES)
 _ROWS = {  # key, label, format (B: bytes, #: a count with a prefix), remark
     "paper": [
         ("shrink", "d, taken off by a convolution", "", "px"),
@@ -105,12 +104,13 @@ _ROWS = {  # key, label, format (B: bytes, #: a count with a prefix), remark
 _SUMMED = "parameters", "multiply_adds", "activation_bytes"
 
 
-def table(question: RunQuestion, answer: Part, shown: Sequence[str] = ()) -> str:
-    """Return the first lines of the answer, and the sections `shown`. Raises ConfigError for one that it lacks."""
-    there = [name for name in SECTIONS if answer.get(name) is not None]
+def table(question: RunQuestion, answer: Part, show: str | None = None) -> str:
+    """Return the first lines of the answer, and the sections `show`. Raises ConfigError for one that it lacks."""
+    there = [name for name in _TITLES if answer.get(name) is not None]
+    shown = () if show is None else tuple(name.strip() for name in show.split(","))
     missing = next((name for name in shown if name not in (*there, "all")), None)
-    if missing:
-        raise ConfigError(f"--show names {missing}, but this plan has {', '.join(there)} alone; leave {missing} out")
+    if missing is not None:
+        raise ConfigError(f"--show names '{missing}', but this plan has {','.join(there)}; give some of them, or all")
     if "summary" in answer:
         blocks = [_summary(question, answer, there)]
     else:
@@ -118,15 +118,6 @@ def table(question: RunQuestion, answer: Part, shown: Sequence[str] = ()) -> str
     shown = (*shown, "stages", "windows", "rebuilding")  # only the plans have these that ask for them
     blocks += [_section(name, answer) for name in there if name in shown or "all" in shown]
     return "\n\n".join([*blocks, wrapped(f"left out: {answer['omitted']}", "")] if "omitted" in answer else blocks)
-
-
-def parse_sections(text: str) -> tuple[str, ...]:
-    """Parse 'memory,modes' or 'all' into names of sections. Raises ConfigError for other names."""
-    names = tuple(name.strip() for name in text.split(","))
-    unknown = next((name for name in names if name not in (*SECTIONS, "all")), None)
-    if unknown is not None:
-        raise ConfigError(f"--show names '{unknown}', which is no section; give some of {','.join(SECTIONS)}, or all")
-    return names
 
 
 def heading(question: RunQuestion) -> str:
@@ -142,7 +133,7 @@ def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> st
     part = answer["summary"]
     lines = [*wrapped_lines(heading(question))[:MOST_HEADING], "", _row("memory", memory_words(part))]
     halo = f"halo {part['halo']} px, contexts of {words(part['context'])} px at most"
-    lines.append(_row("precision", PRECISIONS[question.precision]))
+    lines.append(_row("precision", precision_words(question.precision, part)))
     lines.append(_row("grid", f"{words(part['grid'])}: {counted(part['tiles'], 'tile')}, {halo}"))
     if part["modes"]:
         first, *others = (
@@ -167,6 +158,11 @@ def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> st
     return "\n".join([*lines, _row("job", JOB), _row("more", f"--show {','.join(sections)} or all; --help")])
 
 
+def precision_words(precision: str, part: Part) -> str:
+    """Return the values of a run, and whether the machine has no faster rate for narrow ones."""
+    return _PRECISIONS[precision] + f"; {part['slow_precision']}" * bool(part["slow_precision"])
+
+
 def steps_words(part: Part) -> str:
     """Return how many steps an epoch has."""
     return counted(-(-part["images"] // part["images_per_step"]), "step")
@@ -174,8 +170,9 @@ def steps_words(part: Part) -> str:
 
 def beside(part: Part) -> str:
     """Return the rate at which files must come, where the predicted seconds of an epoch leave out reading."""
-    rate = " ".join(count_parts(round(part["epoch_values"] / max(part["epoch_seconds"], 1e-6))))
-    return "" if part["reading"] else f", if all GPUs together read {rate}B/s of 1-byte values (uint16: twice that)"
+    rate = part["epoch_values"] / max(part["epoch_seconds"], 1e-6)
+    one, two = (f"{' '.join(count_parts(round(width * rate)))}B/s of uint{8 * width}" for width in (1, 2))
+    return "" if part["reading"] else f", if all GPUs together read {one}, {two}"
 
 
 def idle_words(part: Part) -> str:
@@ -184,18 +181,6 @@ def idle_words(part: Part) -> str:
     asked, busy = (-(-part[number] // part["gpus_per_node"]) for number in ("gpus_asked", "gpus"))
     advice += [f"--gpus {part['gpus']} does as much"] if busy < asked else []
     return f"; {idle:,} idle{': ' * bool(advice)}{', '.join(advice)}" if idle > 0 else ""
-
-
-def job_lines(question: RunQuestion, part: Part) -> list[str]:
-    """Return network, memory and predicted times as lines of a batch script; `part`: figures as of a summary."""
-    network, step = heading(question).split(" px, ")[1].replace("\n", ", "), duration(part["milliseconds"] / 1000)
-    epoch = f"an epoch {duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}{beside(part)}"
-    policy = f"recompute {question.recompute}; " if question.recomputes else "all tensors are kept; "
-    return [
-        f"Planned for {network}, {question.precision}: the configuration must have the same.",
-        f"Memory: {'' if part['recomputed'] else policy}{memory_words(part)}.",
-        f"Predicted: a step {step}, {epoch}; {part['machine']}.",
-    ]
 
 
 def memory_words(part: Part) -> str:

@@ -12,7 +12,7 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,7 @@ from tiledseg.system.console import counted
 
 if TYPE_CHECKING:
     from tiledseg.planning.answer.report import Planned
+    from tiledseg.planning.answer.table import Part
     from tiledseg.planning.run.question import RunQuestion
     from tiledseg.planning.search import Priced
 
@@ -33,7 +34,7 @@ _HANDED_ON = "PATH LD_LIBRARY_PATH PYTHONPATH", "OMP_NUM_THREADS TILEDSEG_END_TI
 
 @dataclass(frozen=True)
 class Site:
-    """A machine under `system`. `gpus` and `cores`: of a node (0: of any), and of each GPU's rank.
+    """A machine under `system`. `cores`: of each GPU's rank. `machine`: the name of its profile, if it has one.
 
     `local`: a folder that each node has for itself. `directives`: lines of the batch system besides those of every
     script. `exports`: variables of every rank. `launcher`: what starts ranks where `TILEDSEG_LAUNCHER` does not say.
@@ -44,7 +45,7 @@ class Site:
     launcher: str
     local: str
     cores: int
-    gpus: int = 0
+    machine: str | None = None
     directives: tuple[str, ...] = ()
     exports: tuple[str, ...] = ()
 
@@ -58,44 +59,37 @@ _PERLMUTTER = ("--constraint=gpu", "--qos=regular")
 _SITES = (
     Site("generic", "slurm", "srun", _OWN_FOLDER, 7),
     # 8 halves of 4 MI250X a node; 56 of 64 cores, since the system keeps the first of each group of 8.
-    Site("frontier", "slurm", "srun", "/mnt/bb/$(id -un)", 7, 8, ("--constraint=nvme",), _FRONTIER),
+    Site("frontier", "slurm", "srun", "/mnt/bb/$(id -un)", 7, "frontier", ("--constraint=nvme",), _FRONTIER),
     # 4 A100 a node, and 128 threads of 64 cores; /tmp is memory.
-    Site("perlmutter", "slurm", "srun", _OWN_FOLDER, 32, 4, _PERLMUTTER, ("NCCL_SOCKET_IFNAME=hsn",)),
+    Site("perlmutter", "slurm", "srun", _OWN_FOLDER, 32, "perlmutter", _PERLMUTTER, ("NCCL_SOCKET_IFNAME=hsn",)),
     Site("generic", "lsf", "mpirun", _OWN_FOLDER, 7),
     # 6 V100 and 42 cores a node.
-    Site("summit", "lsf", "jsrun", "/mnt/bb/$(id -un)", 7, 6, ('-alloc_flags "smt1 nvme"',)),
+    Site("summit", "lsf", "jsrun", "/mnt/bb/$(id -un)", 7, "summit", ('-alloc_flags "smt1 nvme"',)),
 )
 
 
-def find_site(system: str, name: str, per_node: int | None, usual: int) -> Site:
-    """Return the site with the GPUs of a node: `per_node` as set, else those that it has, else the `usual` ones. Raises
-    ConfigError for a machine that is not known under that batch system, or that has fewer."""
+def find_site(system: str, name: str) -> Site:
+    """Return the site of that name. Raises ConfigError for one that is not known under that batch system."""
     sites = {site.name: site for site in _SITES if site.system == system}
     if name not in sites:
         raise ConfigError(f"--site is '{name}', but --emit {system} knows {', '.join(sites)}; give one of them")
-    site = sites[name]
-    if site.gpus and (per_node or 0) > site.gpus:
-        have = f"nodes of {site.name} have {site.gpus} GPUs"
-        raise ConfigError(f"--gpus-per-node is {per_node}, but {have}; give at most {site.gpus}")
-    return replace(site, gpus=per_node or site.gpus or usual)
+    return sites[name]
 
 
 class Job(NamedTuple):
-    """Ranks on `nodes` with `per_node` each, minutes, flags of `train`, lines that say what they do, and one on GPUs
-    that are idle. `memory`: bytes of a GPU, if known."""
+    """Ranks on `nodes` with `per_node` each, of `gpus`; flags of `train`, lines that say what they do, and those among
+    them that warn. `memory`: bytes of a GPU, if known."""
 
     nodes: int
     per_node: int
-    minutes: int
+    gpus: int
     flags: Sequence[str]
     about: Sequence[str]
-    idle: str = ""
-    memory: int | None = None
+    warnings: Sequence[str]
+    memory: int | None
 
 
-def planned_job(
-    question: RunQuestion, planned: Planned, site: Site, minutes: int, budget: int | None, halo: str | None
-) -> Job:
+def planned_job(question: RunQuestion, planned: Planned, budget: int | None, halo: str | None) -> Job:
     """Return the job of the pipelines, or of a halo mode: `halo`, or the one that the plan chose; `budget`: of a step.
 
     It takes as many of the given GPUs (by default one for each tile) as share images, or pipelines, evenly and fill
@@ -104,11 +98,11 @@ def planned_job(
     assert planned.tiling is not None, "the command refuses other strides"
     part = dict(planned.answer["summary"])
     grid = planned.tiling.grid
-    gpus = question.ranks or math.prod(grid)
+    gpus, node_gpus = question.ranks or math.prod(grid), question.figures.ranks_per_host
     keys = {"tiling.grid": grid, **_precision(question), "memory.budget": budget}
     keys["memory.recompute"] = None if question.recompute == "auto" else question.recompute
     if planned.pipeline is None:
-        ranks, more, words, row = _mode(planned.answer["modes"], halo, question.images_per_step, gpus, site.gpus)
+        ranks, more, words, row = _mode(planned.answer["modes"], halo, question.images_per_step, gpus, node_gpus)
         if (row["mode"], row["fusion"]) != (part["mode"], part["fusion"]):
             part |= {"memory": row["memory_rank"], "fits": row.get("fits"), "recomputed": 0}
         longer = row["milliseconds"] / part["milliseconds"]
@@ -118,7 +112,7 @@ def planned_job(
         part |= {name: part[name] * longer for name in ("milliseconds", "epoch_seconds")}
     elif halo in (None, "read"):
         case = planned.pipeline.case
-        ranks = _full(gpus, case.stages, site.gpus)
+        ranks = _full(gpus, case.stages, node_gpus)
         more = {
             "parallel.halo": "read",
             "parallel.stages": case.stages,
@@ -133,10 +127,10 @@ def planned_job(
         raise ConfigError(f"--halo is {halo}, but the plan of --stages is in mode read; leave one of them out")
     flags = [*_flags({key: value for key, value in keys.items() if value is not None}), *_flags(more)]
     words = f": {grid[0]} x {grid[1]} tiles an image, {words}."
-    return _job(question, ranks, site.gpus, gpus, minutes, flags, words, part)
+    return _job(question, ranks, gpus, flags, words, part)
 
 
-def searched_job(question: RunQuestion, priced: Priced, site: Site, minutes: int) -> Job:
+def searched_job(question: RunQuestion, priced: Priced) -> Job:
     """Return the job of the winner of a search, on the GPUs that it keeps busy."""
     from tiledseg.planning.answer.modes import basis_part
     from tiledseg.planning.answer.search import memory_keys, row_of
@@ -154,24 +148,18 @@ def searched_job(question: RunQuestion, priced: Priced, site: Site, minutes: int
     part = basis_part(question, priced.ranks) | {key: row[key] for key in ("memory", "milliseconds", "epoch_seconds")}
     part |= {"fits": True, "recomputed": len(again.items) if again else 0}
     part |= {"recompute_percent": 100 * again.extra if again else 0}
-    return _job(question, priced.ranks, site.gpus, question.ranks, minutes, _flags(keys), words, part, may_idle)
+    return _job(question, priced.ranks, question.ranks, _flags(keys), words, part, may_idle)
 
 
 def _job(
-    question: RunQuestion,
-    ranks: int,
-    node_gpus: int,
-    gpus: int,
-    minutes: int,
-    flags: Sequence[str],
-    words: str,
-    part: Mapping[str, Any],
-    may_idle: bool = False,
+    question: RunQuestion, ranks: int, gpus: int, flags: Sequence[str], words: str, part: Part, may_idle: bool = False
 ) -> Job:
     """Return the job of so many ranks, as many on each node, at most its GPUs; `part`: figures as of a summary. Where
     this takes more nodes than `gpus` fill and ranks may idle, nodes are full, and some ranks too many."""
-    from tiledseg.planning.answer.table import idle_words, job_lines
+    from tiledseg.planning.answer.table import beside, heading, idle_words, memory_words
+    from tiledseg.planning.answer.text import duration
 
+    node_gpus = question.figures.ranks_per_host
     most = min(node_gpus, ranks)
     per_node = next(each for each in range(most, 0, -1) if ranks % each == 0)
     nodes, idle = ranks // per_node, ""
@@ -179,10 +167,20 @@ def _job(
         nodes, per_node = -(-ranks // most), most
         idle, flags = f", {nodes * per_node - ranks} of them idle", [*flags, "--parallel.idle_ranks true"]
     title = f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{idle}{words}"
-    part = {**part, "gpus": ranks, "gpus_per_node": node_gpus}
-    note = f"GPUs: {ranks} at work{idle_words(part)}." if idle_words(part) else ""
-    about = filter(None, [title, *job_lines(question, part), note])
-    return Job(nodes, per_node, minutes, flags, list(about), note, question.limit)
+    part = {**part, "gpus": ranks}
+    warnings = [f"GPUs: {ranks} at work{idle_words(part)}."] if idle_words(part) else []
+    warnings += [f"Precision: {part['slow_precision']}."] if part["slow_precision"] else []
+    network, step = heading(question).split(" px, ")[1].replace("\n", ", "), duration(part["milliseconds"] / 1000)
+    epoch = f"an epoch {duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}{beside(part)}"
+    policy = f"recompute {question.recompute}; " if question.recomputes else "all tensors are kept; "
+    about = [
+        title,
+        f"Planned for {network}, {question.precision}: the configuration must have the same.",
+        f"Memory: {'' if part['recomputed'] else policy}{memory_words(part)}.",
+        f"Predicted: a step {step}, {epoch}; {part['machine']}.",
+        *warnings,
+    ]
+    return Job(nodes, per_node, node_gpus, flags, about, warnings, question.limit)
 
 
 def _precision(question: RunQuestion) -> dict[str, Any]:
@@ -233,34 +231,39 @@ def _flags(keys: Mapping[str, Any]) -> list[str]:
     return [f"--{key} {value}" for key, value in {**keys, **lists}.items()]
 
 
-def batch_script(site: Site, job: Job) -> str:
+def batch_script(site: Site, job: Job, minutes: int) -> str:
     """Return a script for `sbatch` or `bsub`, ready to run: `jobs/` has those of the paper's setting."""
-    threads = f"{site.cores} CPUs a rank, of {site.cores * site.gpus} for {site.gpus} GPUs a node"
-    if site.name == "generic":
-        key = "--cpus-per-task" if site.system == "slurm" else "TILEDSEG_CORES_PER_GPU"
-        threads += f"; give those of your nodes ({key})"
-    slurm, (hours, minutes) = site.system == "slurm", divmod(job.minutes, 60)
+    slurm = site.system == "slurm"
+    threads = f"{site.cores} CPUs a rank, of {site.cores * job.gpus} for {job.gpus} GPUs a node"
+    if site.machine is None:
+        threads += f"; give those of your nodes ({'--cpus-per-task' if slurm else 'TILEDSEG_CORES_PER_GPU'})"
+    whole = job.per_node == job.gpus
+    if slurm:
+        yours, booked = "--account, --partition", ["--exclusive", "--mem=0"] if whole else []
+        shares = "--mem"
+    else:
+        yours, shares = "-q", f'-R "affinity[core({site.cores})] rusage[mem=...]"'
+        booked = [f"-n {job.nodes * job.per_node}", f'-R "span[ptile={job.per_node}]"', f'-gpu "num={job.per_node}"']
+        booked = [f"-nnodes {job.nodes}"] if site.launcher == "jsrun" else [*booked, *["-x"] * whole]
+    yours += f", the modules and the environment of the shell{'' if whole else f', {shares}: nodes are shared'}"
     ranks = f"-n {job.nodes * job.per_node}", f"--gpus-per-node {job.per_node}"
     memory = [] if job.memory is None else [f"--gpu-memory {job.memory / 2**30:.12g}GiB"]
     flags = (flag.replace('"$local"', "/tmp") for flag in job.flags)
     rehearsal = (part.replace(" ", "\0") for part in (*ranks, *memory, "--config run.yaml", *flags))  # not cut there
-    words = {name: str(getattr(job, name)) for name in ("nodes", "per_node", "minutes")}
+    words = {"nodes": str(job.nodes), "per_node": str(job.per_node), "minutes": str(minutes)}
     words |= {name: str(getattr(site, name)) for name in ("cores", "local", "launcher")} | {
-        "time": f"{hours:02}:{minutes:02}:00" if slurm else f"{hours}:{minutes:02}",
+        "time": f"{minutes // 60:02}:{minutes % 60:02}:00" if slurm else f"{minutes // 60}:{minutes % 60:02}",
         "about": "\n".join(_comment(line) for line in job.about),
         "rehearsal": _comment(" ".join(["tiledseg doctor --rehearse", *rehearsal]), " \\"),
+        "yours": _comment(f"Yours to give: {yours}."),
         "flags": "\n".join(f"    {each}" for each in job.flags),
-        "directives": "\n".join(f"#{'SBATCH' if slurm else 'BSUB'} {each}" for each in site.directives),
+        "directives": "\n".join(f"#{'SBATCH' if slurm else 'BSUB'} {each}" for each in (*booked, *site.directives)),
         "exports": "\n".join(f"export {each}" for each in site.exports),
         "threads": _comment(f"Threads: {threads}."),
         "handed_on": " \\\n        ".join([*_HANDED_ON, *(each.split("=")[0] for each in site.exports)]),
     }
     text = _template(site.system).replace("@run@\n", _template("run"))
-    if not slurm:
-        text = text.replace("@launch@\n", _template(f"lsf-{site.launcher}"))
-        lines = [f"-n {job.nodes * job.per_node}", f'-R "span[ptile={job.per_node}]"', f'-gpu "num={job.per_node}"']
-        lines = [f"-nnodes {job.nodes}"] if site.launcher == "jsrun" else lines
-        words["nodes_directive"] = "\n".join(f"#BSUB {line}" for line in lines)
+    text = text if slurm else text.replace("@launch@\n", _template(f"lsf-{site.launcher}"))
     for name, value in words.items():
         text = text.replace(f"@{name}@", value)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip()

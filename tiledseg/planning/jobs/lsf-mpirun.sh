@@ -1,9 +1,8 @@
 # Ranks: Open MPI's mpirun takes the hosts from LSF's file, and each rank takes
 # GPU number (local rank) of its node.
-hosts=()
-[[ -z "${LSB_DJOB_HOSTFILE:-}" ]] || hosts=(--hostfile "$LSB_DJOB_HOSTFILE")
-launch=(mpirun "${hosts[@]}" -n "$((nodes * gpus))" --map-by "ppr:$gpus:node")
-launch+=(--bind-to none)
+hosts="${LSB_DJOB_HOSTFILE:-}"
+launch=(mpirun ${hosts:+--hostfile "$hosts"} -n "$((nodes * gpus))")
+launch+=(--map-by "ppr:$gpus:node" --bind-to none)
 # mpirun hands these to other nodes only if told
 for name in @handed_on@; do
     [[ -z "${!name:-}" ]] || launch+=(-x "$name")
@@ -11,5 +10,6 @@ done
 
 # Runs a command once on each node.
 on_nodes() {
-    mpirun "${hosts[@]}" -n "$nodes" --map-by ppr:1:node --bind-to none "$@"
+    mpirun ${hosts:+--hostfile "$hosts"} -n "$nodes" --map-by ppr:1:node \
+        --bind-to none "$@"
 }

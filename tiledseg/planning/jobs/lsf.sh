@@ -7,18 +7,17 @@
 #   bsub -P PROJECT < FILE
 #
 # Keys of the configuration go to the end of the line that trains.
-# jobs/README.md has the variables TILEDSEG_*. Yours to give: -q, the modules
-# and the environment of the shell, and, where jobs share nodes, -x, or cores
-# and memory: -R "affinity[core(@cores@)] rusage[mem=...]".
+# docs/how-to/batch-jobs.md has the variables TILEDSEG_*. With another -W give
+# its minutes as TILEDSEG_MINUTES too.
+@yours@
 #
 #BSUB -J tiledseg
-@nodes_directive@
+@directives@
 #BSUB -W @time@
 #BSUB -wt 5
 #BSUB -wa USR2
 #BSUB -Q "75"
 #BSUB -o tiledseg-%J.log
-@directives@
 
 set -euo pipefail
 
@@ -44,29 +43,18 @@ export TILEDSEG_END_TIME="${TILEDSEG_END_TIME:-$end}"
 
 @launch@
 
-# USR2 comes five minutes before the job's end, and goes on to the ranks: they
-# write a checkpoint and leave with 75, at which LSF submits the job again
-# (-Q 75). After TERM (bkill) it does not.
+# Unpacks an archive on each node.
+unpack() {
+    on_nodes tar -xf "$1" -C "$2"
+}
+
+# LSF submits the job again at 75 (-Q), and does not count: a file does.
 signal=USR2 job="${LSB_JOBID:-}" task="${LSB_JOBINDEX:-0}"
+counter=".tiledseg-$job-$task.restarts"
+restarts="$(cat "$counter" 2>/dev/null || echo 0)"
+again() {
+    echo "$((restarts + 1))" >"$counter"
+}
+trap '((code == 75)) || rm -f "$counter"' EXIT
 
-# Staging: an archive with an environment (conda-pack, venv-pack) and a folder
-# of rasters onto the nodes' own disks.
-if [[ -n "${TILEDSEG_ENVIRONMENT:-}" ]]; then
-    on_nodes mkdir -p "$local/environment"
-    on_nodes tar -xf "$TILEDSEG_ENVIRONMENT" -C "$local/environment"
-    python="$local/environment/bin/python"
-fi
 @run@
-
-code=0
-if [[ "${TILEDSEG_DOCTOR:-1}" == 1 ]]; then
-    run "$python" -m tiledseg.doctor || code=$?
-fi
-if ((code == 0)); then
-    run "$python" -m tiledseg.train --config "$config" \
-        "${planned[@]}" "${flags[@]}" "$@" || code=$?
-fi
-if ((code == 75 && cancelled)); then
-    code=143
-fi
-exit "$code"

@@ -6,10 +6,9 @@
 #
 #   sbatch FILE [--group.key value ...]
 #
-# Keys of the configuration may follow, the last one counts. jobs/README.md has
-# the variables TILEDSEG_*. Yours to give: --account, --partition, the modules
-# and the environment of the shell, and, where jobs share nodes, --exclusive and
-# --mem=0.
+# Keys of the configuration may follow, the last one counts. The variables
+# TILEDSEG_* stand in docs/how-to/batch-jobs.md.
+@yours@
 #
 #SBATCH --job-name=tiledseg
 #SBATCH --nodes=@nodes@
@@ -71,32 +70,17 @@ on_nodes() {
         --ntasks-per-node=1 "$@"
 }
 
-# USR1 comes to this shell before the job's end, and goes on to the ranks: they
-# write a checkpoint and leave with 75. TERM (scancel) does the same, but then
-# nothing is submitted again.
-signal=USR1 job="$SLURM_JOB_ID" task="${SLURM_ARRAY_TASK_ID:-0}"
+# Brings an archive to each node once, and unpacks it there.
+unpack() {
+    sbcast --force "$1" "$2.archive"
+    on_nodes tar -xf "$2.archive" -C "$2"
+}
 
-# Staging: an archive with an environment (conda-pack, venv-pack) and a folder
-# of rasters onto the nodes' own disks.
-if [[ -n "${TILEDSEG_ENVIRONMENT:-}" ]]; then
-    on_nodes mkdir -p "$local/environment"
-    sbcast --force "$TILEDSEG_ENVIRONMENT" "$local/environment.archive"
-    on_nodes tar -xf "$local/environment.archive" -C "$local/environment"
-    python="$local/environment/bin/python"
-fi
-@run@
-
-code=0
-if [[ "${TILEDSEG_DOCTOR:-1}" == 1 && "${SLURM_RESTART_COUNT:-0}" == 0 ]]; then
-    run "$python" -m tiledseg.doctor || code=$?
-fi
-if ((code == 0)); then
-    run "$python" -m tiledseg.train --config "$config" \
-        "${planned[@]}" "${flags[@]}" "$@" || code=$?
-fi
-restarts="${SLURM_RESTART_COUNT:-0}"
-if ((code == 75 && !cancelled && restarts < ${TILEDSEG_RESTARTS:-100})); then
-    echo "the job goes on: requeued after $restarts restarts"
+# Slurm submits a job again, and counts.
+again() {
     scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
+}
+signal=USR1 job="$SLURM_JOB_ID" task="${SLURM_ARRAY_TASK_ID:-0}"
+restarts="${SLURM_RESTART_COUNT:-0}"
+
+@run@

@@ -103,7 +103,7 @@ class Spread:
     def in_words(self) -> str:
         """The spread as a line of the log."""
         fused = f", fusion {fusion_word(self.fusion)}{', overlap' * self.overlap}" if self.shares_layers else ""
-        return f"{self.mode}, ranks {self.mesh}{fused}"
+        return f"{self.mode}, {f'ranks {self.mesh}' if self.mesh.ranks > 1 else 'tiles dealt out'}{fused}"
 
 
 def choose_spread(
