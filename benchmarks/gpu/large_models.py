@@ -25,15 +25,18 @@ from benchmarks.large_model_support.kept import SHARES, keeping, plain_bytes
 from benchmarks.large_model_support.network import PlainUNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.carrying import autocast, make_deterministic
-from tiledseg.memory.mover import HOST
+from tiledseg.memory.device import name_of
+from tiledseg.memory.host import HostMover
+from tiledseg.memory.mover import TENSOR, store_rates
 from tiledseg.memory.offload import Offload, large_model_support, mover_to
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.run.memory import offload_by
 from tiledseg.planning.walk.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.walk.cost_model import Store
 from tiledseg.training.objective import cross_entropy_sums
-from tiledseg.training.offloading import hooks_of, measured_store
+from tiledseg.training.offloading import hooks_of
 from tiledseg.units import ACTIVATION_BYTES
+from tiledseg.user_files.machine import machine_here
 
 MOST_ON_HOST = 16 << 30
 NORMS = "none", "batch"
@@ -82,7 +85,10 @@ def main() -> int:
     make_deterministic(False)
     small = part.small or part.device.type == "cpu"
     levels, channels, side, repeats = (3, 4, 64, 1) if small else (5, 64, 1440, 5)
-    store = None if part.device.type == "cpu" else measured_store(HOST, 1, None, "bf16", part.device)
+    store = None
+    if part.device.type != "cpu":
+        way = store_rates(HostMover(part.device, 2 * TENSOR), 2 * TENSOR)
+        store = Store(*way, machine_here(name_of(part.device), 1).computing("bf16"))
     part.measure("the way to the host", "bytes a second", partial(rates, store))
     bare, normed = (UNet(levels, base_channels=channels, bands=BANDS, classes=CLASSES, norm=n) for n in NORMS)
     choices_of = partial(step_choices, bands=BANDS, context=(side, side), value_bytes=ACTIVATION_BYTES["bf16"])
@@ -162,10 +168,7 @@ def by_copies(choices: StepChoices, loop: Loop, part_of: int, repeats: int, whol
         raise SkippedError("a CPU's tensors lie in the host's memory as it is")
     with large_model_support(budget=(choices.kept - choices.fixed) // part_of) as support:
         found = loop.measure(repeats)
-        return _beside(found, whole) | {
-            "bytes_out": support.figures.bytes_out,
-            "waited": support.counted().waited_seconds,
-        }
+        return _beside(found, whole) | {"bytes_out": support.figures.bytes_out}
 
 
 def _beside(found: dict[str, Any], whole: Whole) -> dict[str, Any]:

@@ -33,27 +33,24 @@ class Seconds(NamedTuple):
 @dataclass
 class Row:
     """`ratio`: seconds over those of the step as it is, median over rounds of pairs; `work`: the same of processor
-    time, which other programs disturb less; `computing`: the share of its time in which it does not wait for a copy
-    (None: not known); `moved`: bytes out and in, a step."""
+    time, which other programs disturb less; `moved`: bytes out and in, a step (None: not known)."""
 
     name: str
     ratio: float
     work: float
     seconds: float
-    computing: float | None = None
     moved: float | None = None
 
     def line(self) -> str:
-        computing = "" if self.computing is None else f"{100 * self.computing:.1f} %"
         moved = "" if self.moved is None else f"{self.moved / 1e6:.0f}"
         rate = "" if self.moved is None else f"{self.moved / self.seconds / 1e6:.0f}"
         return (
             f"| {self.name} | {self.seconds:.2f} | {100 * (self.ratio - 1):+.1f} % | "
-            f"{100 * (self.work - 1):+.1f} % | {computing} | {moved} | {rate} |"
+            f"{100 * (self.work - 1):+.1f} % | {moved} | {rate} |"
         )
 
 
-COLUMNS = ("way", "s a step", "more time", "more processor time", "computing", "MB moved a step", "MB/s")
+COLUMNS = ("way", "s a step", "more time", "more processor time", "MB moved a step", "MB/s")
 HEADING = f"| {' | '.join(COLUMNS)} |\n{'| --- ' * len(COLUMNS)}|"
 
 
@@ -117,6 +114,5 @@ def _row(name: str, times: dict[str, list[Seconds]], support: Offload | None) ->
     row = Row(name, ratio, work, median(each.passed for each in times[name]))
     if support is not None:
         figures, steps = support.figures, 2 * len(plain)
-        row.computing = 1 - figures.waited_seconds / steps / row.seconds
         row.moved = (figures.bytes_out + figures.bytes_in) / steps
     return row

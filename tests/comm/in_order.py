@@ -80,12 +80,15 @@ class Board:
 
     def fail(self) -> None:
         """Gives the mesh up, with what every rank is at; the first to say so is heard."""
-        rows = [row.tobytes().rstrip(b"\0").decode() or "nothing" for row in self._words]
         own = self._folder / f"fault of rank {self.rank}"
-        own.write_text("; ".join(f"rank {rank}: {row}" for rank, row in enumerate(rows)))
+        own.write_text(str(self))
         with suppress(FileExistsError):
             os.link(own, self._folder / "fault")  # whole, and one alone: others may give up in the same moment
         self._failed[0] = 1
+
+    def __str__(self) -> str:
+        rows = [row.tobytes().rstrip(b"\0").decode() or "nothing" for row in self._words]
+        return "; ".join(f"rank {rank}: {row}" for rank, row in enumerate(rows))
 
     def check(self) -> None:
         """Raises CommunicationError where the mesh was given up."""
@@ -195,12 +198,14 @@ class Device:
         for operation in list(self._posted):
             self.wait(operation)
 
-    def close(self) -> None:
-        """Ends the worker; what is still in the queues stays undone."""
+    def close(self) -> str:
+        """End the worker; what is still in the queues stays undone. Return where it stands if it does not end within
+        the limit, else nothing."""
         with self._changed:
             self._open = False
             self._changed.notify_all()
-        self._worker.join()
+        self._worker.join(self._limit)
+        return f"the worker of rank {self.board.rank} has not ended: {self.board}" if self._worker.is_alive() else ""
 
     def _work(self) -> None:
         while (operation := self._await_next()) is not None:
@@ -304,7 +309,7 @@ class InOrderCommunicator(Communicator):
         assert self._whole is not None
         self._meet("split")
         self._count["part"] += 1
-        worker, host = self._whole.split(groups), self._whole.split(groups)
+        worker, host = (_connected(self._whole.split(groups)) for _ in range(2))
         if host.size == 1:
             return None
         mine = next(group for group in groups if self.rank in group)
@@ -341,6 +346,17 @@ class InOrderCommunicator(Communicator):
         self._device.meet(self._met, self.rank, f"is in a {what} of {self._name}")
 
 
+def _connected(part: Communicator) -> Communicator:
+    """Have each two ranks of a part speak once. Gloo connects them at their first words, and two threads of a rank that
+    connect at once, each in a group of its own, have stood there."""
+    peers = [peer for peer in range(part.size) if peer != part.rank]
+    sends, receives = ([Message(peer, torch.zeros(1, dtype=torch.uint8)) for peer in peers] for _ in range(2))
+    if peers:
+        part.post(sends, receives)()
+        part.barrier()
+    return part
+
+
 @contextmanager
 def in_order(mesh: Mesh, order: Order, turns: bool = False, limit: float = 60.0) -> Iterator[Mesh]:
     """`mesh` with its communication in queues; it stays as it is, and can be used again afterwards. Collective.
@@ -357,14 +373,14 @@ def in_order(mesh: Mesh, order: Order, turns: bool = False, limit: float = 60.0)
     folder = Path(communicator.broadcast_object(tempfile.mkdtemp(dir=parent) if mesh.is_root else None))
     everyone = list(range(mesh.size))
     device = Device(Board(folder, mesh.rank, mesh.size), order, limit)
-    worker, host = communicator.split([everyone]), communicator.split([everyone])
+    worker, host = (_connected(communicator.split([everyone])) for _ in range(2))
     try:
         ordered = InOrderCommunicator(device, "whole", everyone, worker, host, communicator)
         ordered.turns = Turns() if turns else None
         yield replace(mesh, communicator=ordered)
     finally:
-        device.close()
-        communicator.barrier()
+        if stood := "; ".join(filter(None, communicator.gather_objects(device.close()))):
+            raise CommunicationError(stood)
         worker.close()
         host.close()
         if mesh.is_root:

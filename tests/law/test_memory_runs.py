@@ -125,7 +125,7 @@ def test_what_leaves_memory_comes_back_to_the_last_bit(name: str, shared: Path, 
         figures = summary(shared / way)["offloaded"]
         assert figures["bytes_in"] > 0, "when it comes back, and so what leaves again, is a matter of time"
         assert figures["bytes_out"] > 0
-        assert (figures["store"], figures["steps"] > 0) == (place, True)
+        assert figures["store"] == place
     assert list(store.iterdir()) == []
     for thread in (each for each in set(threading.enumerate()) - before if not each.name.startswith("Dummy")):
         thread.join(60)
@@ -137,9 +137,8 @@ def test_what_leaves_memory_comes_back_to_the_last_bit(name: str, shared: Path, 
 def test_what_a_budget_has_leave_changes_no_loss(
     shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        preparation, "measured_store", lambda *asked: Store(1e15, 1e15, Machine(1e9, memory_bandwidth=1e9))
-    )
+    store = Store(1e15, 1e15, Machine(1e9, memory_bandwidth=1e9))
+    monkeypatch.setattr(preparation, "disk_of", lambda machine: store)
     monkeypatch.setattr(choice, "LEAST", 1)
     mesh = meshes["gloo"]
     whole = kept(shared, "nothing left", halo("layer"))

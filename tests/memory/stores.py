@@ -62,7 +62,6 @@ class LateMover(HostMover):
         self._draw, self._luck = random.Random(seed), luck
         self.going_out: list[LateCopy] = []
         self.coming_in: list[LateCopy] = []
-        self.stood = 0.0
 
     def _look(self) -> None:
         """Computing is over when it returns here."""
@@ -89,10 +88,6 @@ class LateMover(HostMover):
         for lane in (self.going_out, self.coming_in):
             if copied in lane:
                 lane.remove(copied)
-
-    def stood_still(self) -> float:
-        stood, self.stood = self.stood, 0.0
-        return stood
 
     def settle(self) -> None:
         for copied in (*self.going_out, *self.coming_in):
@@ -129,8 +124,6 @@ class LateCopy:
         return self._made
 
     def wait(self) -> None:
-        if not self._made:
-            self._mover.stood += 1.0
         self.make()
 
     stop = wait

@@ -59,36 +59,29 @@ def test_following_the_advice_makes_a_step_fit(tmp_path: Path) -> None:
     lines = ended.stdout.splitlines()
     assert lines[-1].startswith("fits "), ended.stdout + ended.stderr
     assert 2 <= int(lines[-1].split()[1]) <= 8
-    words = (
-        r"16777216 bytes of memory were asked for, \d+ were free; autograd alone held \d+ of a budget of \d+ bytes: "
-    )
+    words = r"memory has run out; autograd alone held \d+ of a budget of \d+ bytes: .*allocate 16777216 bytes"
     assert all(re.match(words, line) for line in lines[:-1])
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    "error",
     [
-        (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes. x"),
-            "64 bytes of memory",
-        ),
-        (torch.OutOfMemoryError("Tried to allocate 1.50 GiB. GPU 0"), "1610612736 bytes of memory"),
-        (
-            torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'", 2),
-            "memory has run",
-        ),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "memory has run"),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "memory has run out"),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), "memory has run out"),
-        (RuntimeError("NCCL error: unhandled cuda error\nCuda failure 2 'out of memory'"), "memory has run out"),
-        (MemoryError("Cannot allocate memory"), "memory has run out"),
-        (OSError(12, "Cannot allocate memory"), "memory has run out"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes. x"),
+        torch.OutOfMemoryError("Tried to allocate 1.50 GiB. GPU 0"),
+        torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'", 2),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("NCCL error: unhandled cuda error\nCuda failure 2 'out of memory'"),
+        MemoryError("Cannot allocate memory"),
+        OSError(12, "Cannot allocate memory"),
     ],
 )
-def test_each_kind_is_known(error: BaseException, words: str) -> None:
+def test_each_kind_is_known(error: BaseException) -> None:
     assert is_exhausted(error)
-    assert str(exhausted(error, 0, 100)).startswith(words)
-    assert "nothing more can leave; use smaller tiles" in str(exhausted(error, 0, 100))
+    said = str(exhausted(error, 0, 100))
+    assert said.startswith("memory has run out; ")
+    assert "nothing more can leave; use smaller tiles" in said
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), OSError(28, "full"), MemoryLimitError("store"), None])

@@ -320,17 +320,6 @@ def test_more_than_the_limit_is_refused_in_one_line() -> None:
         expected(x, 8)
 
 
-def test_what_a_device_has_waited_is_told() -> None:
-    """The host has not waited for it: it is asked what the device did, before the end and at it."""
-    x = leaf(64, 64, step=1)
-    with to_host(0) as moving:
-        expected(x, 8)
-        before = moving.counted().waited_seconds
-        assert before > 1  # a late lane counts a second for each copy that is waited for
-        expected(x, 8)
-    assert moving.figures.waited_seconds > before
-
-
 def test_rates_are_those_of_bytes_both_ways() -> None:
     rates = store_rates(LateMover(0, 8 * PAGE, PAGE), 8 * PAGE, 2 * PAGE)
     assert rates.written > 0

@@ -146,7 +146,7 @@ for failure, words in {runs!r}:
 """
     ran = pretend_gpu.python(code)
     assert ran.output == "1\n1\n", ran.errors
-    assert [line.partition(", ")[0] for line in ran.errors.splitlines()] == ["error: memory has run out"] * 2
+    assert [line.partition("; ")[0] for line in ran.errors.splitlines()] == ["error: memory has run out"] * 2
     assert "memory.budget" in ran.errors, ran.errors
     assert "Traceback" not in ran.errors, ran.errors
 

@@ -26,15 +26,10 @@ def memory_per_rank(mesh: Mesh) -> int:
     A GPU's free memory is divided among the ranks on that GPU, whatever number each calls it by; a host's among the
     ranks on that host.
     """
-    sharing = ranks_sharing(mesh, mesh.device)
-    return min(mesh.communicator.gather_objects(int(_free_memory(mesh.device) * _SHARE / sharing)))
-
-
-def ranks_sharing(mesh: Mesh, device: torch.device) -> int:
-    """Return how many ranks have this rank's GPU, or, where `device` is a CPU, this rank's host. Collective."""
-    facts = gather_facts(mesh.communicator, device, mesh.host)
+    facts = gather_facts(mesh.communicator, mesh.device, mesh.host)
     own = facts[mesh.rank]
-    return sum((fact.host, fact.gpu) == (own.host, own.gpu) for fact in facts)
+    sharing = sum((fact.host, fact.gpu) == (own.host, own.gpu) for fact in facts)
+    return min(mesh.communicator.gather_objects(int(_free_memory(mesh.device) * _SHARE / sharing)))
 
 
 def free_memory(mesh: Mesh, device: torch.device) -> int:

@@ -1,14 +1,10 @@
-"""Memory that a step allocates, and memory that has run out, in words a user can act on: what was asked for, what there
-was, what would fit."""
+"""Memory that a step allocates, and memory that has run out, in words a user can act on."""
 
 from __future__ import annotations
 
 import errno
-import re
-import resource
 import weakref
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tiledseg.errors import MemoryLimitError, first_line
-from tiledseg.memory import device
 
 _GPU_WORDS = ("out of memory", "_ALLOC_FAILED", "_ALLOCATION_FAILED")  # of CUDA, and of its libraries, NCCL among them
 _WORDS = ("can't allocate memory", "Cannot allocate memory", "not enough memory", "can't start new thread", *_GPU_WORDS)
-_ASKED = re.compile(r"allocate (\d+) bytes|allocate ([\d.]+) ([KMG])iB")
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class AllocationMeter(TorchDispatchMode):
@@ -80,47 +73,11 @@ def is_exhausted(error: BaseException | None) -> bool:
 
 
 def exhausted(error: BaseException, held: int, budget: int) -> MemoryLimitError:
-    """Return the error in one line, with a budget under which the step fits. `held`: bytes that autograd alone held in
-    memory, under a budget of `budget`."""
-    lacking = max(0, (_asked(str(error)) or 0) - (_free(error) or 0))
-    most = min(held, budget)
+    """Return the error in one line, with a smaller budget. `held`: bytes that autograd alone held in memory, under a
+    budget of `budget`."""
     remedy = "nothing more can leave; use smaller tiles, a smaller batch or a smaller network"
-    if most:
-        remedy = f"give a budget of {max(0, most - max(lacking, most // 8))} bytes at most, or use smaller tiles"
+    if most := min(held, budget):
+        remedy = f"give a budget of {most * 3 // 4} bytes at most, or use smaller tiles"
     return MemoryLimitError(
-        f"{what_was_asked(error)}; autograd alone held {held} of a budget of {budget} bytes: {remedy} "
-        f"({first_line(error)})"
+        f"memory has run out; autograd alone held {held} of a budget of {budget} bytes: {remedy} ({first_line(error)})"
     )
-
-
-def what_was_asked(error: BaseException) -> str:
-    """Return the words for the bytes that were asked for, and those that were free."""
-    size, free = _asked(str(error)), _free(error)
-    words = "memory has run out" if size is None else f"{size} bytes of memory were asked for"
-    return words if free is None else f"{words}, {free} were free"
-
-
-def _asked(words: str) -> int | None:
-    found = _ASKED.search(words)
-    if found is None:
-        return None
-    return int(found[1]) if found[1] else int(float(found[2]) * _UNITS[found[3]])
-
-
-def _free(error: BaseException) -> int | None:
-    """Return the free bytes of the memory that has run out: a GPU's with its allocator's store, where torch says so."""
-    on_gpu = isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in _GPU_WORDS)
-    kind = device.kind_here() if on_gpu else device.CPU
-    return device.free_bytes(kind) if device.is_gpu(kind) else free_bytes()
-
-
-def free_bytes() -> int | None:
-    """Return the bytes that this process may still take of the host's memory; None where the system does not say."""
-    try:
-        words = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(words["MemAvailable"].split()[0]) << 10
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    except (OSError, KeyError, ValueError):
-        return None
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return free if limit == resource.RLIM_INFINITY else max(0, min(free, limit - mapped))

@@ -24,7 +24,6 @@ from tiledseg.memory.mover import Copying, Mover, Sent, Slot
 
 CHUNK = 256 << 20
 """Bytes of the host's memory that are asked for at once: a power of two, to which torch rounds pinned memory up."""
-_MOST_NOTED = 256  # stalls whose length has not been asked for
 
 
 class HostMover(Mover):
@@ -37,8 +36,7 @@ class HostMover(Mover):
         self._chunk, self._host = chunk, list[torch.Tensor]()
         self._gpu = api(device)
         self._way_out, self._way_in = self._gpu.Stream(device), self._gpu.Stream(device)
-        self._computing, self._stalls = list[Any](), list[tuple[Any, Any]]()  # streams; the events around each stall
-        self._stood = 0.0
+        self._computing = list[Any]()  # streams
 
     def takes(self, tensor: torch.Tensor) -> bool:
         if tensor.device != self.device:
@@ -110,24 +108,8 @@ class HostMover(Mover):
     def wait_for(self, event: Any) -> None:
         """Have all that computes wait; the host does not."""
         self._look()
-        over = event.query()  # no time is lost then; torch's sanitizer wants the order said all the same
         for stream in self._computing:
-            begun = None if over else stream.record_event(self._gpu.Event(enable_timing=True))
             stream.wait_event(event)
-            if begun is not None:
-                self._stalls.append((begun, stream.record_event(self._gpu.Event(enable_timing=True))))
-        if len(self._stalls) > _MOST_NOTED:
-            self._add_up()
-
-    def stood_still(self) -> float:
-        self._add_up()
-        stood, self._stood = self._stood, 0.0
-        return stood
-
-    def _add_up(self) -> None:
-        over = [stall for stall in self._stalls if stall[1].query()]
-        self._stalls = [stall for stall in self._stalls if stall not in over]
-        self._stood += sum(begun.elapsed_time(ended) for begun, ended in over) / 1000
 
     def settle(self) -> None:
         for lane in (self._way_out, self._way_in):

@@ -160,11 +160,6 @@ class Ledger:
             peak, self._step_peak, self._was_used = self._step_peak, self._kept_bytes, False
             return peak
 
-    def count_stalls(self) -> None:
-        """Add the seconds that a device, not the host, has waited for copies so far."""
-        with self._lock:
-            self.figures.waited_seconds += self._mover.stood_still()
-
     # The way out.
 
     def _move_out(self) -> None:
@@ -192,8 +187,7 @@ class Ledger:
             self._leaving_bytes += entry.size
             self.figures.bytes_out += entry.size
         while self._leaving and self.resident_bytes > room:
-            with self.figures.waiting():
-                self._finish_leaving(next(iter(self._leaving)))
+            self._finish_leaving(next(iter(self._leaving)))
         self.figures.peak_bytes = max(self.figures.peak_bytes, self.resident_bytes + ahead)
 
     def _ahead_bytes(self) -> int:
@@ -233,8 +227,7 @@ class Ledger:
         self.figures.expected += entry.brought is not None
         self.figures.demanded += entry.brought is None
         brought = entry.brought or self._bring(entry)
-        with self.figures.waiting():
-            brought.copying.wait()
+        brought.copying.wait()
         saved.check(brought.flat_P._version)
         tensor = saved.view.over(brought.flat_P)
         if entry.used >= entry.wanted:  # autograd holds it now; another pass over the graph brings it again

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -142,10 +141,6 @@ class Mover:
     def _back(self, sent: Sent, flat_P: torch.Tensor) -> Copying:
         raise AssertionError("nothing has left")
 
-    def stood_still(self) -> float:
-        """Return the seconds, since the last call, for which a device has waited for copies while the host went on."""
-        return 0.0
-
     def settle(self) -> None:
         """Return once no copy runs on a device."""
 
@@ -155,27 +150,15 @@ class Mover:
 
 @dataclass
 class Figures:
-    """The cost of moving. `bytes_out`, `bytes_in`: copied, or begun to be. `waited_seconds`: in which the step stood
-    still for a copy. `peak_bytes`: the most that autograd alone held in memory, prefetched bytes among it. `demanded`:
-    storages that were used before their copy back had begun. `expected`: those that were prefetched. `steps`: those
-    that `Offload.end_step` has counted."""
+    """The cost of moving. `bytes_out`, `bytes_in`: copied, or begun to be. `peak_bytes`: the most that autograd alone
+    held in memory, prefetched bytes among it. `demanded`: storages that were used before their copy back had begun.
+    `expected`: those that were prefetched."""
 
     bytes_out: int = 0
     bytes_in: int = 0
-    waited_seconds: float = 0.0
     peak_bytes: int = 0
     demanded: int = 0
     expected: int = 0
-    steps: int = 0
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Add the block's seconds to `waited_seconds`."""
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.waited_seconds += time.perf_counter() - begun
 
 
 class StoreRates(NamedTuple):

@@ -71,7 +71,6 @@ class Offload:
         ledger, hooks = self._entered.pop()
         hooks.__exit__(kind, error, at)
         held = ledger.resident_bytes
-        ledger.count_stalls()
         peak = self.figures.peak_bytes
         if error is None and not self._entered and peak > self.warns_above:
             say(f"warning: autograd held {size(peak)}, beyond the budget of {size(self.warns_above)}; {self.remedy}")
@@ -87,16 +86,6 @@ class Offload:
     def passed(self) -> None:
         """Send away what was handed to `pack` and is no longer held by others, as far as it must leave."""
         self._entered[-1][0].look()
-
-    def end_step(self) -> None:
-        """Count a step: the optimizer has moved."""
-        self.figures.steps += 1
-
-    def counted(self) -> Figures:
-        """Return the figures up to now, with what a device has waited while the host went on."""
-        for ledger, _ in self._entered:
-            ledger.count_stalls()
-        return self.figures
 
 
 def mover_to(store: str | Path, device: torch.device, limit: int) -> Callable[[], Mover]:

@@ -15,18 +15,13 @@ import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, InputError, MemoryLimitError, first_line
-from tiledseg.execution.carrying import autocast
 from tiledseg.execution.memory import host_memory
 from tiledseg.geometry.tiling import finest_grid
-from tiledseg.memory.device import least
-from tiledseg.memory.mover import HOST, TENSOR
+from tiledseg.memory.mover import HOST
 from tiledseg.memory.saved import Hooks
 from tiledseg.planning.run.memory import OffloadPlan
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.walk.cost import FLOPS_PER_MULTIPLY_ADD
-from tiledseg.planning.walk.cost_model import Machine, Store
-from tiledseg.units import SINGLE_BYTES
 
 if TYPE_CHECKING:
     from tiledseg.memory.offload import Offload
@@ -38,8 +33,7 @@ MIB = 2**20
 def in_words(moved: Mapping[str, Any]) -> str:
     """Return the line for the user on the offloading of a run, of `moved_by_ranks`."""
     out, back = (f"{moved[key] / MIB:.1f} MiB" for key in ("bytes_out", "bytes_in"))
-    place, waited = store_in_words(moved["store"]), moved["waited_seconds"]
-    return f"offload: {out} went to {place}, {back} came back, {waited:.1f} s were waited"
+    return f"offload: {out} went to {store_in_words(moved['store'])}, {back} came back"
 
 
 def store_in_words(store: str) -> str:
@@ -83,22 +77,19 @@ def check_store(offload: str, store: str, device: torch.device) -> None:
 def moved_by_ranks(offload: Offload | None, store: str, mesh: Mesh) -> dict[str, Any] | None:
     """Return the figures of all ranks as JSON has them; None if nothing was offloaded. Collective.
 
-    `bytes_out`, `bytes_in`: to `store` and back. `waited_seconds`: of the rank that waited longest. `peak_bytes`: most
-    that autograd alone held on a rank. `ahead`: share of tensors prefetched when they were used. `steps`:
-    optimizer steps, summed over ranks.
+    `bytes_out`, `bytes_in`: to `store` and back. `peak_bytes`: most that autograd alone held on a rank. `ahead`: share
+    of tensors prefetched when they were used.
     """
     if offload is None:
         return None
-    each = mesh.communicator.gather_objects(offload.counted())
+    each = mesh.communicator.gather_objects(offload.figures)
     ahead, fetched = sum(f.expected for f in each), sum(f.expected + f.demanded for f in each)
     return {
         "store": store,
         "bytes_out": sum(figures.bytes_out for figures in each),
         "bytes_in": sum(figures.bytes_in for figures in each),
-        "waited_seconds": max(figures.waited_seconds for figures in each),
         "peak_bytes": max(figures.peak_bytes for figures in each),
         "ahead": ahead / fetched if fetched else None,
-        "steps": sum(figures.steps for figures in each),
     }
 
 
@@ -108,12 +99,12 @@ def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError, OSError) as error:
-        from tiledseg.memory.allocations import is_exhausted, what_was_asked
+        from tiledseg.memory.allocations import is_exhausted
 
         if not is_exhausted(error):
             raise
         planned = plan.rebuilt.peak if plan.rebuilt else 0 if plan.pipeline else plan.memory
-        what = f"{what_was_asked(error)}; " + (f"a step was planned to take {planned} bytes; " if planned else "")
+        what = f"memory has run out; {f'a step was planned to take {planned} bytes; ' if planned else ''}"
         limit = int(0.8 * min(planned or plan.memory, question.memory))
         raise MemoryLimitError(
             f"{what}{remedy(question, plan, limit, (1.0, 0.75, 0.5))} ({first_line(error)})"
@@ -142,36 +133,3 @@ def _plans(question: RunQuestion) -> RunPlan | None:
         return plan_run(question)
     except InputError:
         return None
-
-
-def measured_store(
-    store: str, ranks: int, machine: Machine | None, precision: str, device: torch.device | None = None
-) -> Store:
-    """Measure a folder, or on a GPU the host's memory; so many `ranks` share the folder, or the GPU's way to its host.
-    The machine's profile says how fast they compute; without one, a convolution and a copy are timed.
-
-    Raises ConfigError, WriteError or MemoryLimitError where the store takes nothing.
-    """
-    from tiledseg.memory.file_store import FileStore  # here: most runs offload nothing
-    from tiledseg.memory.host import HostMover
-    from tiledseg.memory.mover import store_rates
-
-    device = device or torch.device("cpu")
-    moved = 2 * TENSOR  # bytes to the store and back, at most 0.2 s on a disk of 1 GB/s
-    on_disk = device.type == "cpu" or store != HOST
-    mover = FileStore(store, 2 * moved) if on_disk else HostMover(device, moved)
-    rates = store_rates(mover, moved)
-    if machine and machine.known:
-        return Store(rates.written / ranks, rates.read / ranks, machine.computing(precision))
-    channels, side = (32, 128) if device.type == "cpu" else (256, 256)
-    x_BCHW = torch.rand(1, channels, side, side, device=device).contiguous(memory_format=torch.channels_last)
-    weight = torch.rand(channels, channels, 3, 3, device=device).contiguous(memory_format=torch.channels_last)
-    work = FLOPS_PER_MULTIPLY_ADD * 9 * channels**2 * side**2
-    with torch.no_grad():
-        with autocast(precision, device):
-            computing = least(device, lambda: torch.nn.functional.conv2d(x_BCHW, weight, padding=1))
-        one_P = torch.rand(TENSOR // SINGLE_BYTES, device=device)
-        other_P = torch.empty_like(one_P)
-        moving = least(device, lambda: other_P.copy_(one_P))
-    measured = Machine(work / computing, memory_bandwidth=2 * TENSOR / moving)
-    return Store(rates.written / ranks, rates.read / ranks, measured)

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
@@ -28,7 +26,7 @@ from tiledseg.planning.run.grid import usual_grids
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion, WindowSteps
 from tiledseg.planning.run.spread import exact_modes, parallelism
-from tiledseg.planning.walk.cost_model import Machine
+from tiledseg.planning.walk.cost_model import ASSUMED, ASSUMED_STORE, Machine, disk_of, store_of
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.content import ByContent
@@ -38,7 +36,6 @@ from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.auto import find_settings, with_settings
 from tiledseg.training.choose_objective import given_weights, loss_bytes_of, objective_of
 from tiledseg.training.objective import Objective
-from tiledseg.training.offloading import measured_store
 from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.raster_set import (
     RasterSet,
@@ -48,7 +45,7 @@ from tiledseg.training.raster_set import (
 )
 from tiledseg.training.saving import score_class
 from tiledseg.units import ACTIVATION_BYTES, wide_bytes
-from tiledseg.user_files.machine import machine_of
+from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_of
 
 if TYPE_CHECKING:
     from tiledseg.planning.walk.cost_model import Store
@@ -114,14 +111,13 @@ def prepare(
     ranks: int,
     machine: Machine | None = None,
     before: SavedState | None = None,
-    ranks_a_store: int = 1,
-    device: torch.device | None = None,
+    on_cpu: bool = True,
 ) -> Preparation:
     """Check a configuration against the files that it names, and plan the run on them.
 
-    `memory_bytes`: for one rank of `ranks`; `ranks_a_store`: ranks that share the way to `memory.store`; `device`: of
-    this rank (None: a CPU). All change speed and memory only. `machine` and the checkpoint's state `before` decide what
-    `parallel.auto` leaves open. Raises InputError of some kind for the first thing that cannot be.
+    `memory_bytes`: for one rank of `ranks`, which compute `on_cpu` or not. All change speed and memory only. `machine`
+    and the checkpoint's state `before` decide what `parallel.auto` leaves open. Raises InputError of some kind for the
+    first thing that cannot be.
     """
     config.check()
     data, train = config.data, config.train
@@ -132,7 +128,7 @@ def prepare(
     network = known(build_network(config.model, learnt.infos[0].bands, label_map.count), config.model.freeze_norm)
     weights = given_weights(train.class_weights, label_map)
     objective = objective_of(config, network, label_map, weights)
-    store = _store(config, ranks_a_store, device)
+    store = _store(config, on_cpu)
     question = _question(config, network, learnt, held_out, memory_bytes, ranks, store)
     question = replace(question, loss=loss_bytes_of(config, network, label_map, objective))
     train, parallel = config.train, config.parallel  # the grid and the tiles of a step are left to the program:
@@ -295,13 +291,16 @@ def _blocks(config: Config, store: Store | None) -> BlocksAsked | None:
     return BlocksAsked(None, in_file, True, store) if memory.may_block and not compiles else None
 
 
-def _store(config: Config, ranks: int, device: torch.device | None) -> Store | None:
-    """Measure the store where the plan needs its rates. Raises ConfigError if it is no folder."""
+def _store(config: Config, on_cpu: bool) -> Store | None:
+    """Return the store's rates where the plan needs them: of the machine's profile, else assumed ones. Raises
+    ConfigError if it is no folder."""
     memory = config.memory
     memory.check_folder()
     if not memory.chooses_offload and not (memory.in_file and (memory.may_block or memory.in_blocks)):
         return None
-    return measured_store(memory.store, ranks, machine_of(config.parallel.machine), config.train.precision, device)
+    machine = machine_of(config.parallel.machine) or (find_machine(SOME_CPU) if on_cpu else ASSUMED)
+    machine = machine.computing(config.train.precision)
+    return (disk_of if memory.in_file else store_of)(machine) or replace(ASSUMED_STORE, machine=machine)
 
 
 def why_uncompiled(preparation: Preparation) -> str | None:

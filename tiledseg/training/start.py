@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tiledseg.architecture.network import Network, Pretrainable
 from tiledseg.checkpoint.folder import (
     Checkpoint,
@@ -27,7 +25,7 @@ from tiledseg.config.data import IMAGENET
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, ConfigError, LabelError, OutputError
 from tiledseg.execution.carrying import make_deterministic, naming_disorder
-from tiledseg.execution.memory import check_weights, memory_per_rank, ranks_sharing
+from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.progress import Shown, StepProgress, unseen
 from tiledseg.execution.survey import survey, survey_content
 from tiledseg.memory.device import is_gpu, name_of
@@ -136,15 +134,13 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
 def _prepared(config: Config, mesh: Mesh, early: Checkpoint | None) -> Preparation:
     """Prepare the run on the root, for the devices that it runs on. Collective."""
     memory = memory_per_rank(mesh)
-    way = torch.device("cpu") if config.memory.in_file else mesh.device
-    sharing = ranks_sharing(mesh, way)
 
     def on_root() -> Preparation:
         here = None
         if config.parallel.auto and config.parallel.machine is None:
             here = machine_here(name_of(mesh.device), mesh.launch.local_size)
         saved = early.saved if early else None
-        preparation = prepare(config, memory, mesh.size, here, saved, sharing, mesh.device)
+        preparation = prepare(config, memory, mesh.size, here, saved, mesh.device.type == "cpu")
         if refusal := why_uncompiled(preparation):
             raise ConfigError(refusal)
         if preparation.compiles:

@@ -250,8 +250,6 @@ class Trainer:
                     result = self.stepper.run(self.step, samples, parts, flag.is_set, weight, training)
                 agree_on_buffers(self.network, self.parallel.axes.weights, self.passes.mode.speaks(parts))
                 self.step, self.position, self.saved_in = self.step + 1, self.course.after(position), None
-                if self.offload is not None:
-                    self.offload.end_step()
                 if self.average is not None and not result.skipped:
                     self.average.update(self.step)
                 if self.journal is not None:
