@@ -78,13 +78,3 @@ def test_drawings() -> None:
         "stage 0 F0 .  f0 b0 b0 .  .  B0 B0\n"
         "stage 1 .  F0 .  .  .  B0 B0 .  ."
     )  # fmt: skip
-
-
-@law
-@given(st.sampled_from(SCHEDULES), st.integers(1, 8), st.integers(1, 40), st.integers(40, 140))
-def test_drawings_keep_their_width(schedule: str, stages: int, micro_batches: int, width: int) -> None:
-    pipeline = chained(chunk_ranks(schedule, stages))
-    lines = draw(program(schedule, pipeline, micro_batches), pipeline, width).splitlines()
-    assert len(lines) == stages
-    assert max(map(len, lines)) <= width
-    assert lines[0].startswith("stage 0 F0")

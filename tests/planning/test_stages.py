@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import pstats
 import re
-from cProfile import Profile
+import time
 
 import pytest
 
@@ -147,11 +146,11 @@ def test_recomputation_takes_memory_off_and_adds_a_forward_pass(
 
 
 def test_the_table_and_a_quick_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    """Quick: its work is counted, not its seconds, which are other ones on a machine that others load too."""
+    """Quick by the processor's time: 3 s where this was written, whoever loads the machine too."""
     line = "--size 10000 --grid 8 --model large --stages 6 --gpu-memory 192GiB --show all"
-    profile = Profile()
-    assert profile.runcall(main, line.split()) == 0
-    assert pstats.Stats(profile).total_calls < 40e6, "14 million calls, in 2 to 4 s"
+    begun = time.process_time()
+    assert main(line.split()) == 0
+    assert time.process_time() - begun < 12
     text = capsys.readouterr().out
     titles = re.findall(r"^(\w+): ", text, re.MULTILINE)
     assert titles == ["network", "memory", "modes", "stages", "cluster", "exact", "paper"]

@@ -81,14 +81,6 @@ def test_an_image_that_kernels_do_not_take_goes_in_blocks(capsys: pytest.Capture
     assert "values, but kernels count to 2147483646; use a finer grid than 1 x 1" in capsys.readouterr().err
 
 
-def test_the_table_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--size", "1000", *MODEL, "--grid", "1", "--memory-budget", "100KiB", "--show", "all"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "rebuilding: a training step on" in text
-    assert "px in 100.00 KiB" in text
-    assert "no choice fits" in text
-
-
 def test_a_gpus_tensors_leave_by_the_profiles_way_to_the_host() -> None:
     """At the speed of the same profile, by which what is rebuilt is weighed too."""
     profile = replace(find_machine("summit"), host_store=CopyRates(1e15, 2e15))
