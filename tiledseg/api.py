@@ -15,7 +15,7 @@ from tiledseg.architecture.presets import build_network, crop_grid
 from tiledseg.config.checks import checked
 from tiledseg.config.data import DataConfig
 from tiledseg.config.run import Config, ModelConfig
-from tiledseg.errors import ConfigError, TiledsegError
+from tiledseg.errors import ConfigError, TiledsegError, renamed
 from tiledseg.foreign.spread import Halo, traced
 from tiledseg.raster.array_names import takes_arrays
 
@@ -103,6 +103,7 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
 
 
 @takes_arrays
+@renamed({f"data.{key}": key for key in ("assets", "mosaic", "valid", "valid_values", "times", "area")})
 @checked
 def predict_raster(
     network: nn.Module | Trained | str | Path,

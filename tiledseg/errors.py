@@ -7,6 +7,10 @@ the built-in that a caller would expect to catch.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 from tiledseg.version import VERSION
 
 
@@ -69,6 +73,19 @@ class MemoryLimitError(TiledsegError, MemoryError):
 
 class CommunicationError(TiledsegError, RuntimeError):
     """A peer or the transport failed."""
+
+
+@contextmanager
+def renamed(keys: Mapping[str, str]) -> Iterator[None]:
+    """Have errors of bad input name keys as their caller writes them: `--bands` in the place of data.bands."""
+    try:
+        yield
+    except InputError as error:
+        words = str(error)
+        for key, name in keys.items():
+            words = re.sub(rf"\b{re.escape(key)}\b(?! true \(train\))( true)?", name, words)
+        error.args = (words,)
+        raise
 
 
 def install(extra: str) -> str:

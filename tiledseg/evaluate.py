@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.commands.options import add_keys, config_of, parse
-from tiledseg.commands.parser import Parser, add_format_option, run, warn
-from tiledseg.errors import ConfigError, LabelError, RasterError, install
+from tiledseg.commands.parser import Parser, add_format_option, flag_of, run, warn
+from tiledseg.errors import ConfigError, LabelError, RasterError, install, renamed
 from tiledseg.execution.scores import Scores, confusion_matrix, scores
 from tiledseg.geometry.box import Box
 from tiledseg.planning.answer.text import columns
@@ -68,7 +68,12 @@ _THREADS = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the scores; the exit code (0; 2 for bad input)."""
-    return run(lambda: _evaluate(parse(build_parser(), sys.argv[1:] if argv is None else argv)))
+
+    def body() -> None:
+        with renamed({key: flag_of(key) for key in PLAIN}):
+            _evaluate(parse(build_parser(), sys.argv[1:] if argv is None else argv))
+
+    return run(body)
 
 
 def _evaluate(options: Namespace) -> None:
@@ -102,8 +107,8 @@ def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tupl
     data, label_map = config_of(options, PLAIN, "(see tiledseg evaluate --help)").data, None
     ignored, references = data.ignore_index, data.references
     if vars(options)["data.classes"] is not None:
-        label_map = LabelMap.from_config(read_classes(data.classes, "--classes"), ignored)
-    reading = PairReading(label_map, "--{}", **data.reading)
+        label_map = LabelMap.from_config(read_classes(data.classes), ignored)
+    reading = PairReading(label_map, **data.reading)
     reading.check_used([options.labels])
     with ExitStack() as stack:
         prediction = stack.enter_context(open_raster(options.prediction, references=references))

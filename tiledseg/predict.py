@@ -34,7 +34,7 @@ from tiledseg.config.map_formats import (
 )
 from tiledseg.config.parallel import NONE
 from tiledseg.config.run import Config, ModelConfig
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, renamed
 from tiledseg.system.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -147,8 +147,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_own(options)
         keep_freed_memory(os.environ)
 
+        typed = [key for key in PLAIN if options.weights is not None or vars(options)[key] is not None]
+
         def work(mesh: Mesh) -> None:
-            with traced(config.run.verbosity == 2):
+            with traced(config.run.verbosity == 2), renamed({key: flag_of(key) for key in typed}):
                 _work(options, config, mesh)
 
         return run_on_mesh(work, config.parallel.transport, config.parallel.deadline or _DEADLINE)

@@ -9,29 +9,25 @@ if __name__ == "__main__":
 
 import argparse
 import os
-import shutil
-import tempfile
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.presets import build_network
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse_config, value_of
-from tiledseg.commands.parser import Parser, refuse_given, run, warn
+from tiledseg.commands.parser import Parser, flag_of, refuse_given, run, warn
 from tiledseg.config.map_formats import ZARR
 from tiledseg.config.run import Config
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, renamed
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.system.console import answer, counted
-from tiledseg.system.files import flush, writing
-from tiledseg.system.outputs import check_outputs, files_below, whole
+from tiledseg.system.outputs import check_outputs, whole
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
@@ -76,24 +72,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         options = build_parser().parse_args(argv)
-        config = resolve(options)
-        if options.format == ZARR:
-            halo = [key for key in PLAIN if key.startswith(("model.", "tiling."))]
-            refuse_given(options, halo, "--format zarr keeps no halos")
-            from tiledseg.raster.zarr_writer import check_zarr
-
-            check_zarr("--output", options.output)
-        elif options.output.rstrip("/").lower().endswith(".zarr"):
-            raise ConfigError(f"--output is '{options.output}'; give --format zarr too, or a name such as tiles.h5")
-
-        def cut(mesh: Mesh) -> None:
-            inputs = [options.config] if options.config else []
-            work = cut_into_zarr if options.format == ZARR else _work
-            work(config, options.output, inputs, vars(options)["data.classes"] is not None, mesh)
-
-        return run_on_mesh(cut, config.parallel.transport)
+        typed = [key for key in PLAIN if not options.config or vars(options)[key] is not None]
+        with renamed(flags := {key: flag_of(key) for key in typed}):
+            return _main(options, flags)
 
     return run(body)
+
+
+def _main(options: argparse.Namespace, flags: Mapping[str, str]) -> int:
+    from tiledseg.raster.remote import is_remote
+
+    config = resolve(options)
+    if is_remote(options.output):
+        raise ConfigError(
+            f"--output is {options.output}, but stores are cut here; give a file of this machine, copy it"
+        )
+    if options.format == ZARR:
+        halo = [key for key in PLAIN if key.startswith(("model.", "tiling."))]
+        refuse_given(options, halo, "--format zarr keeps no halos")
+        from tiledseg.raster.zarr_writer import check_zarr
+
+        check_zarr("--output", options.output)
+    elif options.output.rstrip("/").lower().endswith(".zarr"):
+        raise ConfigError(f"--output is '{options.output}'; give --format zarr too, or a name such as tiles.h5")
+
+    def cut(mesh: Mesh) -> None:
+        inputs = [options.config] if options.config else []
+        work = cut_into_zarr if options.format == ZARR else _work
+        with renamed(flags):  # before the ranks report it
+            work(config, options.output, inputs, vars(options)["data.classes"] is not None, mesh)
+
+    return run_on_mesh(cut, config.parallel.transport)
 
 
 def resolve(options: argparse.Namespace) -> Config:
@@ -103,8 +112,7 @@ def resolve(options: argparse.Namespace) -> Config:
     for key in ("images", "labels"):
         if getattr(options, key) is not None:
             setattr(config.data, key, getattr(options, key))
-    given = vars(options)["data.classes"] is not None
-    config.data.classes = read_classes(config.data.classes, "--classes" if given else "data.classes")
+    config.data.classes = read_classes(config.data.classes)
     if options.grid is not None:
         text = " ".join(options.grid)
         config.tiling.grid = value_of("tiling.grid", text if text[0] == "[" else ",".join(options.grid), "--grid")
@@ -116,12 +124,12 @@ def resolve(options: argparse.Namespace) -> Config:
 
 
 def plan_store(
-    config: Config, from_flags: bool = True, classes_given: bool = False
+    config: Config, classes_given: bool = False
 ) -> tuple[StorePlan, PairReading, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Plan the store before a pixel is read, and return how pixels are read: polygons become class numbers, rasters
     keep their values. And the names of images and labels.
 
-    `from_flags`: messages name flags, not keys. `classes_given`: a flag names the classes, so some label must need
+    `classes_given`: a flag names the classes, so some label must need
     them. Raises an InputError.
     """
     from tiledseg.raster.finding import as_list, check_assets, expand_sources, find_sources, pair_sources
@@ -139,15 +147,15 @@ def plan_store(
         image_paths, label_paths = pair_sources(images, as_list(data.labels), keys, *how)
     else:
         image_paths, label_paths = expand_sources(images, keys[0], *how), ()
-    check_assets(data.assets, image_paths, "--assets" if from_flags else "data.assets")
+    check_assets(data.assets, image_paths)
     draws = any(map(is_vector, label_paths))
     label_map = LabelMap.from_config(data.classes, data.ignore_index) if draws else None  # type: ignore[arg-type]
-    reading = PairReading(label_map, "--{}" if from_flags else "data.{}", **data.reading)
+    reading = PairReading(label_map, **data.reading)
     reading.check_used(label_paths)
     if classes_given and not draws:
         raise ConfigError("--classes is given, but no labels are polygons, and rasters keep their values; leave it out")
     if data.warp and not label_paths:
-        raise ConfigError(f"{'--warp' if from_flags else 'data.warp'} is given, but no labels are; leave it out")
+        raise ConfigError("data.warp is given, but no labels are; leave it out")
     infos, labels = reading.inspect(image_paths, label_paths)
     # The footprint does not depend on the number of classes.
     network = known(build_network(config.model, infos[0].bands, classes=2), config.model.freeze_norm)
@@ -181,42 +189,33 @@ def _work(config: Config, output: str, inputs: Sequence[str], classes_given: boo
 
 def cut_into_zarr(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
     """Cut on all ranks: each writes chunks of its own."""
-    from tiledseg.raster.zarr_writer import begin_tiles, write_tiles
-
-    made: list[Path] = []
+    from tiledseg.raster.tile_store import check_valid
+    from tiledseg.raster.zarr_writer import begin_tiles, store_made, write_tiles
 
     def begin() -> tuple[Any, ...]:
         plan, reading, names = _planned(config, output, inputs, classes_given)
         _say(config, plan)
         lost = [info.path for info in plan.images if info.ground is not None]
         warn(f"a Zarr store does not keep the ground control of {path}" for path in lost)
-        with writing(Path(output)):
-            made.append(Path(tempfile.mkdtemp(prefix=".", suffix=f".{Path(output).name}", dir=Path(output).parent)))
-            begin_tiles(made[0], plan)
-        return made[0], plan, reading, names
+        store = own.enter_context(store_made(output))
+        begin_tiles(store, plan)
+        return store, plan, reading, names
 
-    def finish() -> None:
-        with writing(Path(output)):
-            for file in files_below(part):
-                flush(file)
-            made[0].chmod(0o755)
-            os.rename(made.pop(), output)
-
-    try:
-        part, plan, reading, names = mesh.on_root(begin)
+    with ExitStack() as own:  # of the first rank
+        store, plan, reading, names = mesh.on_root(begin)
+        how = *_openers(plan, reading, names), mesh.rank, mesh.size, tick
         with doing("writing tiles"):
-            mesh.on_all(lambda: write_tiles(part, plan, *_openers(plan, reading, names), mesh.rank, mesh.size, tick))
-        mesh.on_root(finish)
-    finally:
-        for folder in made:
-            shutil.rmtree(folder, ignore_errors=True)
+            valid = mesh.on_all(lambda: write_tiles(store, plan, *how))
+        found = mesh.communicator.gather_objects(valid)
+        mesh.on_root(lambda: check_valid(plan, any(found)))
+        mesh.on_root(own.close)
     if mesh.is_root and config.run.verbosity:
         answer(f"{output}: {counted(len(plan.images), 'image')}, {plan.bytes / 1e9:.2f} GB; use it as data.images")
 
 
 def _planned(config: Config, output: str, inputs: Sequence[str], classes_given: bool) -> tuple[Any, ...]:
     """Plan the store, and refuse an output that would replace what is read."""
-    plan, reading, names = plan_store(config, not inputs, classes_given)
+    plan, reading, names = plan_store(config, classes_given)
     files = [file for _, info, _ in plan.rasters() for file in info.files]
     check_outputs([whole("--output", output, 0 if os.path.exists(output) else plan.bytes)], [*files, *inputs])
     return plan, reading, names

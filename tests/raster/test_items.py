@@ -73,7 +73,12 @@ SEASON = Composing(("red", "nir"), True, "scl", (4.0,), ("2024-04", "2024-06"))
         (Composing(mosaic=None), SEASON, ["map.json"], SEASON),
         (Composing(mosaic=False), SEASON, ["map.json"], SEASON._replace(mosaic=False)),
         (Composing(("nir",), None, "qa", (), ("a", "b")), SEASON, ["x.json"], (("nir",), True, "qa", (), ("a", "b"))),
-        (Composing(mosaic=None), SEASON, ["all.tif"], SEASON._replace(valid=None, values=(), times=())),
+        (
+            Composing(mosaic=None, valid="none"),
+            SEASON,
+            ["all.tif"],
+            SEASON._replace(valid=None, values=(), times=()),
+        ),
         (Composing(valid="none"), SEASON, ["map.json"], (SEASON.assets, False, None, (), SEASON.times)),
         (Composing(values=(5.0,)), SEASON, ["map.json"], SEASON._replace(mosaic=False, values=(5.0,))),
         (Composing(), Composing(times=("a", "b"), valid="{stem}.png"), ["x_{time}.tif"], None),
@@ -88,8 +93,10 @@ def test_a_map_takes_its_images_as_those_of_the_training(
 
 def test_a_mask_of_the_one_image_of_a_run_is_no_other_image_s() -> None:
     run = Composing(valid="clouds.tif")
-    with pytest.raises(ConfigError, match=r"data.valid clouds.tif, of one image; give --valid anew, or --valid none"):
+    with pytest.raises(ConfigError, match=r"mask is clouds.tif, of one image; give --valid anew, or --valid none"):
         Composing().like(run, ["b.tif"])
+    with pytest.raises(ConfigError, match=r"mask is scl, an asset of items; give --valid anew"):
+        Composing().like(SEASON, ["all.tif"])
     assert Composing(valid="b-clouds.tif").like(run, ["b.tif"]).valid == "b-clouds.tif"
     with pytest.raises(ConfigError, match="--valid-values is given, but no --valid"):
         Composing(values=(1.0,)).like(Composing(), ["b.tif"])

@@ -13,7 +13,7 @@ from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.composed import label_of
 from tiledseg.raster.finding import expand_sources, pair_sources
-from tiledseg.raster.joined import check_order, file_name, joined, joined_paths
+from tiledseg.raster.joined import file_name, joined, joined_paths
 from tiledseg.raster.lists import Composing, has_validation
 from tiledseg.raster.reader import identify, open_raster, written_since
 from tiledseg.raster.statistics import finish, partial_sums
@@ -154,6 +154,12 @@ def test_a_mask_that_is_missing_is_named_so(tmp_path: Path) -> None:
 
 def test_times_of_a_run_in_another_order_are_refused() -> None:
     """Other times are another season, which a network may map."""
-    check_order(["s2_{april,june}.tif", "one.tif", "s2_{may,july}.tif"], ["april", "june"])
-    with pytest.raises(ConfigError, match="--image has the times june,april, but the run april,june; give them"):
-        check_order(["s2_{june,april}.tif"], ["april", "june"])
+    run = Composing(("nir", "red"), times=("april", "june"))
+    Composing().like(run, ["s2_{april,june}.tif", "one.tif", "s2_{may,july}.tif"])
+    for own, names, words in (
+        (Composing(), ["s2_{june,april}.tif"], "--image has june,april, the run april,june; give them in its order"),
+        (Composing(times=("june", "april")), ["s2_{time}.tif"], "--times has june,april"),
+        (Composing(("red", "nir")), ["items.json"], "--assets has red,nir, the run nir,red"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            own.like(run, names)

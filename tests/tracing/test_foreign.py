@@ -47,7 +47,12 @@ SHARED = [
     if (not NETWORKS[name].large and (NIGHTLY or name in BY_DAY)) or os.environ.get("FOREIGN_NETWORKS") == "all"
 ]
 # More: tests.tracing.over_ranks. Attention over reduced keys by day: "Attending", and tests/spatial/test_attention.py.
-THIN = ["smp Unet, Swin, patches of 2", "Scanning", *(["Rotary", "smp Segformer, PVT v2, thin"] if NIGHTLY else [])]
+THIN = [
+    "smp Unet, Swin, patches of 2",
+    "Scanning",
+    "TemporalUNet",
+    *(["Rotary", "smp Segformer, PVT v2, thin"] if NIGHTLY else []),
+]
 REFUSED = [name for name, foreign in NETWORKS.items() if foreign.refused and (NIGHTLY or name not in AT_NIGHT)]
 
 
@@ -111,7 +116,7 @@ def test_ranks_that_share_an_image(name: str, meshes: dict[str, Mesh]) -> None:
 def test_ranks_give_what_the_plain_module_gives(name: str, meshes: dict[str, Mesh]) -> None:
     """Networks that people use, by uneven blocks and by tiles: y, dx, dW; messages are the plan's."""
     opened, foreign = OpenAxes(meshes["mpi"], print), REAL.get(name) or NETWORKS[name]
-    axes, x_BCHW = opened.of(2, 2), image((1, 3, *(foreign.size or (64, 96))), 5)
+    axes, x_BCHW = opened.of(2, 2), image((1, foreign.bands, *(foreign.size or (64, 96))), 5)
     network, expected, fault = foreign.network(), undivided(foreign.module(), x_BCHW), None
     for compute in (in_blocks, *((in_tiles,) if foreign.tiles else ())) if axes.position else ():
         found = compute(network, x_BCHW, axes, expected.y_BCHW.shape)
@@ -132,19 +137,23 @@ def test_plans_count_what_a_rank_has_of_the_whole_image(name: str) -> None:
     assert costs[0] > costs[1] > least
 
 
-def of(name: str, grid: tuple[int, int], parallel: ParallelConfig) -> Steps:
-    return Steps(ForeignCase(Foreign(name), grid), parallel, images=((0,),))
+def of(name: str, grid: tuple[int, int], parallel: ParallelConfig, blocks: tuple[int, int] | None = None) -> Steps:
+    return Steps(ForeignCase(Foreign(name), grid), parallel, images=((0,),), blocks=blocks)
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("halo", ["read", "exchange", "layer"])
-def test_ranks_with_time_series(halo: str, meshes: dict[str, Mesh]) -> None:
-    """Two rows of blocks, of uneven sides: convolutions over times, without norms where only mode layer is exact."""
+@pytest.mark.parametrize(
+    ("halo", "blocks"), [("read", None), ("exchange", None), ("layer", None), ("read", (3, 2)), ("layer", (3, 2))]
+)
+def test_ranks_with_time_series(halo: str, blocks: tuple[int, int] | None, meshes: dict[str, Mesh]) -> None:
+    """Two rows of blocks, of uneven sides: convolutions over times, without norms where only mode layer is exact; and
+    a rank's part in blocks of its own."""
     ranks, name = meshes["mpi"].size, f"TemporalUNet{', no norms' if halo != 'layer' else ''}"
     if ranks == 3:
         pytest.skip("two rows of blocks, on two or four ranks")
     mesh = None if halo == "read" else [2, ranks // 2]
-    check(of(name, (4, 2), ParallelConfig(halo=halo, mesh=mesh)), meshes["mpi"], by_one_rank)
+    steps = of(name, (4, 2), ParallelConfig(halo=halo, mesh=mesh), blocks)
+    check(steps, meshes["mpi"], by_one_rank, 1e-12)
 
 
 @pytest.mark.mpi(min_size=3)

@@ -16,7 +16,7 @@ from torch.utils import data
 from tiledseg.comm.launch import detect
 from tiledseg.config.checks import checked
 from tiledseg.config.run import TilingConfig
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, renamed
 from tiledseg.foreign.spread import Halo
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
@@ -36,6 +36,13 @@ from tiledseg.raster.statistics import Normalization, check_alike, given_normali
 IGNORED = 255
 UNEVEN = ("refuse", "drop", "differ")
 Paths = str | Path | Sequence[str | Path]
+
+
+_KEYS = (
+    *("classes", "bands", "nodata", "references", "label_layer", "label_attribute", "background", "warp"),
+    *("assets", "mosaic", "valid", "valid_values"),
+)
+"""Arguments that the group `data` of a configuration has too."""
 
 
 class TileDataset(data.Dataset[dict[str, Any]]):
@@ -66,6 +73,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
     """
 
     @takes_arrays
+    @renamed({f"data.{key}": key for key in _KEYS})
     @checked
     def __init__(
         self,
@@ -108,10 +116,10 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         else:
             names = "images", "labels"
             self._images, self._labels = pair_sources(image_list, label_list, names, *finding)
-        check_assets(assets, self._images, "assets")
-        label_map = None if labels is None else LabelMap.from_config(read_classes(classes, "classes"), ignore_index)
+        check_assets(assets, self._images)
+        label_map = None if labels is None else LabelMap.from_config(read_classes(classes), ignore_index)
         own = None if bands is None else list(bands), nodata, references
-        self._reading = PairReading(label_map, "{}", *own, label_layer, label_attribute, background, warp)
+        self._reading = PairReading(label_map, *own, label_layer, label_attribute, background, warp)
         with ExitStack() as opened:
             self._infos = tuple(opened.enter_context(self._reading.open_image(path)).info for path in self._images)
         check_alike(self._infos)

@@ -31,7 +31,7 @@ from tiledseg.raster.composed import label_of
 from tiledseg.raster.finding import check_assets, expand_sources
 from tiledseg.raster.geopackage import pixels_of, polygons_output
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.joined import check_order, stem_of
+from tiledseg.raster.joined import stem_of
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.pair_reading import area_reader
 from tiledseg.raster.lists import EVERY, Composing
@@ -118,11 +118,8 @@ def each_image(
     given = {name: target for name, target in targets.items() if target is not None}
     composing = request.composing.like(run or Composing(), images)
     images = with_times(images, composing.times, "--image")
-    check_order((*images, f"{{{','.join(composing.times)}}}"), run.times if run else ())
-    if run and composing.assets != run.assets and sorted(composing.assets) == sorted(run.assets):
-        raise ConfigError(f"--assets is {[*composing.assets]}, the run has {[*run.assets]}; give them in its order")
     paths = expand_sources(images, "--image", EVERY, request.references, composing)
-    check_assets(request.composing.assets, paths, "--assets")
+    check_assets(request.composing.assets, paths)
     folders = set()
     for name, target in given.items():
         if is_bucket_folder(target) or irregular_kind(target) == "a folder":

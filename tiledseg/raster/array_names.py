@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from tiledseg.system.files import is_zarr
+
 NETCDF, MEMORY = (".nc", ".nc4", ".cdf"), "dataarray:"
-STORE_FILES = ("zarr.json", ".zgroup", ".zmetadata", ".zarray")
-"""Names of the files, one of which a Zarr store has."""
 TILES, OWN = "tiledseg", ("times", "holds_classes", "drawn", "palette")
 """The attribute of what `tiledseg tile` has cut, and fields of `RasterInfo` that it holds for each raster."""
 
@@ -56,11 +56,6 @@ def file_of(path: str) -> str:
     """Return the store, or the file, in which a raster lies."""
     name = parse_array_name(path)
     return path if name is None else name.store
-
-
-def is_zarr(path: str) -> bool:
-    """Return True for a folder of this machine that holds a Zarr store, whatever its name."""
-    return os.path.isdir(path) and any(os.path.exists(os.path.join(path, file)) for file in STORE_FILES)
 
 
 def array_of(path: str) -> Any:

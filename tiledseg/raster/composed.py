@@ -124,6 +124,8 @@ def _open_valid(image: Composed, bands: Sequence[int] | None, opener: Opener) ->
         )
     try:
         check_grids_match(source.info, mask.info)
+        if source.info.crs is not None and mask.info.crs is None:
+            raise RasterError(f"{mask.info.path} is not placed")  # which warping refuses
     except RasterError:
         mask = warped_reader(mask, source.info, "data.valid", nearest=True)
 

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from tiledseg.config.checks import TIME, shown
 from tiledseg.errors import ConfigError, RasterError
-from tiledseg.raster.array_names import ArrayName, file_of, is_zarr, parse_array_name
+from tiledseg.raster.array_names import ArrayName, file_of, parse_array_name
 from tiledseg.raster.array_open import stored_tiles
 from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, has_kind, label_of, parse_composed
 from tiledseg.raster.joined import joined, joined_paths, stem_of
 from tiledseg.raster.lists import LEARNT, MISSING, Composing, Parts, RasterSource, existing, is_list, is_present, listed
 from tiledseg.raster.remote import is_bucket_folder, is_named, is_remote, is_vector, list_folder, parse_s3
 from tiledseg.raster.tile_store import is_tile_store, parse_store_name, store_images
-from tiledseg.system.files import irregular_kind
+from tiledseg.system.files import irregular_kind, is_zarr
 
 IMAGE_ENDINGS = (".tif", ".tiff", ".png", ".jpg", ".jpeg", ".jp2")
 """Endings of the files that a folder stands for."""
@@ -108,7 +108,11 @@ def _masked(found: Sources, key: str, composing: Composing) -> tuple[str, ...]:
     """Return the paths of the images, mosaics among them, each with what says which of its pixels are valid."""
     sources, valid = found.every, composing.valid
     paths = tuple(source.path for source in sources)
-    if valid is None or (composing.valid_asset is not None and any(has_kind(path, BANDS) for path in paths)):
+    items = [has_kind(path, BANDS) for path in paths]
+    if valid is not None and composing.valid_asset is not None and any(items) and not all(items):
+        path = label_of(paths[items.index(False)])
+        raise RasterError(f"data.valid is {valid}, an asset, but {key} has {path}, no STAC item; give items alone")
+    if valid is None or (composing.valid_asset is not None and any(items)):
         return found.joined(paths, composing)
     if isinstance(valid, int):
         return found.joined([_masked_by_band(path, valid, composing.values) for path in paths], composing)
@@ -143,11 +147,11 @@ def _masked_by_band(path: str, number: int, values: tuple[float, ...]) -> str:
     return str(Composed.of(image.label, TIMES, [_masked_by_band(str(part), number, values) for part in image.parts]))
 
 
-def check_assets(assets: Sequence[str], paths: Iterable[str], key: str = "data.assets") -> None:
+def check_assets(assets: Sequence[str], paths: Iterable[str]) -> None:
     """Raise ConfigError for assets where no image is made of any."""
     if assets and not any(has_kind(path, BANDS) for path in paths):
         raise ConfigError(
-            f"{key} is {list(assets)}, but no image is a STAC item; leave it out, or give a list of items"
+            f"data.assets is {list(assets)}, but no image is a STAC item; leave it out, or give a list of items"
         )
 
 

@@ -7,27 +7,17 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 
-from tiledseg.errors import ConfigError
 from tiledseg.raster.array_names import parse_array_name
 from tiledseg.raster.composed import BANDS, TIMES, Composed, has_kind, label_of, parse_composed
 
-_NAME = re.compile(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)")
+JOINED = re.compile(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)")
 _WORDS = re.compile(r"(?:.*[/_.=-])?", re.DOTALL)
 
 
 def joined_paths(name: str) -> tuple[str, ...]:
     """Return the paths, or patterns, of a joined raster's name; none for any other path."""
-    match = None if os.path.exists(name) else _NAME.fullmatch(name)
+    match = None if os.path.exists(name) else JOINED.fullmatch(name)
     return tuple(match[1] + text + match[3] for text in match[2].split(",")) if match else ()
-
-
-def check_order(names: Sequence[str], times: Sequence[str]) -> None:
-    """Raise ConfigError for a joined raster of the `times` of a run in another order: its map would be another."""
-    for match in filter(None, map(_NAME.fullmatch, names)):
-        own = match[2].split(",")
-        if own != list(times) and sorted(own) == sorted(times):
-            there = ",".join(times)
-            raise ConfigError(f"--image has the times {match[2]}, but the run {there}; give them in the run's order")
 
 
 def joined(paths: Sequence[str]) -> str:

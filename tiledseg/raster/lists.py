@@ -20,13 +20,14 @@ from urllib.parse import unquote, urlsplit
 
 from tiledseg.config.checks import ITEM_ENDINGS, LIST_ENDINGS, TIME, shown
 from tiledseg.errors import ConfigError, RasterError, install
-from tiledseg.raster.array_names import file_of, is_zarr, parse_array_name
+from tiledseg.raster.array_names import file_of, parse_array_name
 from tiledseg.raster.composed import BANDS, TIMES, VALID, Composed, parse_composed
-from tiledseg.raster.joined import joined_paths
+from tiledseg.raster.joined import JOINED, joined_paths
 from tiledseg.raster.labels.classes import csv_rows
 from tiledseg.raster.mirrored_reader import reading
 from tiledseg.raster.remote import REFERENCES, is_named
 from tiledseg.system.console import counted
+from tiledseg.system.files import is_zarr
 
 TRAIN, VALIDATION, TEST = "train", "val", "test"
 _SPLITS = {"": None, "train": TRAIN, "training": TRAIN, "val": VALIDATION, "validation": VALIDATION, "test": TEST}
@@ -75,16 +76,23 @@ class Composing(NamedTuple):
 
     def like(self, run: Composing, names: Sequence[str]) -> Composing:
         """Return the way in which images of these `names` are made as those of a run, but for what is given anew.
-        Raises ConfigError for a mask of the run's one image."""
+        Raises ConfigError for times or assets of the run in another order, and for a mask of the run's one image, or of
+        its items where there are none."""
+        orders = [("--image", match[2].split(","), run.times) for match in map(JOINED.fullmatch, names) if match]
+        orders += [("--times", list(self.times), run.times), ("--assets", list(self.assets), run.assets)]
+        for flag, own, theirs in orders:
+            if own != list(theirs) and sorted(own) == sorted(theirs):
+                raise ConfigError(f"{flag} has {','.join(own)}, the run {','.join(theirs)}; give them in its order")
         items = any(name.lower().endswith(ITEM_ENDINGS) for name in names)
         times = run.times if (items and run.assets) or any(TIME in name for name in names) else ()
         mosaic = run.mosaic if self.mosaic is None else self.mosaic
         valid, values = self.valid, self.values
-        if valid is None and (items or run.valid_asset is None):
+        if valid is None and run.valid is not None:
             valid, values = run.valid, values or run.values
             one = isinstance(valid, str) and "{" not in valid and (is_zarr(valid) or not os.path.isdir(valid))
-            if one and run.valid_asset is None:
-                raise ConfigError(f"the run has data.valid {valid}, of one image; give --valid anew, or --valid {_ALL}")
+            if one and not (items and run.valid_asset):
+                what = "an asset of items" if run.valid_asset else "of one image"
+                raise ConfigError(f"the run's mask is {valid}, {what}; give --valid anew, or --valid {_ALL}")
         valid = None if valid == _ALL else valid
         if self.values and valid is None:
             raise ConfigError("--valid-values is given, but no --valid; give both, or leave it out")

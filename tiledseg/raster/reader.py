@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tiledseg.config.checks import checked
 from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.array_names import MEMORY, array_of, file_of, is_zarr, parse_array_name
+from tiledseg.raster.array_names import MEMORY, array_of, file_of, parse_array_name
 from tiledseg.raster.array_open import open_named
 from tiledseg.raster.array_place import dims_of, flags
 from tiledseg.raster.array_reader import ArrayReader
@@ -30,7 +30,7 @@ from tiledseg.raster.gdal_reader import GdalReader
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.tile_store import StoreReader, is_tile_store, parse_store_name
-from tiledseg.system.files import irregular_kind
+from tiledseg.system.files import irregular_kind, is_zarr
 from tiledseg.system.outputs import files_below
 
 __all__ = ["RasterReader", "open_raster"]
@@ -60,7 +60,8 @@ def open_raster(
     if path.startswith(MEMORY):
         if (array := array_of(path)) is None:
             raise RasterError(f"{path} is no array of this program any more; give its xarray.DataArray again")
-        return ArrayReader(path, array, bands, nodata)
+        source = str(array.encoding.get("source", ""))  # of rioxarray and xarray: the file that it lies in
+        return ArrayReader(path, array, bands, nodata, files=(source,) if os.path.exists(source) else ())
     if parse_store_name(path) or is_tile_store(path):
         return StoreReader(path, bands, nodata)
     name = parse_array_name(path)

@@ -293,6 +293,13 @@ def is_cut(path: str, plan: StorePlan) -> bool:
     return True
 
 
+def check_valid(plan: StorePlan, found: bool) -> None:
+    """Raise RasterError where no image has a valid pixel."""
+    if not found:
+        path = plan.images[0].path
+        raise RasterError(f"no pixel of {path}, or another image, is valid; check data.nodata and data.valid")
+
+
 def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advance: Callable[[int], object]) -> None:
     """Cut every raster of `plan` into the store at `path`, where nothing is.
 
@@ -304,6 +311,7 @@ def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advanc
     with replacing(path) as part, _HdfTarget(part, "xb+") as target, claimed(part, path):
         with h5py.File(target, "w", libver="latest") as file:
             file.attrs.update(format=FORMAT, version=VERSION)
+            found = False
             for name, info, tiling in plan.rasters():
                 pixels, invalid = _create(file, name, info, tiling)
                 with (label if name.labels else image)(name.number) as reader:
@@ -321,7 +329,9 @@ def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advanc
                             invalid[tile.index, :height, :width] = ~valid_HW
                         target.check()
                         if not name.labels:
+                            found = found or bool(valid_HW.any())
                             advance(name.number)
+            check_valid(plan, found)
             file.attrs["done"] = True
         target.check()
         if not is_at(target.fileno(), part) or os.path.exists(path):

@@ -17,10 +17,9 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, ObjectStore, WrapperStore
 
 from tiledseg.errors import RasterError
-from tiledseg.raster.array_names import STORE_FILES
 from tiledseg.raster.gdal_open import CACHE_BYTES
 from tiledseg.raster.remote import advice, check_obstore, is_remote, object_store, said
-from tiledseg.system.files import irregular_kind
+from tiledseg.system.files import STORE_FILES, irregular_kind
 
 CODECS = """bytes transpose sharding_indexed crc32c crc32 adler32 fletcher32 vlen-utf8 zstd blosc gzip zlib lz4 lzma bz2
 shuffle delta fixedscaleoffset quantize bitround astype"""

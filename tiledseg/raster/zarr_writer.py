@@ -6,8 +6,10 @@ one rank, whole. The store has a temporary name until it is whole.
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,9 @@ from tiledseg.raster.array_place import flags
 from tiledseg.raster.info import is_placed
 from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.tile_store import Opener, StorePlan
-from tiledseg.system.outputs import check_ending
+from tiledseg.system.files import delete, flush, temporary, writing
+from tiledseg.system.outputs import check_ending, files_below
+from tiledseg.system.run_lock import check_unclaimed, claimed, taken
 
 CLASSES, SHARES = "classes", "probabilities"
 """Names of the variables."""
@@ -112,6 +116,29 @@ def write_chunks(plain: Path, store: Path, rank: int, size: int, beat: Callable[
             beat()
 
 
+@contextmanager
+def store_made(output: str) -> Iterator[Path]:
+    """Yield the folder in which a store is made, which no other job has; at the block's end it is `output`, flushed to
+    the disk. What a killed job has left there goes first."""
+    path, part = Path(output), temporary(output)
+    store = part.with_name(f"{part.name}.packed")
+    with writing(path):
+        check_unclaimed(part, path)
+        part.touch()
+        with claimed(part, path):
+            try:
+                delete(store)
+                yield store
+                for file in files_below(store):
+                    flush(file)
+                if path.exists():
+                    raise taken(path)
+                os.rename(store, path)
+            finally:
+                delete(store)
+                delete(part)
+
+
 def begin_tiles(store: Path, plan: StorePlan) -> None:
     """Make a store of rasters and their labels without its chunks, on one rank: those of image 0 in the group `0`, with
     masks where pixels may be invalid. Chunks are cores of tiles."""
@@ -143,11 +170,12 @@ def begin_tiles(store: Path, plan: StorePlan) -> None:
 
 def write_tiles(
     store: Path, plan: StorePlan, image: Opener, label: Opener, rank: int, size: int, beat: Callable[[], None]
-) -> None:
-    """Write this rank's chunks of a begun store of tiles: every `size`-th one."""
+) -> bool:
+    """Write this rank's chunks of a begun store of tiles: every `size`-th one. Return True if an image has a valid
+    pixel in them."""
     import zarr
 
-    turn = 0
+    turn, found = 0, False
     with zarr.config.set(_WHOLE):
         root = zarr.open_group(store, mode="r+", zarr_format=3, use_consolidated=False)
         for name, info, tiling in plan.rasters():
@@ -161,4 +189,6 @@ def write_tiles(
                     group[name.kind][(..., *box.slices)] = pixels_CHW[0] if name.labels else pixels_CHW
                     if info.has_mask:
                         group[f"{name.kind}_valid"][box.slices] = valid_HW
+                    found = found or (not name.labels and bool(valid_HW.any()))
                     beat()
+    return found

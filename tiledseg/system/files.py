@@ -27,6 +27,9 @@ COMPANIONS_OF_STEM = (
 )
 """The same in the place of a raster's ending: world files, projections, what sensors say."""
 
+STORE_FILES = ("zarr.json", ".zgroup", ".zmetadata", ".zarray")
+"""Names of the files, one of which a Zarr store has."""
+
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -46,6 +49,11 @@ def irregular_kind(path: str | os.PathLike[str]) -> str | None:
     except OSError:
         return None
     return next((kind for is_kind, kind in _KINDS if is_kind(mode)), None)
+
+
+def is_zarr(path: str | Path) -> bool:
+    """Return True for a folder of this machine that holds a Zarr store, whatever its name."""
+    return os.path.isdir(path) and any(os.path.exists(os.path.join(path, file)) for file in STORE_FILES)
 
 
 def temporary(path: str | Path) -> Path:
@@ -144,13 +152,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
     part = temporary(path)
     with writing(path):
         try:
-            part.unlink(missing_ok=True)  # of a killed run; and a link there must not be followed
+            delete(part)  # of a killed run; and a link there must not be followed
             yield part
             flush(part)
             os.replace(part, path)
         except BaseException:
             with suppress(OSError):
-                part.unlink(missing_ok=True)
+                delete(part)
             raise
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tiledseg.errors import OutputError
-from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind, temporary
+from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind, is_zarr, temporary
 
 _NAME_BYTES = 255
 
@@ -128,6 +128,11 @@ def _check_place(output: Output) -> None:
     folder = Path(typed).parent
     if irregular_kind(folder) != "a folder":
         raise OutputError(f"cannot write {output.key} {typed}: {folder} is not a folder; make it first")
+    store = next(filter(is_zarr, Path(os.path.realpath(typed)).parents), None)
+    if store is not None:
+        raise OutputError(
+            f"cannot write {output.key} {typed}: it lies in the Zarr store {store}; choose another output"
+        )
     if typed.endswith("/") or typed.rsplit("/", 1)[-1] in (".", ".."):
         raise OutputError(f"cannot write {output.key} {typed}: it names a folder; give a file name")
 

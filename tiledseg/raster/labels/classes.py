@@ -234,9 +234,8 @@ def csv_rows(
         raise error(f"{path}, line {reader.line_num} is no CSV: {problem}; mend it") from None
 
 
-def read_classes(classes: Any, key: str = "data.classes") -> Any:
-    """Return the classes, read where a file is named: a run does not depend on the file any more. `key` is what
-    messages name.
+def read_classes(classes: Any) -> Any:
+    """Return the classes, read where a file is named: a run does not depend on the file any more.
 
     Raises ConfigError, naming the file, where it holds no classes.
     """
@@ -244,7 +243,7 @@ def read_classes(classes: Any, key: str = "data.classes") -> Any:
         return classes
     if not classes.lower().endswith(".csv"):
         raise ConfigError(
-            f"{key} is '{classes}'; give a number, a list of records, or a file that ends with .csv and has a "
+            f"data.classes is '{classes}'; give a number, a list of records, or a file that ends with .csv and has a "
             "header such as name,r,g,b,class"
         )
     return read_class_file(classes)

@@ -27,10 +27,9 @@ IGNORED = "ignored"
 @dataclass(frozen=True)
 class PairReading:
     """The way in which images and their labels are read, as the group `data` of a configuration says. `label_map` None:
-    rasters hold class numbers. `key`: the form of keys in messages."""
+    rasters hold class numbers."""
 
     label_map: LabelMap | None
-    key: str = "data.{}"
     bands: Sequence[int] | None = None
     nodata: float | None = None
     references: bool = False
@@ -55,8 +54,7 @@ class PairReading:
                 check_grids_match(image, reader.info)
             except RasterError as error:
                 if not self.warp:
-                    key = self.name_key("warp") + (" true" if not self.key.startswith("--") else "")
-                    raise RasterError(f"{error}, or have labels brought to the image's with {key}") from None
+                    raise RasterError(f"{error}, or have labels brought to the image's with data.warp true") from None
                 reader = warped_reader(reader, image, "data.warp", nearest=True)
             if self.label_map is not None:
                 self.label_map.resolve(reader.info)
@@ -65,16 +63,12 @@ class PairReading:
             raise
         return reader
 
-    def name_key(self, name: str) -> str:
-        """Return a key as the user writes it: `data.label_layer`, or `--label-layer`."""
-        return self.key.format(name.replace("_", "-") if self.key.startswith("--") else name)
-
     def _open_polygons(self, path: str, image: RasterInfo) -> PolygonReader:
         from tiledseg.raster.labels.polygons import PolygonReader, read_polygons
 
         label_map = self.label_map
         if label_map is None:
-            raise ConfigError(f"{self.name_key('classes')} is not given, but the labels are polygons; give it")
+            raise ConfigError("data.classes is not given, but the labels are polygons; give it")
         names = [record.name for record in label_map.classes]
         layer, attribute, given = self.label_layer, self.label_attribute, self.background
         if given == IGNORED:
@@ -86,7 +80,7 @@ class PairReading:
         else:
             value = "null" if given is None else shown(given)
             raise ConfigError(
-                f"{self.name_key('background')} is {value}, and {path} says nothing of pixels in no polygon; give it "
+                f"data.background is {value}, and {path} says nothing of pixels in no polygon; give it "
                 f"one of {', '.join(names[:9])}, or {IGNORED}"
             )
         polygons = read_polygons(path, image, layer, attribute)
@@ -94,7 +88,7 @@ class PairReading:
             others = [number for number in range(label_map.count) if number != background]
             if len(others) != 1:
                 raise ConfigError(
-                    f"{self.name_key('label_attribute')} is null, but the polygons of {path} may be of {len(others)} "
+                    f"data.label_attribute is null, but the polygons of {path} may be of {len(others)} "
                     "classes; name the attribute that tells them apart"
                 )
             numbers = others * len(polygons.numbers)
@@ -118,8 +112,9 @@ class PairReading:
         keys = ("label_layer", "label_attribute", "background")
         used = [key for key in keys if getattr(self, key) is not None]
         if used and not any(map(is_vector, paths)):
-            key = self.name_key(used[0])
-            raise ConfigError(f"{key} is given, but no labels are polygons; leave it out, or give a vector file")
+            raise ConfigError(
+                f"data.{used[0]} is given, but no labels are polygons; leave it out, or give a vector file"
+            )
 
     @contextmanager
     def open_pair(self, image_path: str, label_path: str) -> Iterator[tuple[RasterReader, RasterReader]]:
