@@ -1,5 +1,6 @@
 """Serves a folder with byte ranges, as S3 and any web server for COGs do: `range_server.py FOLDER` prints its port.
-With two more words, the files of a certificate and of its key, by TLS.
+With two more words, the files of a certificate and of its key, by TLS. Where there is a file `sent` in the folder, it
+gets a line for each answer: a name, and the bytes.
 
 A process of its own, since GDAL waits for an answer without letting other Python threads run.
 """
@@ -42,6 +43,9 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
         self.send_header("Content-Length", str(last - first + 1))
         self.end_headers()
         self.wfile.write(data[first : last + 1])
+        if (sent := Path(self.directory, "sent")).exists():
+            with sent.open("a") as file:
+                file.write(f"{path.name} {last - first + 1}\n")
 
     def log_message(self, *args: object) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,13 @@ def mapped(source: str, target: Path) -> RasterLayout:
     return layout
 
 
-@pytest.mark.parametrize("name", PLACES)
+WRITES_FREED_MEMORY = pytest.mark.xfail(
+    sys.version_info >= (3, 12), reason="rasterio 1.4.4 writes freed memory as points' ids into a sidecar", strict=False
+)
+MARKED = [pytest.param(name, marks=[WRITES_FREED_MEMORY] * (name == "many points")) for name in PLACES]
+
+
+@pytest.mark.parametrize("name", MARKED)
 def test_a_map_lies_where_its_raster_does(tmp_path: Path, name: str) -> None:
     source = write(tmp_path / "source.tif", **PLACES[name])
     assert (place_of(source) == place_of(write(tmp_path / "plain.tif"))) == (name == "nothing")
@@ -103,6 +110,7 @@ def test_a_tile_store_keeps_it_for_its_map(tmp_path: Path, name: str) -> None:
     assert place_of(tmp_path / "map.tif") == place_of(source)
 
 
+@WRITES_FREED_MEMORY
 def test_a_map_over_one_with_a_sidecar_has_its_own_place(tmp_path: Path) -> None:
     mapped(write(tmp_path / "many.tif", **PLACES["many points"]), tmp_path / "map.tif")
     assert (tmp_path / "map.tif.aux.xml").exists()

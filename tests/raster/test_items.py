@@ -12,9 +12,13 @@ import pyogrio.raw
 import pytest
 import shapely
 
+from tests.raster import range_server
+from tests.raster.range_server import running
 from tests.small_files import touch, write_raster
+from tiledseg import TileDataset
 from tiledseg.config.data import DataConfig
 from tiledseg.errors import ConfigError, RasterError
+from tiledseg.geometry.box import Box
 from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, label_of, parse_composed
 from tiledseg.raster.finding import check_assets, expand_sources, pair_sources
 from tiledseg.raster.joined import stem_of
@@ -340,3 +344,32 @@ def test_an_asset_that_reads_other_files_is_refused(folder: Path) -> None:
     (found,) = expand_sources([write("items.json", one)], KEYS[0], composing=ASSETS)
     with pytest.raises(RasterError, match=r"set/a-red.tif.*--references"):
         open_raster(found)
+
+
+def test_assets_of_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles with halos, by readers of two bands: each block of an asset is asked for once; nobody is asked before the
+    user has trusted the list."""
+    monkeypatch.setenv("no_proxy", "*")
+    pixels_CHW = np.random.default_rng(0).integers(0, 1 << 16, (2, 256, 320)).astype(np.uint16)
+    Path("sent").touch()
+    with running(range_server.__file__, str(tmp_path)) as address:
+        assets = {}
+        for band, pixels in zip(("red", "nir"), pixels_CHW, strict=True):
+            write_raster(Path(f"{band}.tif"), pixels[None])
+            assets[band] = {"href": f"http://{address}/{band}.tif"}
+        path = write("items.json", {**item("a"), "assets": assets})
+        with pytest.raises(RasterError, match=r"names http://.*red.tif, .*was not typed; .*--references"):
+            expand_sources([path], KEYS[0], composing=Composing(("red", "nir")))
+        assert not Path("sent").read_text()
+        (image,) = expand_sources([path], KEYS[0], references=True, composing=Composing(("red", "nir")))
+        dataset = TileDataset([path], halo=8, grid=(2, 2), assets=["red", "nir"], references=True)
+        with open_raster(image, references=True) as reader:
+            assert np.array_equal(reader.read(Box.of_shape((256, 320)))[0], pixels_CHW)
+        for at in range(len(dataset)):
+            core = dataset.where(at)[1].core
+            rows, cols = dataset.where(at)[1].core_in_output.slices
+            assert np.array_equal(dataset[at]["image"].numpy()[:, rows, cols], pixels_CHW[:, *core.slices])
+    sent = [line.split() for line in Path("sent").read_text().splitlines()]
+    for band in assets:
+        asked = sum(int(size) for name, size in sent if name == f"{band}.tif")
+        assert Path(f"{band}.tif").stat().st_size <= asked < 1.3 * Path(f"{band}.tif").stat().st_size + 3 * 16384
