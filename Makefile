@@ -65,7 +65,7 @@ CASES_4 := -m mpi --ignore tests/bad_input
 CASES_3 := -m mpi $(if $(TILEDSEG_NIGHTLY),,$(COMMUNICATE) tests/bad_input)
 CASES_2 := -m mpi $(if $(TILEDSEG_NIGHTLY),--ignore tests/bad_input,$(COMMUNICATE) tests/checkpoint tests/foreign)
 CASES_6 := -m six tests/law
-CASES_1 := -m mpi tests/comm $(if $(TILEDSEG_NIGHTLY),tests/law)
+CASES_1 := -m mpi tests/comm $(if $(TILEDSEG_NIGHTLY),tests/law,tests/law/test_arrays.py)
 CASES_9 := -m nine tests/law tests/spatial
 CASES_16 := -m sixteen tests/spatial
 

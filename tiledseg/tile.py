@@ -22,7 +22,7 @@ from tiledseg.commands.options import add_keys, config_of, parse_config, value_o
 from tiledseg.commands.parser import Parser, flag_of, refuse_given, run, warn
 from tiledseg.config.map_formats import ZARR
 from tiledseg.config.run import Config
-from tiledseg.errors import ConfigError, renamed
+from tiledseg.errors import ConfigError, RasterError, renamed
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.labels.classes import read_classes
@@ -189,7 +189,7 @@ def _work(config: Config, output: str, inputs: Sequence[str], classes_given: boo
 
 def cut_into_zarr(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
     """Cut on all ranks: each writes chunks of its own."""
-    from tiledseg.raster.tile_store import check_valid
+    from tiledseg.raster.statistics import NO_VALID_PIXEL
     from tiledseg.raster.zarr_writer import begin_tiles, store_made, write_tiles
 
     def begin() -> tuple[Any, ...]:
@@ -201,14 +201,18 @@ def cut_into_zarr(config: Config, output: str, inputs: Sequence[str], classes_gi
         begin_tiles(store, plan)
         return store, plan, reading, names
 
+    def end(found: bool) -> None:
+        if not found:
+            raise RasterError(NO_VALID_PIXEL)
+        own.close()
+
     with ExitStack() as own:  # of the first rank
         store, plan, reading, names = mesh.on_root(begin)
         how = *_openers(plan, reading, names), mesh.rank, mesh.size, tick
         with doing("writing tiles"):
             valid = mesh.on_all(lambda: write_tiles(store, plan, *how))
         found = mesh.communicator.gather_objects(valid)
-        mesh.on_root(lambda: check_valid(plan, any(found)))
-        mesh.on_root(own.close)
+        mesh.on_root(lambda: end(any(found)))
     if mesh.is_root and config.run.verbosity:
         answer(f"{output}: {counted(len(plan.images), 'image')}, {plan.bytes / 1e9:.2f} GB; use it as data.images")
 

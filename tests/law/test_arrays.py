@@ -92,6 +92,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, method: str, counts: Callable[[str]
     return calls
 
 
+@pytest.mark.ranks(1, 2, 4)
 def test_losses_and_maps_are_those_of_the_geotiff(
     forms: tuple[Path, dict[str, Any]], meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 
 BLOCK_SHAPE = (512, 8192)  # of the fixed grid; depends on nothing else, so a file and its tile store agree
+NO_VALID_PIXEL = "no valid pixel in any image: all are nodata, masked or NaN; check data.nodata, data.valid"
 _TOO_LARGE = "holds values so large that no float64 holds their variance; mark them as data.nodata, or scale the band"
 _ROUNDING = 1e-14  # a spread below this share of the mean is the rounding of a constant floating-point band
 
@@ -125,7 +126,7 @@ def finish(sums: Sums, times: int = 1) -> Normalization:
     Raises RasterError where there is no valid pixel.
     """
     if not sums[:, 0, 0].any():
-        raise RasterError("no valid pixel in any image: all are nodata, masked or NaN; check data.nodata, data.valid")
+        raise RasterError(NO_VALID_PIXEL)
     sums = sums.reshape(-1, sums.shape[1] // times, 3)
     moments = [_moments(band + 1, sums[:, band][sums[:, band, 0] > 0].tolist()) for band in range(sums.shape[1])]
     spread = [math.sqrt(variance) for _, variance in moments]

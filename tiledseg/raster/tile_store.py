@@ -36,6 +36,7 @@ from tiledseg.geometry.tiling import Tile, Tiling, make_tiling
 from tiledseg.raster.info import GroundControl, RasterInfo, named_crs
 from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, prefetch, reading
 from tiledseg.raster.remote import is_named
+from tiledseg.raster.statistics import NO_VALID_PIXEL
 from tiledseg.system.files import replacing, temporary
 from tiledseg.system.run_lock import check_unclaimed, claimed, is_at, taken
 
@@ -293,13 +294,6 @@ def is_cut(path: str, plan: StorePlan) -> bool:
     return True
 
 
-def check_valid(plan: StorePlan, found: bool) -> None:
-    """Raise RasterError where no image has a valid pixel."""
-    if not found:
-        path = plan.images[0].path
-        raise RasterError(f"no pixel of {path}, or another image, is valid; check data.nodata and data.valid")
-
-
 def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advance: Callable[[int], object]) -> None:
     """Cut every raster of `plan` into the store at `path`, where nothing is.
 
@@ -331,7 +325,8 @@ def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advanc
                         if not name.labels:
                             found = found or bool(valid_HW.any())
                             advance(name.number)
-            check_valid(plan, found)
+            if not found:
+                raise RasterError(NO_VALID_PIXEL)
             file.attrs["done"] = True
         target.check()
         if not is_at(target.fileno(), part) or os.path.exists(path):
