@@ -7,41 +7,28 @@ group's own, which `wait` orders before the stream that waits. Gloo carries the 
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tests.pretend_gpu.torch_cuda import device as pretend
+from tests.pretend_gpu.device import native, note_outside
 
-_started: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
-
-
-def _run_in_order() -> None:
-    while True:
-        operation, future = _started.get()
-        try:
-            operation()
-            future.set_result(None)
-        except BaseException as error:
-            future.set_exception(error)
-
-
-threading.Thread(target=_run_in_order, name="pretend NCCL", daemon=True).start()
+_line = ThreadPoolExecutor(1, "pretend NCCL")
+_batch = dist.batch_isend_irecv
 
 
 class Work:
     """A started operation. It keeps its tensors until it is waited for, as torch does."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], event: Any, future: Future[None]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], event: torch.Event, future: Future[None]) -> None:
         self._tensors: Sequence[torch.Tensor] | None = tensors
         self._event, self._future = event, future
+        self.is_completed = future.done
 
     def wait(self, timeout: Any = None) -> bool:
         """Let the current stream wait. The pretend kernels after it run at once, so that the host waits too, unseen."""
@@ -50,9 +37,6 @@ class Work:
         self._tensors = None
         return True
 
-    def is_completed(self) -> bool:
-        return self._future.done()
-
 
 class PretendNccl(dist.ProcessGroup):
     """NCCL's group, as far as it is used: sums, broadcasts, and batches of messages."""
@@ -60,30 +44,28 @@ class PretendNccl(dist.ProcessGroup):
     class Options:
         """What torch sets for NCCL."""
 
+    supports_splitting = False
+    group_name = ""
+
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
         super().__init__(rank, size)
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
         self._stream = torch.cuda.Stream()
-        self._sent: Counter[int] = Counter()
-        self._received: Counter[int] = Counter()
+        self._count: Counter[tuple[bool, int]] = Counter()
 
-    def _set_sequence_number_for_group(self) -> None:
-        pass
+    def _set_sequence_number_for_group(self) -> None: ...
 
-    supports_splitting = False
+    def _set_group_name(self, name: str) -> None:
+        self.group_name = name
 
     def _get_backend(self, device: torch.device) -> PretendNccl:
         return self
 
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    @property
-    def group_name(self) -> str:
-        return self._name
-
     def getBackendName(self) -> str:  # noqa: N802  (torch's name)
         return "nccl"
+
+    def shutdown(self) -> None:
+        _line.submit(int).result()
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Work:
         return self._start("all-reduce", tensors, tensors, lambda hosts: [self._gloo.allreduce(hosts, options)])
@@ -94,25 +76,19 @@ class PretendNccl(dist.ProcessGroup):
 
     def batch(self, operations: Sequence[dist.P2POp]) -> Work:
         """Start messages as a whole, in whatever order they stand."""
-        sends = [each for each in operations if each.op is dist.isend]
-        receives = [each for each in operations if each.op is not dist.isend]
+        ordered = sorted(operations, key=lambda each: each.op is not dist.isend)  # sends first
 
         def post(hosts: list[torch.Tensor]) -> list[Any]:
             posted = []
-            for each, host in zip([*sends, *receives], hosts, strict=True):
-                sending = each.op is dist.isend
-                count = self._sent if sending else self._received
-                count[each.group_peer] += 1
-                move = self._gloo.send if sending else self._gloo.recv
-                posted.append(move([host], each.group_peer, count[each.group_peer]))
+            for each, host in zip(ordered, hosts, strict=True):
+                sends, peer = each.op is dist.isend, each.group_peer
+                self._count[sends, peer] += 1
+                move = self._gloo.send if sends else self._gloo.recv
+                posted.append(move([host], peer, self._count[sends, peer]))
             return posted
 
-        return self._start("messages", [each.tensor for each in sends], [each.tensor for each in receives], post)
-
-    def shutdown(self) -> None:
-        done: Future[None] = Future()
-        _started.put((lambda: None, done))
-        done.result()
+        sent, received = ([each.tensor for each in ordered if (each.op is dist.isend) == way] for way in (True, False))
+        return self._start("messages", sent, received, post)
 
     def _start(
         self,
@@ -122,22 +98,15 @@ class PretendNccl(dist.ProcessGroup):
         post: Callable[[list[torch.Tensor]], list[Any]],
     ) -> Work:
         tensors = reads if reads is writes else [*reads, *writes]
-        for tensor in tensors:
-            assert tensor.is_contiguous(), "NCCL takes whole tensors"
-            assert tensor.device == self._stream.device, f"{tensor.device} on a rank of {self._stream.device}"
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            for tensor in reads:
-                pretend.access(tensor, False, f"nccl {name}")
-            for tensor in writes:
-                pretend.access(tensor, True, f"nccl {name}")
-        hosts = [pretend.on_host(tensor) for tensor in tensors]
-        future: Future[None] = Future()
-        _started.put((lambda: [work.wait() for work in post(hosts)] and None, future))
+            for tensor in tensors:
+                assert tensor.is_contiguous(), "NCCL takes whole tensors"
+                assert tensor.device == self._stream.device, f"{tensor.device} on a rank of {self._stream.device}"
+                note_outside(tensor, any(tensor is each for each in writes), f"nccl {name}")
+        hosts = [native.on_host(tensor) for tensor in tensors]
+        future = _line.submit(lambda: [work.wait() for work in post(hosts)] and None)
         return Work(tensors, self._stream.record_event(), future)
-
-
-_batch = dist.batch_isend_irecv
 
 
 def _batch_isend_irecv(operations: list[dist.P2POp]) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def run(commands: list[tuple[str, str, list[str], str]]) -> None:
-    torch_cuda: Any = import_module("tests.pretend_gpu.torch_cuda") if "PRETEND_GPU" in os.environ else None
+    gpu: Any = import_module("tests.pretend_gpu.device") if "PRETEND_GPU" in os.environ else None
     from tiledseg.memory import offload
     from tiledseg.training import run_journal as journal
     from tiledseg.training import run_page as page
@@ -24,12 +24,12 @@ def run(commands: list[tuple[str, str, list[str], str]]) -> None:
     for name, command, arguments, query in commands:
         os.environ["PYTEST_CURRENT_TEST"] = name
         waits: list[Any] = []
-        if torch_cuda:
-            torch_cuda.waits.clear()
-            torch_cuda.device.set_query(query)
+        if gpu:
+            gpu.waits.clear()
+            gpu.query = query
         status = import_module(f"tiledseg.{command}").main(arguments)
-        if torch_cuda:
-            waits = [[f"{kind} at {place}", count] for (kind, place), count in torch_cuda.waits.items()]
+        if gpu:
+            waits = [[f"{kind} at {place}", count] for (kind, place), count in gpu.waits.items()]
         print(json.dumps([name, status, waits]), flush=True)
 
 

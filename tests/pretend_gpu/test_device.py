@@ -6,15 +6,15 @@ from tests.pretend_gpu.harness import PretendGpu
 
 RACES = """
 import torch
-from tests.pretend_gpu import torch_cuda
+from tests.pretend_gpu import device as gpu
 
 side = torch.cuda.Stream()
 
 def racy(body):
-    torch_cuda.reset()
+    gpu.races.clear()
     body()
     torch.cuda.synchronize()
-    return bool(torch_cuda.races)
+    return bool(gpu.races)
 
 def unordered():
     x = torch.zeros(4, device="cuda")
@@ -72,13 +72,13 @@ try:
     raise SystemExit("deterministic")
 except RuntimeError as error:
     assert "deterministic" in str(error)
-torch_cuda.device.fail_next("aten::convolution", "AcceleratorError", "CUDA error: out of memory")
+gpu.failures["aten::convolution"] = "AcceleratorError", "CUDA error: out of memory"
 try:
     torch.nn.functional.conv2d(x, x[:, :, :3, :3])
     raise SystemExit("no failure")
 except torch.AcceleratorError as error:
     assert "out of memory" in str(error)
-torch_cuda.reset()
+gpu.races.clear(), gpu.waits.clear()
 torch.ones(2, device="cuda").sum().item()
 """
 

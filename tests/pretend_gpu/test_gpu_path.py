@@ -138,10 +138,10 @@ def test_memory_that_a_library_lacks_is_a_line_with_what_would_fit(
     runs = [(failure, command(material, tmp_path / failure[0], {})[1:]) for failure in failures]
     code = f"""
 import torch
-from tests.pretend_gpu import torch_cuda
+from tests.pretend_gpu import device as gpu
 {MAIN}
 for failure, words in {runs!r}:
-    torch_cuda.device.fail_next("aten::convolution_backward", *failure)
+    gpu.failures["aten::convolution_backward"] = failure
     print(main(words))
 """
     ran = pretend_gpu.python(code)
