@@ -24,7 +24,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.raster.finding import find_sources
 from tiledseg.raster.zarr_writer import check_zarr
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3), pytest.mark.usefixtures("without_plots")]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2), pytest.mark.usefixtures("without_plots")]
 SHAPE = 101, 120
 
 
