@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
@@ -67,6 +68,7 @@ def is_padded(graph: Graph) -> bool:
     return is_legal_size(graph, size) and all(output_size(each, size) == size for each in _dims(graph))
 
 
+@lru_cache(maxsize=64)
 def minimum_halo(graph: Graph) -> tuple[int, int]:
     """Return the exact halo (before, after) of any core whose edges are multiples of the alignment.
 
@@ -85,6 +87,7 @@ def minimum_halo(graph: Graph) -> tuple[int, int]:
     return max(core.start - need.start for core, need in needs), max(need.stop - core.stop for core, need in needs)
 
 
+@lru_cache(maxsize=64)
 def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True) -> Footprint:
     """Return the footprint of a network, with its smallest legal halo or at least `halo` pixels a side.
 

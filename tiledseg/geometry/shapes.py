@@ -107,14 +107,13 @@ def is_legal_size(graph: Graph, size: int) -> bool:
 @lru_cache(maxsize=64)
 def total_stride(graph: Graph) -> int:
     """Return the coarsest grid of the network, in input pixels: tiles that start on it see the same windows."""
-    dims = graph, graph.along_columns
-    steps = [
-        (layer.window_grid, scales(each)[s[0]])
-        for each in dims
-        for layer, s in zip(each.layers, each.sources, strict=True)
-    ]
-    grids = ((grid * step).numerator for grid, step in steps if grid > 1)
-    return lcm(*(max(1, *map(int, scales(each))) for each in dims), *grids)
+    found = list[int]()
+    for each in dict.fromkeys((graph, graph.along_columns)):
+        steps = scales(each)
+        found.append(max(1, *map(int, steps)))
+        pairs = zip(each.layers, each.sources, strict=True)
+        found += [(layer.window_grid * steps[s[0]]).numerator for layer, s in pairs if layer.window_grid > 1]
+    return lcm(*found)
 
 
 def scales(graph: Graph) -> list[Fraction]:

@@ -4,7 +4,6 @@ would be better."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.text import milliseconds, time_of
-from tiledseg.planning.run.grid import finer_grid, is_compact, near_squares
+from tiledseg.planning.run.grid import finer_grid
 from tiledseg.planning.run.plan import RunPlan, plan_run, run_grid
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism
@@ -24,7 +23,6 @@ from tiledseg.planning.walk.mode_cost import ModeCost, Task, fusion_word, gradie
 from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.units import size
 
-_FINER = 4  # times the tiles: a grid finer than that is not named for GPUs that are idle
 SHORTER = 0.98  # times the epoch: what saves less is not named
 Shape = tuple[int, int]
 
@@ -79,9 +77,8 @@ def with_step(question: RunQuestion, tiles: int) -> RunQuestion:
 
 
 def mode_plans(question: RunQuestion, tiling: Tiling, exact: bool = True) -> ModePlans:
-    """Plan a step in each halo mode; in layer mode with a thin halo at each layer, and with the best fusion if that is
-    another. Not `exact`: modes in which a norm sees less, too. Raises ConfigError where a mesh has more ranks than the
-    grid has tiles."""
+    """Plan a step in each halo mode, in layer mode with the best fusion. Not `exact`: modes in which a norm sees less,
+    too. Raises ConfigError where a mesh has more ranks than the grid has tiles."""
     mesh = question.parallel.mesh or tiling.grid
     if mesh[0] > tiling.grid[0] or mesh[1] > tiling.grid[1]:
         raise ConfigError(
@@ -90,17 +87,14 @@ def mode_plans(question: RunQuestion, tiling: Tiling, exact: bool = True) -> Mod
         )
     asked = with_step(replace(question, grid=tiling.grid, machine=question.figures), math.prod(mesh))
     shape = mesh if question.parallel.mesh or asked.ranks >= math.prod(mesh) else None
-    plans: dict[tuple[str, int], RunPlan] = {}
-    impossible: dict[str, str] = {}
+    plans, impossible = list[RunPlan](), dict[str, str]()
     for mode in HALO_MODES:
         try:
-            for fusion in (1, None) if mode == "layer" else (1,):
-                parallel = Parallelism(exact=exact, halo=mode, mesh=shape, fusion=fusion)
-                plan = plan_run(replace(asked, parallel=parallel))
-                plans[mode, plan.cost.fusion] = plan
+            parallel = Parallelism(exact=exact, halo=mode, mesh=shape, fusion=None)
+            plans.append(plan_run(replace(asked, parallel=parallel)))
         except InputError as error:
             impossible[mode] = str(error.__cause__ or error)
-    return ModePlans(asked, tiling, shape, tuple(plans.values()), impossible)
+    return ModePlans(asked, tiling, shape, tuple(plans), impossible)
 
 
 def modes_part(modes: ModePlans) -> dict[str, Any]:
@@ -210,13 +204,7 @@ def summary_part(question: RunQuestion, answer: dict[str, Any], modes: ModePlans
             "epoch_seconds": round(steps * step / 1000, 6),
             "better": [],
         }
-    full = _full_grid(question, tiling) if modes.at_work < question.ranks and not question.parallel.mesh else None
-    part["better"] = _better(question, modes, full)
-    flags = full and f"--grid {full[0]} {full[1]}"  # by which all GPUs have work, else other images of a step
-    images, rest = divmod(question.ranks, math.prod(modes.mesh or tiling.grid))
-    usable = not rest and modes.question.images_per_step < images <= question.images
-    is_better = flags in (other["flags"] for other in part["better"])
-    part["uses_all"] = flags if is_better else f"--images-per-step {images}" if usable else None
+    part["better"] = _better(question, modes)
     if best is None:
         reason = next(iter(modes.impossible.values()), "no mode is exact on this grid")
         return part | {"fits": False, "reason": reason, "modes": []}
@@ -242,7 +230,6 @@ def basis_part(question: RunQuestion, gpus: int) -> dict[str, Any]:
         "gpu": question.limit,
         "gpus_asked": question.ranks,
         "gpus_per_node": question.figures.ranks_per_host,
-        "uses_all": None,
         "slow_precision": f"{precision} is no faster than fp32 on {machine.name}" if slow else "",
         "proposed": question.images > 1 and not question.images_per_step,
         "images": question.images,
@@ -260,52 +247,23 @@ def better_precision(question: RunQuestion) -> str | None:
     return usual if question.value_bytes > 2 or quicker else None
 
 
-def _better(question: RunQuestion, here: ModePlans, full: Shape | None) -> list[dict[str, Any]]:
-    """Return other settings, each with its figures: those that fit where these do not, or have a shorter epoch. Where
-    none fits, the first of narrower values or networks. `full`: the grid that gives every GPU a tile."""
-    longest = SHORTER * here.values(here.best)["epoch_seconds"] if here.best and here.fitting else math.inf
-
-    def figures(flags: str, other: RunQuestion) -> dict[str, Any] | None:
+def _better(question: RunQuestion, here: ModePlans) -> list[dict[str, Any]]:
+    """Return other settings, each with its figures: those that fit where these do not, or have a shorter epoch."""
+    longest, found = math.inf, list[dict[str, Any]]()
+    if here.best and here.fitting:
+        longest = SHORTER * here.values(here.best)["epoch_seconds"]
+    for flags, other in _others(question, here.tiling):
         assert other.grid is not None, "a grid is given"
-        try:
+        with contextlib.suppress(InputError):
             modes = mode_plans(other, make_tiling(other.shape, other.grid, here.tiling.footprint))
-        except InputError:
-            return None
-        values = modes.values(modes.best) if modes.best and modes.fitting else None
-        return {"flags": flags, **values} if values and values["epoch_seconds"] < longest else None
-
-    found = list(filter(None, itertools.starmap(figures, _others(question, here.tiling, full))))
-    if found or here.fitting:
-        return found
-    return list(itertools.islice(filter(None, itertools.starmap(figures, _narrower(question, here.tiling))), 1))
+            values = modes.values(modes.best) if modes.best and modes.fitting else {"epoch_seconds": math.inf}
+            found += [{"flags": flags, **values}] if values["epoch_seconds"] < longest else []
+    return found
 
 
-def _full_grid(question: RunQuestion, tiling: Tiling) -> Shape | None:
-    """Return the grid nearest in tiles, finer first, whose tiles of a step are a multiple of the GPUs, or None."""
-
-    def fills(tiles: int) -> bool:
-        return tiles * with_step(question, tiles).images_per_step % question.ranks == 0
-
-    finest = finest_grid(question.shape, tiling.footprint)
-    counts = filter(fills, range(1, min(question.ranks, _FINER * len(tiling)) + 1))
-    grids = [grid for tiles in counts for grid in near_squares(question.shape, finest, tiles, 1)]
-    full = [grid for grid in grids if fills(math.prod(grid)) and is_compact(question.shape, grid)]
-    return min(full, key=lambda grid: (math.prod(grid) < len(tiling), abs(math.prod(grid) - len(tiling))), default=None)
-
-
-def _fitting_grid(question: RunQuestion, tiling: Tiling) -> Shape | None:
-    """Return the grid of the fewest tiles that fit and give each GPU one; None where none fits."""
-    ranks = -(-max(1, question.ranks) // question.images)
-    asked = replace(question, ranks=ranks, grid=None, parallel=Parallelism(halo="layer"))
-    try:
-        return run_grid(asked, tiling.footprint, question.rasters[0])
-    except InputError:
-        return None
-
-
-def _others(question: RunQuestion, tiling: Tiling, full: Shape | None) -> Iterator[tuple[str, RunQuestion]]:
-    """Yield flags, and the question with them, all tensors kept: narrower values, a GPU a tile, and other grids. These
-    are the one of the fewest tiles that fit, the `full` one, and a finer one where GPUs are not counted."""
+def _others(question: RunQuestion, tiling: Tiling) -> Iterator[tuple[str, RunQuestion]]:
+    """Yield flags, and the question with them, all tensors kept: narrower values, a GPU a tile, the grid of the fewest
+    tiles that fit, and a finer one where GPUs are not counted."""
     kept = "none" if question.recompute == "auto" else question.recompute
     question = replace(question, grid=tiling.grid, recompute=kept)
     if usual := better_precision(question):
@@ -314,26 +272,15 @@ def _others(question: RunQuestion, tiling: Tiling, full: Shape | None) -> Iterat
         yield f"--gpus {len(tiling)}", replace(question, ranks=len(tiling))
     if question.parallel.mesh is not None:
         return
-    grids = [_fitting_grid(question, tiling) if question.limit is not None else None, full]
+    grids = list[Shape]()
+    if question.limit is not None:
+        ranks = -(-max(1, question.ranks) // question.images)
+        asked = replace(question, ranks=ranks, grid=None, parallel=Parallelism(halo="layer"))
+        with contextlib.suppress(InputError):
+            grids.append(run_grid(asked, tiling.footprint, question.rasters[0]))
     if not question.ranks:
         finest = finest_grid(question.shape, tiling.footprint)
         grids.append((min(finest[0], 2 * tiling.grid[0]), min(finest[1], 2 * tiling.grid[1])))
     for grid in dict.fromkeys(grids):
-        if grid not in (None, tiling.grid):
+        if grid != tiling.grid:
             yield f"--grid {grid[0]} {grid[1]}", replace(question, grid=grid)
-
-
-def _narrower(question: RunQuestion, tiling: Tiling) -> Iterator[tuple[str, RunQuestion]]:
-    """Yield flags of narrower values, then of narrower networks, with a grid that fits."""
-    others = [
-        (f"--precision {usual}", replace(question, precision=usual)) for usual in (better_precision(question),) if usual
-    ]
-    channels = getattr(question.network, "base_channels", 0)
-    with contextlib.suppress(ConfigError):  # a group norm has too few channels
-        while channels := channels // 2:
-            network: Any = question.network
-            thin = replace(question, network=replace(network, base_channels=channels))
-            others.append((f"--base-channels {channels}", thin))
-    for flags, other in others if question.parallel.mesh is None else ():
-        if grid := _fitting_grid(other, tiling):
-            yield f"{flags} --grid {grid[0]} {grid[1]}", replace(other, grid=grid)

@@ -28,7 +28,7 @@ from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import is_skip, kept_of
 from tiledseg.pipeline.simulation import draw, in_flight
 from tiledseg.planning.answer.modes import mode_plans, modes_part, summary_part
-from tiledseg.planning.answer.rebuilding import Ways, rebuilding_part
+from tiledseg.planning.answer.rebuilding import blocks_within, rebuilding_part
 from tiledseg.planning.answer.text import WIDTH, milliseconds
 from tiledseg.planning.run.grid import check_tiles, finer_grid
 from tiledseg.planning.run.pipeline import StagedPipeline, balanced_pipeline, modelled
@@ -200,8 +200,7 @@ def plan_tiling(question: RunQuestion, budget: int | None = None) -> Tiling:
             "give a part of the raster as --size, with a grid in proportion"
         )
     tiling = make_tiling(size, grid, footprint)
-    ways = None if budget is None else Ways(question, budget)
-    if ways is None or ways.is_whole(tiling.context_max) or ways.blocks(tiling.context_max) is None:
+    if budget is None or blocks_within(question, tiling.context_max, budget) is None:
         check_tiles(tiling, graph, question.network.bands, question.memory, question.value_bytes)
     return tiling
 

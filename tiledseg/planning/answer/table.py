@@ -176,11 +176,11 @@ def beside(part: Part) -> str:
 
 
 def idle_words(part: Part) -> str:
-    """Return how many GPUs have nothing to do, flags that use all, and fewer nodes that do; empty where all have."""
-    idle, advice = part["gpus_asked"] - part["gpus"], [f"{part['uses_all']} uses all"] if part["uses_all"] else []
+    """Return how many GPUs have nothing to do, and fewer that do as much on fewer nodes; empty where all have work."""
+    idle = part["gpus_asked"] - part["gpus"]
     asked, busy = (-(-part[number] // part["gpus_per_node"]) for number in ("gpus_asked", "gpus"))
-    advice += [f"--gpus {part['gpus']} does as much"] if busy < asked else []
-    return f"; {idle:,} idle{': ' * bool(advice)}{', '.join(advice)}" if idle > 0 else ""
+    advice = f": --gpus {part['gpus']} does as much" if busy < asked else ""
+    return f"; {idle:,} idle{advice}" if idle > 0 else ""
 
 
 def memory_words(part: Part) -> str:

@@ -304,22 +304,16 @@ def choose_fusion(
     prices, channels = Prices(graph, bands, value_bytes, machine, ranks), tensor_channels(graph, bands)
 
     def estimate(kind: tuple[RankSteps, RankSteps]) -> float:
-        """Return about the seconds of a kind of rank: of layers, three times, and of messages, back and forth."""
+        """Return about the seconds of a kind of rank: of layers three times, and of messages, back and forth."""
         total = 0.0
         for k, (layer, sources, row, col) in enumerate(zip(graph.layers, graph.sources, *kind, strict=True)):
-            work = layer.multiply_adds(channels[sources[0]]) * row.computed * col.computed
-            moved = channels[k + 1] * row.computed * col.computed
+            pixels, work = row.computed * col.computed, layer.multiply_adds(channels[sources[0]])
+            operations = FLOPS_PER_MULTIPLY_ADD * work * pixels
+            total += 3 * machine.kernel(channels[k + 1] * pixels * value_bytes, operations, channels[k + 1])
             for source, r, c in zip(sources, row.inputs, col.inputs, strict=True):
-                moved += channels[source] * r.read * c.read
-                copies = int(r.moves or c.moves)
-                if copies:
-                    sent = pieces((r.swap.kept, *r.swap.sent), (c.swap.kept, *c.swap.sent))
-                    messages = SentBytes(2 * len(sent), 2 * sum(sent) * channels[source] * value_bytes)
-                    total += machine.message_seconds(messages, ranks)
-                copies += (r.read, c.read) != (r.window, c.window)  # padding
-                total += 2 * copies * machine.kernel(2 * channels[source] * r.read * c.read * value_bytes)
-            operations = FLOPS_PER_MULTIPLY_ADD * work
-            total += 0 if layer.hands_on else 3 * machine.kernel(moved * value_bytes, operations, channels[k + 1])
+                sent = pieces((r.swap.kept, *r.swap.sent), (c.swap.kept, *c.swap.sent))
+                messages = SentBytes(2 * len(sent), 2 * sum(sent) * channels[source] * value_bytes)
+                total += machine.message_seconds(messages, ranks)
         return total
 
     def seconds(fusion: int) -> float:
