@@ -135,9 +135,6 @@ def _parser() -> Parser:
     )
     modes.add_argument("--calibrate", metavar="OUT.yaml", help="measures this machine in place of a plan: its profile")
     modes.add_argument("--store", metavar="FOLDER", help="of --calibrate: measures the disk of that folder too")
-    modes.add_argument("--flops", metavar="F", help="flop/s that a rank reaches, 10T say (default 10T, assumed)")
-    modes.add_argument("--bandwidth", metavar="B", help="bytes/s between ranks, 10GB say (default 10GB, assumed)")
-    modes.add_argument("--latency", metavar="T", help="seconds a message, 20us say (default 20us, assumed)")
     pipeline = parser.add_argument_group("pipeline")
     pipeline.add_argument("--stages", type=int, metavar="N", help="GPUs that share the layers (default: no pipeline)")
     pipeline.add_argument("--balance", metavar="B", help="layers of each stage, [14,24,30,22,12,7], or auto (default)")
@@ -163,7 +160,5 @@ def _parser() -> Parser:
     parser.add_argument(
         "--show", metavar="SECTIONS", help="adds sections, memory,modes say, or all (docs/reference/plan-output.md)"
     )
-    parser.add_argument(
-        "--plot", metavar="FILE.png", help="draws the tiles, E against the grid, and the pipeline's step; or --scaling"
-    )
+    parser.add_argument("--plot", metavar="FILE.png", help="draws the tiles, and E against the grid; or --scaling")
     return parser

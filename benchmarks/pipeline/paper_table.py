@@ -22,7 +22,7 @@ from benchmarks.pipeline.paper_simulation import BY_HAND_STAGES, Simulated, all_
 from benchmarks.pipeline.paper_times import Case, Measurement, legal_size
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.errors import ConfigError
-from tiledseg.planning.walk.cost_model import Machine, parse_quantity
+from tiledseg.planning.walk.cost_model import Machine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,11 +47,7 @@ def _run(options: argparse.Namespace) -> None:
     missing = [case.key for case in cases if case not in measurement.cases]
     if missing:
         raise ConfigError(f"{options.times} has no times of {', '.join(missing)}; give others")
-    machine = Machine(
-        parse_quantity("flops", options.flops),
-        parse_quantity("bandwidth", options.bandwidth),
-        parse_quantity("latency", options.latency),
-    )
+    machine = Machine(options.flops, options.bandwidth, options.latency)
     simulated = [Simulated(case, measurement, machine, options.micro_batches) for case in cases]
     rows = [row for one in simulated for row in all_rows(one, options.stages)]
     print(_heading(measurement, options))
@@ -83,9 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--sizes", nargs="+", type=int, default=(192, 512, 1024), help="px a side; rounded up to legal ones")
     add("--stages", nargs="+", type=int, default=(1, 2, 3, 4, 5, 6))
     add("--micro-batches", type=int, default=24)
-    add("--flops", default="10T", help="what the whole network is taken to run at (default 10T)")
-    add("--bandwidth", default="40GB", help="between GPUs of a node (default 40GB; NVLink on Summit: 50 at most)")
-    add("--latency", default="20us")
+    add("--flops", type=float, default=1e13, help="what the whole network is taken to run at (default 1e13)")
+    add("--bandwidth", type=float, default=4e10, help="between GPUs of a node (default 4e10; NVLink on Summit: 5e10)")
+    add("--latency", type=float, default=20e-6)
     add("--json", type=Path, metavar="FILE", help="all rows")
     add("--plot", type=Path, metavar="FILE.png")
     return parser

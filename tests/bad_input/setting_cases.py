@@ -199,7 +199,6 @@ SIZES = (
     plan(
         "huge-auto", "--size 2147483647 --grid auto --gpu-memory 16GiB", "2147483647", "too many grids", "give a grid"
     ),
-    plan("huge-bandwidth", "--bandwidth 1e-300", "--bandwidth", "1e-300", "at least 1"),
     plan("huge-stages", f"--stages {HUGE}", "--stages", str(HUGE)),
     plan("huge-balance", f"--stages 2 --balance [{HUGE},1]", "--balance", str(HUGE)),
     plan("huge-digits", f"--size {'9' * 5000}", "--size", "invalid int value"),

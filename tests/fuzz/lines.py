@@ -113,7 +113,7 @@ PLAN = {
     "convs-per-level": NUMBERS, "kernel": NUMBERS, "base-channels": NUMBERS, "stride": NUMBERS, "images": NUMBERS,
     "padding": WORDS, "norm": ("group", "instance", *WORDS), "precision": WORDS,
     "gpu-memory": ("16GiB", "1MiB", *NUMBERS),
-    "gpus": NUMBERS, "gpus-per-node": NUMBERS, "mesh": NUMBERS, "flops": ("10T", *NUMBERS), "latency": NUMBERS,
+    "gpus": NUMBERS, "gpus-per-node": NUMBERS, "mesh": NUMBERS,
     "bandwidth": ("10GB", *NUMBERS), "stages": ("2", "4", *NUMBERS), "balance": ("auto", "[1,2]", *NUMBERS),
     "micro-batches": NUMBERS, "schedule": ("gpipe", *WORDS), "recompute": ("always", *WORDS),
     "model": ("small", *WORDS),

@@ -6,7 +6,6 @@ import copy
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.walk.cost import layer_costs
-from tiledseg.planning.walk.cost_model import QUANTITIES, CopyRates, Link, Machine, parse_quantity
+from tiledseg.planning.walk.cost_model import CopyRates, Machine
 from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.units import parse_bytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_from, shipped_machines
@@ -55,15 +54,6 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
-        (partial(parse_quantity, "flops"), "10T", 10e12),
-        (partial(parse_quantity, "flops"), "1.5Tflop/s", 1.5e12),
-        (partial(parse_quantity, "flops"), "1e13", 1e13),
-        (partial(parse_quantity, "bandwidth"), "25 GB/s", 25e9),
-        (partial(parse_quantity, "bandwidth"), "2KiB/s", 2048),
-        (partial(parse_quantity, "bandwidth"), "5B", 5),
-        (partial(parse_quantity, "latency"), "20us", 2e-5),
-        (partial(parse_quantity, "latency"), "1.5 ms", 1.5e-3),
-        (partial(parse_quantity, "latency"), "2s", 2),
         (parse_bytes, "16 GB", 16 * 10**9),
         (parse_bytes, "1.5TiB", 3 * 2**39),
         (parse_bytes, "1234B", 1234),
@@ -74,23 +64,10 @@ def test_quantities(parse: Callable[[str], float], text: str, value: float) -> N
     assert parse(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("name", QUANTITIES)
-@pytest.mark.parametrize("text", ["", "fast", "-1", "10 X", "1 2", "T", "10Tus", "inf", "nan"])
-def test_no_quantity_is_refused(name: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=rf"--{name} is '.*'; give .* or a plain number"):
-        parse_quantity(name, text)
-
-
 @pytest.mark.parametrize("text", ["", "GiB", "16XB", "16G", "-1GiB", "16 GiB free", "1e9", "16iB", "16", "0.5"])
 def test_no_number_of_bytes_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"no number of bytes; give 16GiB|has no unit; give \S+GiB, or \S+B for"):
         parse_bytes(text)
-
-
-@pytest.mark.parametrize("values", [{"flops": 0.0}, {"bandwidth": -1.0}, {"latency": -1e-6}, {"latency": float("nan")}])
-def test_speeds_must_be_positive(values: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=r"give at least [01]|give at most|give a number"):
-        Machine(**values)
 
 
 def test_a_measured_machine() -> None:
@@ -107,8 +84,6 @@ def test_a_measured_machine() -> None:
     assert Machine(latency=1e-5, bandwidth=1e9).all_reduce_seconds(1, 10**9, 4) == pytest.approx(1.5 + 4e-5)
     assert machine_from("m.yaml", changed("figures.launch", "1e-3")) == machine, "which YAML takes for a word"
     assert [machine.computing(each).flops for each in ("fp32", "bf16", "fp16")] == [2e9, 1e9, 2e9]
-    given = machine.with_figures(flops=4e9, latency=1.0).computing("bf16")
-    assert (given.flops, given.latency, given.bandwidth, given.network) == (4e9, 1.0, 1e8, Link(1.0, 10e9))
     shared = machine_from("m.yaml", changed("figures.links.network", {"latency": 1.0, "bandwidth": 1e6}))
     assert shared.message_seconds(SentBytes(1, 0), 2) == pytest.approx(1e-4)
     assert shared.message_seconds(SentBytes(1, 10**6), 3) == pytest.approx(1 + 2), "ranks of a host share its network"

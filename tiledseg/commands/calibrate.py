@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
 import platform
 import socket
@@ -128,7 +127,7 @@ def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[C
         **_rounded({"memory_bandwidth": machine.memory_bandwidth, "launch": machine.launch}),
         "links": _links(mesh, hosts),
         "stores": _stores(mesh, store),
-        **mesh.on_root(lambda: _rounded({"reading": _reading(), "first_touch": _first_touch()})),
+        **mesh.on_root(lambda: _rounded({"reading": _reading()})),
     }
     words = time.strftime("%Y-%m-%d"), platform.processor() or platform.machine(), f"torch {torch.__version__}"
     measured = ", ".join((*words, f"tiledseg {VERSION}", f"{mesh.size} ranks"))
@@ -270,18 +269,3 @@ def _gpu_limits(device: torch.device) -> GpuLimits:
 
 def _rounded(values: dict[str, float] | Any) -> dict[str, float]:
     return {key: float(f"{value:.4g}") for key, value in values.items()}
-
-
-_TOUCHED = 1 << 28  # bytes
-
-
-def _first_touch() -> float:
-    """Measure the seconds a byte in which the system clears memory: a page's first write, less its second."""
-    seconds = []
-    with mmap.mmap(-1, _TOUCHED) as block:
-        for _ in range(2):
-            begin = time.perf_counter()
-            for page in range(0, _TOUCHED, mmap.PAGESIZE):
-                block[page] = 1
-            seconds.append(time.perf_counter() - begin)
-    return max(0.0, seconds[0] - seconds[1]) / _TOUCHED

@@ -25,7 +25,7 @@ from tiledseg.planning.answer.table import heading, table
 from tiledseg.planning.jobs.job import Job, Site, batch_script, find_site, parse_minutes, planned_job, searched_job
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, parallelism
-from tiledseg.planning.walk.cost_model import QUANTITIES, Machine, parse_quantity
+from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.system.console import say
 from tiledseg.system.files import replacing
 from tiledseg.system.outputs import check_ending, check_outputs, whole
@@ -36,7 +36,7 @@ _SEARCHED = (
 )  # fmt: skip
 _EXACT = (
     *("memory_budget", "recompute", "mesh", "window", "overlap", "stages", "plot", "emit", "search", "scaling"),
-    *("machine", "flops", "bandwidth", "latency"),
+    "machine",
 )
 _COUNTS = "size", "grid", "stride", "gpus_per_node", "images", "images_per_step", "gpus", "mesh", "window"
 _MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling", "encoder")
@@ -68,7 +68,7 @@ def answered(flags: Namespace) -> Answered:
     planned = plan(question, stages, budget, flags.window) if exact else formula(question, flags.stride)
     if flags.plot is not None and planned.tiling is not None:
         plotter = _plotter()
-        plotter.write(flags.plot, plotter.draw(question, planned.tiling, planned.pipeline))
+        plotter.write(flags.plot, plotter.draw(question, planned.tiling))
     if job is None:
         return Answered(planned.answer, lambda: table(question, planned.answer, flags.show))
     script = _script(*job, planned_job(question, planned, budget, flags.halo))
@@ -244,14 +244,12 @@ def _stages(flags: Namespace) -> Parallelism | None:
 
 
 def _machine(flags: Namespace) -> Machine:
-    given = {key: parse_quantity(key, text) for key in QUANTITIES if (text := getattr(flags, key)) is not None}
     site = None if flags.emit is None else find_site(flags.emit, flags.site or "generic").machine
     if flags.machine is None and site is None:
-        hosts = {} if flags.gpus_per_node is None else {"ranks_per_host": flags.gpus_per_node}
-        return replace(Machine(), **given, **hosts)  # type: ignore[arg-type]  # some of its figures
+        return Machine() if flags.gpus_per_node is None else Machine(ranks_per_host=flags.gpus_per_node)
     from tiledseg.user_files.machine import find_machine  # YAML, which few plans read
 
-    machine = find_machine(flags.machine or site or "").with_figures(**given)
+    machine = find_machine(flags.machine or site or "")
     gpus = flags.gpus_per_node or machine.ranks_per_host
     for word, known in ((site, site and find_machine(site)), (f"--machine {flags.machine}", machine)):
         if known and gpus > known.ranks_per_host:

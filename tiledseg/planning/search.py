@@ -25,7 +25,6 @@ from tiledseg.errors import BudgetError, ConfigError, InputError
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import context_sizes, finest_grid
 from tiledseg.planning.run.grid import near_squares
-from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism, norm_fault, of_steps
@@ -300,9 +299,7 @@ class Pricing:
             assert plan.seconds is not None, "stages are searched on known machines only"
             time = StepTime(step.forward / parallel.stages, step.backward / parallel.stages)
             waiting = plan.seconds - self.prices.seconds(time)
-            given, batch = replace(parallel, balance=plan.pipeline.balance), plan.micro_batch
-            staged = balanced_pipeline(given, self.graph, self.bands, batch, None, None)
-            memory = plan.rebuilt.peak if plan.rebuilt else max(staged.case.rank_bytes(staged.balance))
+            memory = plan.rebuilt.peak if plan.rebuilt else plan.pipeline.memory
         elif parallel.mesh is None:
             time = self.prices.step(step, 1, step.backward / max(1, candidate.tiles // question.ranks))
             ranks = min(question.ranks, candidate.tiles * question.images_per_step)

@@ -29,7 +29,8 @@ from tiledseg.user_files.yaml_text import read_yaml
 SOME_CPU = "cpu"  # of one processor, measured: near enough to others to say which grid of a map is quick
 TOP = ("name", "note", "sources", "measured", "host", "figures")
 FACTS = ("ranks", "memory", "cores", "threads", "base")
-FIGURES = ("flops", "lanes", "memory_bandwidth", "launch", "links", "stores", "reading", "first_touch")
+FIGURES = ("flops", "lanes", "memory_bandwidth", "launch", "links", "stores", "reading")
+_UNUSED = ("first_touch",)  # a figure of profiles of older versions
 _OLD = ("datasheet", "assumed")
 _NAMES = {"links": ("host", "network"), "stores": ("disk", "host")}
 _UNKNOWN_LINK = Link(20e-6, 10e9)
@@ -90,7 +91,8 @@ def machine_from(path: str, values: Any) -> Machine:
     top = _group(path, values, "", TOP)
     if not isinstance(top.get("name"), str) or not top["name"]:
         raise ConfigError(f"{path}: name is '{shown(top.get('name'))}'; give a word for the machine")
-    host, figures = (_group(path, top.get(name), name, keys) for name, keys in (("host", FACTS), ("figures", FIGURES)))
+    groups = (("host", FACTS), ("figures", (*FIGURES, *_UNUSED)))
+    host, figures = (_group(path, top.get(name), name, keys) for name, keys in groups)
     flops = {"fp32": None} | dict(_group(path, figures.get("flops"), "figures.flops", ACTIVATION_BYTES))
     rates = {precision: _number(path, flops, f"figures.flops.{precision}") for precision in flops}
     links = {name: Link(*pair) for name, pair in _pairs(path, figures, "links", Link._fields).items()}
@@ -101,7 +103,7 @@ def machine_from(path: str, values: Any) -> Machine:
             f"{path} has host.cores and figures.stores.host, but ranks on cores compute in their host's memory; "
             "leave one of the two out"
         )
-    optional = {"reading": 0.0, "first_touch": 0.0} | figures
+    optional = {"reading": 0.0} | figures
     return Machine(
         flops=rates["fp32"],
         bandwidth=near.bandwidth,
@@ -116,7 +118,6 @@ def machine_from(path: str, values: Any) -> Machine:
         disk=stores.get("disk"),
         host_store=stores.get("host"),
         reading=_number(path, optional, "figures.reading", above=False),
-        first_touch=_number(path, optional, "figures.first_touch", above=False),
         ranks_per_host=_whole(path, host, "host.ranks"),
         memory=_whole(path, host, "host.memory") if "memory" in host else None,
         cores=_whole(path, host, "host.cores") if "cores" in host else None,

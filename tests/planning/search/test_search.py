@@ -16,13 +16,13 @@ from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.search import FREE, INEXACT, TERMS, Candidate, Priced, Pricing, explained, search
 from tiledseg.planning.walk.choice import step_choices
-from tiledseg.planning.walk.cost_model import STAYING, CopyRates, Machine, Store
+from tiledseg.planning.walk.cost_model import STAYING, CopyRates, Link, Machine, Store
 from tiledseg.planning.walk.items import price
 from tiledseg.raster.samples.sampling import deal
 from tiledseg.user_files.machine import find_machine
 
 SUMMIT, CPU = find_machine("summit"), find_machine("cpu")
-SLOW_LINKS = SUMMIT.with_figures(latency=3e-3, bandwidth=2e6)
+SLOW_LINKS = replace(SUMMIT, latency=3e-3, bandwidth=2e6, network=Link(3e-3, 2e6))
 SPEED = Machine(100e9, memory_bandwidth=20e9)
 QUICK, SLOW = Store(20e9, 20e9, SPEED), Store(1e6, 1e6, SPEED)
 IN_BLOCKS = BlocksAsked(None, True, True, QUICK)

@@ -1,5 +1,5 @@
-"""The plan as a figure: the tiled raster with a context and its halo, E against the grid, and a pipeline's step; or
-predicted time and efficiency against GPUs."""
+"""The plan as a figure: the tiled raster with a context and its halo, and E against the grid; or predicted time and
+efficiency against GPUs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure, FigureBase
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
 from tiledseg.architecture.unet import UNet
@@ -17,15 +17,12 @@ from tiledseg.geometry.halo import paper_efficiency, paper_efficiency_linear, pa
 from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid, tiling_efficiency
 from tiledseg.planning.answer.table import heading
 from tiledseg.planning.answer.text import figures_basis
-from tiledseg.planning.run.pipeline import StagedPipeline
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.system.files import replacing
 
 _INK, _CORE, _HALO, _OTHER = "#333333", "#1f6fb4", "#f2a541", "#c23b5a"
-_PASSES = {False: ("#1f6fb4", "forward"), True: ("#d9822b", "backward")}
 _STYLES = {"strong": (_CORE, "o"), "weak": (_OTHER, "s")}
 _IDEAL: dict[str, Any] = {"color": "#888888", "linestyle": "--", "linewidth": 0.9, "zorder": 3}
-_NUMBERED = 1 / 90  # share of the step from which on a span has room for its micro-batch's number
 
 
 def efficiency_curves(question: RunQuestion, tiling: Tiling) -> dict[str, list[float]]:
@@ -49,19 +46,14 @@ def write(path: str, figure: Figure) -> None:
         figure.savefig(part, format="png", dpi=120)
 
 
-def draw(question: RunQuestion, tiling: Tiling, staged: StagedPipeline | None = None) -> Figure:
+def draw(question: RunQuestion, tiling: Tiling) -> Figure:
     """Draw the figure, without a display."""
-    below = 0.0 if staged is None else 1.6 + 0.35 * staged.case.stages  # inches
-    figure = Figure(figsize=(13, 6.4 + below), layout="constrained")
+    figure = Figure(figsize=(13, 6.4), layout="constrained")
     FigureCanvasAgg(figure)
-    tiles: FigureBase = figure
-    if staged is not None:
-        tiles, steps = figure.subfigures(2, 1, height_ratios=(6.4, below), squeeze=False)[:, 0]
-        _draw_schedule(steps.subplots(), staged)
-    raster, efficiency = tiles.subplots(1, 2)
+    raster, efficiency = figure.subplots(1, 2)
     _draw_raster(raster, tiling)
     _draw_efficiency(efficiency, question, tiling)
-    tiles.legend(*raster.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False)
+    figure.legend(*raster.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False)
     first, *network = heading(question).split("\n")
     figure.suptitle(f"{first}\n{', '.join(network)}", fontsize=10)
     return figure
@@ -115,36 +107,6 @@ def _draw_efficiency(axes: Axes, question: RunQuestion, tiling: Tiling) -> None:
     axes.set_xlim(left=0)
     axes.set_title("Efficiency against the grid", fontsize=10)
     axes.legend(loc="upper left", edgecolor="none", framealpha=1)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_schedule(axes: Axes, staged: StagedPipeline) -> None:
-    """Draw a row a stage; every span bears the number of its micro-batch, where there is room. Passes of a stage's
-    second chunk are pale."""
-    timeline, case, ranks = staged.timeline(), staged.case, staged.pipeline.ranks
-    step = timeline.makespan
-    for rank, span in ((rank, span) for rank, spans in enumerate(timeline.spans) for span in spans):
-        begin, length, action = 1000 * span.start, 1000 * (span.stop - span.start), span.action
-        second = action.chunk != ranks.index(ranks[action.chunk])
-        style: dict[str, Any] = {
-            "facecolor": _PASSES[action.backward][0],
-            "alpha": 0.5 if second else 1,
-            "linewidth": 0.4,
-        }
-        axes.broken_barh([(begin, length)], (rank - 0.4, 0.8), edgecolor="white", **style)
-        if span.stop - span.start > _NUMBERED * step:
-            axes.text(begin + length / 2, rank, str(action.micro_batch), ha="center", va="center", fontsize=6.5)
-    axes.set(xlim=(0, 1000 * step), ylim=(case.stages - 0.5, -0.5), xlabel="time (ms)", ylabel="stage (GPU)")
-    axes.set_yticks(range(case.stages))
-    balance = ",".join(map(str, staged.balance))
-    axes.set_title(
-        f"A simulated step of {case.micro_batches} micro-batches: schedule {case.schedule}, balance [{balance}]; "
-        f"{case.alone / step:.2f} x one GPU, {100 * timeline.busy_share:.0f} % busy",
-        fontsize=10,
-    )
-    pale = " (pale: of the second chunk)" * (len(ranks) > case.stages)
-    keys = [Patch(facecolor=color, label=word + pale) for color, word in _PASSES.values()]
-    axes.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
 
 

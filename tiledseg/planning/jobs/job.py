@@ -193,10 +193,10 @@ def _mode(
     """Return ranks, keys, a description and the costs of a run in that mode, or the one that was chosen. `images`: of a
     step, 0 for as many as the GPUs take."""
     chosen, image = modes["choice"], modes["ranks"]
-    mode, fusion = (halo, 1) if halo not in (None, chosen["mode"]) else (chosen["mode"], chosen["fusion"])
+    mode = halo or chosen["mode"]
     if mode is None:
         raise ConfigError(f"--emit needs a halo mode that fits, but {chosen['reason']}")
-    row = next(row for row in modes["costs"] if row["mode"] == mode and row.get("fusion") in (None, fusion))
+    row = next(row for row in modes["costs"] if row["mode"] == mode)
     if not row["possible"]:
         raise ConfigError(f"--halo is {mode}, but {row['reason']}")
     if not row["exact"]:
@@ -208,7 +208,7 @@ def _mode(
     if mode == "read" and not images:
         return ranks, {"parallel.halo": mode, "train.tiles_per_step": ranks}, "one a GPU", row
     keys = {"parallel.halo": mode} | ({} if mode == "read" else {"parallel.mesh": modes["mesh"]})
-    keys |= {"parallel.fusion": fusion} if fusion not in (None, 1) else {}
+    keys |= {"parallel.fusion": row["fusion"]} if row["fusion"] not in (None, 1) else {}
     keys |= {"train.tiles_per_step": "null", "train.images_per_step": images or ranks // image}
     return ranks, keys, "dealt out" if mode == "read" else f"{image} GPUs share one in mode {mode}", row
 

@@ -16,7 +16,14 @@ from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import KEEP, Graph, MemoryPolicy
 from tiledseg.geometry.memory_policy import homes
-from tiledseg.pipeline.balance import TOLERANCES, BalancePrices, choose_balances, choose_folded_balances, cuts
+from tiledseg.pipeline.balance import (
+    TOLERANCES,
+    BalancePrices,
+    choose_balances,
+    choose_folded_balances,
+    cuts,
+    parse_balance,
+)
 from tiledseg.pipeline.schedule import (
     ChunkMap,
     ChunkTimes,
@@ -258,10 +265,12 @@ class PipelinePlan(Settings):
     """The settings of a pipeline, and the micro-batches between two flushes (None: all of a step).
 
     `seconds`: of the passes of a step with the most micro-batches, replayed with the times that were measured.
+    `memory`: bytes of the stage that needs most, where tensors are kept.
     """
 
     micro_batches: int | None = None
     seconds: float | None = None
+    memory: int = 0
 
     @property
     def in_words(self) -> str:
@@ -327,7 +336,10 @@ def _planned(
     if measured:
         busy = measured.takes_turns * case.alone / case.stages
         seconds = -(-largest.count // case.micro_batches) * max(staged.timeline().makespan, busy)
-    return PipelinePlan(case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches, seconds)
+    memory = max(case.rank_bytes(staged.balance))
+    return PipelinePlan(
+        case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches, seconds, memory
+    )
 
 
 def rebuilt_pipeline(
@@ -340,8 +352,6 @@ def rebuilt_pipeline(
 ) -> tuple[PipelinePlan, MemoryChoice] | None:
     """Plan a pipeline where no balance fits the memory with everything kept: the first balance for somewhat more memory
     whose stages fit by recomputing tensors, and their choice. Return None where there is none."""
-    from tiledseg.planning.run.pipeline import choose_stages
-
     for percent in _OVER:
         try:
             memory = memory_bytes * percent // 100
@@ -371,9 +381,6 @@ def balanced_pipeline(
     forward where all is trained, and messages that take no time). Raises ConfigError where the balance does not fit the
     network or the schedule, or none fits the memory.
     """
-    from tiledseg.pipeline.balance import parse_balance
-    from tiledseg.planning.run.pipeline import PipelineCase, choose, stage, stage_prices, torn_skips
-
     prices = stage_prices(tile_walk(graph, bands, largest.pixels, largest.value_bytes))
     forward = measured.forward if measured else [cost.multiply_adds for cost in prices.costs]
     backward = measured.backward if measured else [cost.passes * cost.multiply_adds for cost in prices.costs]

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
 from typing import NamedTuple
 
-from tiledseg.config.checks import Range
-from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.walk.cost import FLOPS_PER_MULTIPLY_ADD, ForwardWalk, LayerCost, tile_walk
 from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.units import DOUBLE_BYTES, wide_bytes
-
-_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_BYTES = {f"{prefix}B": scale for prefix, scale in _PREFIXES.items()}
-_BYTES |= {f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", 1)}
-_BYTES |= {f"{unit}/s": scale for unit, scale in _BYTES.items()} | {"": 1.0}
-_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 class Link(NamedTuple):
@@ -48,7 +39,6 @@ class Machine:
     seconds a kernel. `latency`, `bandwidth`: the link of two ranks of a host. `network`: that of two hosts, which the
     ranks of a host share (None: the same). `disk`: the store of a host, which its ranks share. `host_store`: the way of
     one device to its host's memory. A store is None where it is not known. `reading`: seconds a value of a raster.
-    `first_touch`: seconds a byte of memory that the system clears for a process.
 
     Facts. `name`: empty if the figures are assumed, of a V100-class GPU. `measured`: the figures are measured.
     `memory`: of a rank's device. `cores`: shared by `ranks_per_host` ranks of `threads` threads (None: each rank has a
@@ -68,17 +58,11 @@ class Machine:
     disk: CopyRates | None = None
     host_store: CopyRates | None = None
     reading: float = 0.0
-    first_touch: float = 0.0
     ranks_per_host: int = 6
     memory: int | None = None
     cores: int | None = None
     threads: int = 1
     base: int = 0
-
-    def __post_init__(self) -> None:
-        Range(1.0, 1e24).check("--flops", self.flops)
-        Range(1.0, 1e24).check("--bandwidth", self.bandwidth)
-        Range(0.0, 1e6).check("--latency", self.latency)
 
     @property
     def known(self) -> bool:
@@ -89,15 +73,6 @@ class Machine:
     def has_devices(self) -> bool:
         """Return True if each rank has a device, with a memory that is not its host's."""
         return self.cores is None
-
-    def with_figures(
-        self, flops: float | None = None, bandwidth: float | None = None, latency: float | None = None
-    ) -> Machine:
-        """Replace the rate of convolutions in all precisions, or the speed or latency of all links."""
-        given = {name: value for name, value in (("latency", latency), ("bandwidth", bandwidth)) if value is not None}
-        network = self.network and self.network._replace(**given)
-        known = replace(self, network=network, **given)  # type: ignore[arg-type]  # two of its figures
-        return known if flops is None else replace(known, flops=flops, rates={})
 
     def computing(self, precision: str) -> Machine:
         """Take the rate of convolutions in that precision."""
@@ -146,28 +121,6 @@ class Machine:
 
 ASSUMED = Machine(memory_bandwidth=600e9)
 """The speed by which the memory plan weighs computing again where no machine is known: its ratios decide."""
-
-
-_RATES = {
-    f"{prefix}{unit}": scale
-    for prefix, scale in _PREFIXES.items()
-    for unit in ("", "FLOPS", "flops", "FLOP/s", "flop/s")
-}
-QUANTITIES: dict[str, tuple[dict[str, float], str]] = {
-    "flops": (_RATES, "10T, 500G or a plain number of operations a second"),
-    "bandwidth": (_BYTES, "25GB, 10GiB or a plain number of bytes a second"),
-    "latency": (_SECONDS, "20us, 1ms or a plain number of seconds"),
-}
-"""The units of each quantity that a flag gives, and examples."""
-
-
-def parse_quantity(name: str, text: str) -> float:
-    """Parse a number with a unit of `QUANTITIES`, or a plain one. Raises ConfigError otherwise."""
-    units, remedy = QUANTITIES[name]
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-z/]*)\s*", text)
-    if not match or match[2] not in units:
-        raise ConfigError(f"--{name} is '{text}'; give {remedy}")
-    return float(match[1]) * units[match[2]]
 
 
 STAYING = 3  # tensors as large as the largest that leaves: half of them on their way out, half on their way in
