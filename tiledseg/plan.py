@@ -11,13 +11,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tiledseg.architecture.network import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
-from tiledseg.architecture.presets import NAMES
 from tiledseg.commands.parser import Parser, add_format_option, json_map, make_callable, refuse_given, run
 from tiledseg.config.checks import checked
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.config.run import ModelConfig
-from tiledseg.config.words import SCHEDULES
+from tiledseg.config.words import ENCODERS, NETWORKS, NORMS, PADDINGS, PRESET_NAMES, SCHEDULES, UPSAMPLINGS
 from tiledseg.errors import ConfigError
 from tiledseg.planning.jobs.job import SYSTEMS
 from tiledseg.system.console import answer
@@ -94,7 +92,8 @@ def _parser() -> Parser:
     raster.add_argument("--bands", type=int, default=4, help="input bands (default 4)")
     raster.add_argument("--classes", type=int, default=2, help="classes (default 2)")
     model = parser.add_argument_group("network")
-    model.add_argument("--model", choices=NAMES, default="unet", help="a network, or a preset of the paper (see docs)")
+    names = *NETWORKS, *PRESET_NAMES
+    model.add_argument("--model", choices=names, default="unet", help="a network, or a preset of the paper (see docs)")
     model.add_argument("--levels", type=int, help=f"levels, the bottom included (default {default.levels})")
     model.add_argument("--convs-per-level", type=int, help=f"convolutions a level (default {default.convs_per_level})")
     model.add_argument("--kernel", type=int, help=f"side of a kernel, odd (default {default.kernel})")

@@ -19,8 +19,9 @@ import torch
 from torch.autograd.profiler import profile
 from torch.nn.functional import cross_entropy
 
-from tiledseg.architecture.network import NORMS, UPSAMPLINGS, Network
+from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
+from tiledseg.config.words import NORMS, UPSAMPLINGS
 from tiledseg.geometry.graph import MemoryPolicy
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.saved import Hooks

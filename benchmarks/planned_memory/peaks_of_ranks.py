@@ -25,11 +25,11 @@ from benchmarks.planned_memory.peaks import (
     step,
     weights_of,
 )
-from tiledseg.architecture.network import NORMS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.launch import detect
 from tiledseg.comm.mesh import Axes, open_axes
 from tiledseg.comm.session import open_mesh
+from tiledseg.config.words import NORMS
 from tiledseg.geometry.graph import MemoryPolicy
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import MeshShape, Partition, decompose

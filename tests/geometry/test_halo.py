@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tests.geometry.drawn import line
-from tiledseg.architecture.network import PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
+from tiledseg.config.words import PADDINGS, UPSAMPLINGS
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.halo import (

@@ -13,8 +13,8 @@ import torch
 
 from tests.conftest import NIGHTLY
 from tests.law.cases import difference
-from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
+from tiledseg.config.words import NORMS, UPSAMPLINGS
 from tiledseg.errors import ConfigError
 from tiledseg.models import compiled
 from tiledseg.models.dropout import DropoutKey, set_dropout_key

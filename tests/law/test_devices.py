@@ -17,11 +17,11 @@ from tests.law.cases import KEY, Case, difference, step_gradients, undivided
 from tests.law.every_layer import EveryLayer, ForeignLayers
 from tests.pipeline.undivided import Drawn, Result, network_of, result_of
 from tests.pipeline.undivided import undivided as undivided_result
-from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh, serial_axes
+from tiledseg.config.words import NORMS, UPSAMPLINGS
 from tiledseg.execution.carrying import autocast, make_deterministic
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution

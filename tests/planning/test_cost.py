@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.planning.flops import flop_counter
-from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
+from tiledseg.config.words import NORMS, UPSAMPLINGS
 from tiledseg.errors import GeometryError
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules

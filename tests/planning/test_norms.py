@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from tiledseg.architecture.network import NORMS
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.parallel import HALO_MODES
+from tiledseg.config.words import NORMS
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling

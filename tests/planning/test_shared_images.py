@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 from benchmarks.planned_memory.peaks_of_ranks import errors, part
 from tests.planning.flops import flop_counter
 from tests.planning.spread import UNETS, Run, cut, open_run_axes, spread
-from tiledseg.architecture.network import NORMS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Axes, Mesh
 from tiledseg.comm.point_to_point import Work
+from tiledseg.config.words import NORMS
 from tiledseg.geometry.sharing.decomposition import Partition, context_exchange
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.memory.allocations import AllocationMeter

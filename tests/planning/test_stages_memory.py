@@ -12,8 +12,8 @@ from tests.law.every_layer import ForeignLayers
 from tests.pipeline.undivided import Drawn
 from tests.tracing.networks import Mixed, Outer, Pointed
 from tests.tracing.styles import ChannelNorm, Inverted, Shuffled, Unpooling
-from tiledseg.architecture.network import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
+from tiledseg.config.words import NORMS, UPSAMPLINGS
 from tiledseg.geometry.memory_policy import keep_all, named_policy
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.network import GraphNetwork, build_modules, build_network

@@ -15,11 +15,12 @@ from torch.nn.functional import pad
 from benchmarks.planned_memory.peaks import allocated_peak, allocator_peak, walk_of
 from tests.planning.allocated import measured, planned, usual_loss
 from tiledseg.architecture.gated_scnn import GatedSCNN
-from tiledseg.architecture.network import NORMS, UPSAMPLINGS, Network
+from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import KINDS
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
+from tiledseg.config.words import NORMS, UPSAMPLINGS
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.layers.joins import ImageAttention, ImageMax, ImageMean, ImageProducts, Multiply

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from tiledseg.architecture.network import UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
+from tiledseg.config.words import UPSAMPLINGS
 from tiledseg.errors import GeometryError, InputError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import decompose

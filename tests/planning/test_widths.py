@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 
 from tests.planning.asked import asked_of
 from tests.small_files import write_raster
-from tiledseg.architecture.network import NORMS
 from tiledseg.architecture.presets import build_network
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from tiledseg.config.words import NORMS
 from tiledseg.execution.carrying import INPUT_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.models.network import build_modules
 from tiledseg.planning.answer.report import plan_tiling

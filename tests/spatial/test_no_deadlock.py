@@ -24,9 +24,9 @@ from tests.spatial.twins import (
     refusal,
     start,
 )
-from tiledseg.architecture.network import NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Axes
+from tiledseg.config.words import NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.geometry.shapes import is_legal_size, total_stride
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tiledseg.config.checks import Range, check_value, one_of
 from tiledseg.config.run import ModelConfig
+from tiledseg.config.words import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
@@ -46,10 +47,6 @@ class Pretrainable(Network, Protocol):
         """Return the file's name of each of the encoder's nodes. `normed`: its network has batch norms."""
 
 
-PADDINGS = ("same", "valid")
-UPSAMPLINGS = ("transposed", "nearest", "bilinear")
-NORMS = ("none", "pixel", "instance", "group", "batch")
-ENCODERS = ("resnet18", "resnet34", "resnet50", "wide38")  # of which a network may have some
 WORDS = {"padding": PADDINGS, "upsampling": UPSAMPLINGS, "norm": NORMS, "encoder": ENCODERS}
 BANDS, CLASSES = Range(1, 65535), Range(2, 255)
 

@@ -12,10 +12,11 @@ from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.checks import AUTO
 from tiledseg.config.run import ModelConfig
+from tiledseg.config.words import NETWORKS, PRESET_NAMES
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.declared import CropGrid
 
-KINDS: dict[str, type[Any]] = {"unet": UNet, "segnet": SegNet, "residual_unet": ResidualUNet, "gated_scnn": GatedSCNN}
+KINDS: dict[str, type[Any]] = dict(zip(NETWORKS, (UNet, SegNet, ResidualUNet, GatedSCNN), strict=True))
 """A dataclass for each, whose fields are numbers, text, truth values, or tuples of these."""
 SAVED: dict[str, type[Any]] = {**KINDS, "foreign": ForeignNetwork}
 """What a checkpoint may hold."""
@@ -32,12 +33,8 @@ class Preset:
     convs_per_level: int = 2
 
 
-PRESETS = {
-    "small": Preset(6, (14, 24, 30, 22, 12, 7)),
-    "medium-2": Preset(7, (16, 26, 38, 26, 12, 11)),
-    "large": Preset(8, (18, 30, 44, 30, 14, 13)),
-}
-NAMES = (*KINDS, *PRESETS)
+_BALANCES = (14, 24, 30, 22, 12, 7), (16, 26, 38, 26, 12, 11), (18, 30, 44, 30, 14, 13)
+PRESETS = {name: Preset(6 + k, _BALANCES[k]) for k, name in enumerate(PRESET_NAMES)}
 CROPS = ("window", "overlap", "blend", "ends")  # keys of a module that is not traced
 OF_TRAINING = ("freeze_norm",)  # keys that say how any network is trained
 
@@ -49,7 +46,7 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
     one that a preset fixes and the configuration sets otherwise.
     """
     preset, default = PRESETS.get(model.name), ModelConfig()
-    if not model.build and model.name not in NAMES:
+    if not model.build and model.name not in (*KINDS, *PRESETS):
         raise ConfigError(f"model.name is '{model.name}'; give {', '.join(KINDS)}, or one of {', '.join(PRESETS)}")
     kind: type[Any] | None = None if model.build else KINDS.get(model.name, UNet)
     own = {field.name for field in fields(kind)} if kind else {"build", "arguments", "series", "verify", *CROPS}

@@ -1,4 +1,4 @@
-"""Words of the configuration that other rooms share: losses, policies, scores, schedules and augmentations."""
+"""Words of the configuration that other rooms share: networks, losses, policies, scores, schedules, augmentations."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from typing import Any
 from tiledseg.config.checks import MOST, Range, one_of, shown
 from tiledseg.errors import ConfigError
 
+PADDINGS = ("same", "valid")
+UPSAMPLINGS = ("transposed", "nearest", "bilinear")
+NORMS = ("none", "pixel", "instance", "group", "batch")
+ENCODERS = ("resnet18", "resnet34", "resnet50", "wide38")  # of which a network may have some
+NETWORKS = ("unet", "segnet", "residual_unet", "gated_scnn")
+PRESET_NAMES = ("small", "medium-2", "large")
 CROSS_ENTROPY, FOCAL, DICE, TVERSKY, BOUNDARY = LOSSES = ("cross_entropy", "focal", "dice", "tversky", "boundary")
 EDGES = "edges"
 Fields = dict[str, tuple[float, Range]]

@@ -252,7 +252,7 @@ def _better(question: RunQuestion, here: ModePlans) -> list[dict[str, Any]]:
     longest, found = math.inf, list[dict[str, Any]]()
     if here.best and here.fitting:
         longest = SHORTER * here.values(here.best)["epoch_seconds"]
-    for flags, other in _others(question, here.tiling):
+    for flags, other in _others(question, here):
         assert other.grid is not None, "a grid is given"
         with contextlib.suppress(InputError):
             modes = mode_plans(other, make_tiling(other.shape, other.grid, here.tiling.footprint))
@@ -261,9 +261,10 @@ def _better(question: RunQuestion, here: ModePlans) -> list[dict[str, Any]]:
     return found
 
 
-def _others(question: RunQuestion, tiling: Tiling) -> Iterator[tuple[str, RunQuestion]]:
+def _others(question: RunQuestion, here: ModePlans) -> Iterator[tuple[str, RunQuestion]]:
     """Yield flags, and the question with them, all tensors kept: narrower values, a GPU a tile, the grid of the fewest
-    tiles that fit, and a finer one where GPUs are not counted."""
+    tiles that fit where these do not, and a finer one where GPUs are not counted."""
+    tiling = here.tiling
     kept = "none" if question.recompute == "auto" else question.recompute
     question = replace(question, grid=tiling.grid, recompute=kept)
     if usual := better_precision(question):
@@ -273,7 +274,7 @@ def _others(question: RunQuestion, tiling: Tiling) -> Iterator[tuple[str, RunQue
     if question.parallel.mesh is not None:
         return
     grids = list[Shape]()
-    if question.limit is not None:
+    if not here.fitting:
         ranks = -(-max(1, question.ranks) // question.images)
         asked = replace(question, ranks=ranks, grid=None, parallel=Parallelism(halo="layer"))
         with contextlib.suppress(InputError):
