@@ -24,7 +24,7 @@ from tiledseg.pipeline.schedule import Route
 from tiledseg.planning.run.pipeline import StagePrices
 from tiledseg.planning.walk.cost import layer_costs, tile_walk
 from tiledseg.planning.walk.items import price
-from tiledseg.planning.walk.step_memory import training_memory
+from tiledseg.planning.walk.step_memory import network_walk, training_memory
 from tiledseg.tracing.trace import trace
 
 CONTEXTS = {"same": (48, 64), "valid": (44, 52)}
@@ -164,7 +164,7 @@ def test_where_all_is_kept_the_items_are_those_of_the_stage(norm: str) -> None:
     graph = unet.graph()
     prices = StagePrices(tile_walk(graph, unet.bands, CONTEXTS["same"]))
     for run in cuts(BALANCES[1]):
-        found, memory = prices.walk(*run), prices.memory(*run)
+        found, memory = network_walk(prices.forward, run=run), prices.memory(*run)
         kept = found.needed_words(keep_all(graph))
         assert found.kept(kept) == memory.activations
         assert price(found, kept).peak == memory.activations + memory.backward

@@ -39,7 +39,6 @@ from tiledseg.pipeline.simulation import Timeline, simulate
 from tiledseg.planning.run.spread import MicroBatchSize, Parallelism
 from tiledseg.planning.walk.cost import ForwardWalk, tile_walk
 from tiledseg.planning.walk.cost_model import Machine, Prices
-from tiledseg.planning.walk.items import Walk
 from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.planning.walk.step_memory import StepMemory, memory_of, network_walk
 
@@ -81,10 +80,6 @@ class StagePrices:
         """Return the memory of a rank that holds the run; the loss belongs to the last layer."""
         inputs = self.received(first, stop) if first else self.tensor_bytes(0)
         return StageMemory(**vars(memory_of(self.forward, (first, stop))), inputs=inputs)
-
-    def walk(self, first: int, stop: int) -> Walk:
-        """Return the items of the run's backward pass, of one micro-batch."""
-        return network_walk(self.forward, run=(first, stop))
 
     def tensor_bytes(self, tensor: int) -> int:
         """Return the bytes of a tensor of the graph, whole: its reader crops it."""
@@ -238,7 +233,7 @@ def choose_stages(case: PipelineCase, balance: Sequence[int], budget: int) -> Me
         rank, own = case.ranks[chunk], case.prices.memory(first, stop)
         complete, inputs = kept_of(case.schedule, held[chunk], case.modes[rank])
         fixed = own.weights + own.gradients + own.optimizer + inputs * own.inputs
-        step = StepChoices(case.prices.walk(first, stop), fixed, max(1, complete))
+        step = StepChoices(network_walk(case.prices.forward, run=(first, stop)), fixed, max(1, complete))
         fits = needed[rank] <= budget
         choice = step.choose(step.kept if fits else memory(first, stop, chunk) * budget // needed[rank])
         if choice is None:
@@ -354,8 +349,7 @@ def rebuilt_pipeline(
     whose stages fit by recomputing tensors, and their choice. Return None where there is none."""
     for percent in _OVER:
         try:
-            memory = memory_bytes * percent // 100
-            staged = balanced_pipeline(parallel, graph, bands, largest, memory, measured)
+            staged = balanced_pipeline(parallel, graph, bands, largest, memory_bytes * percent // 100, measured)
         except ConfigError:
             continue
         choice = choose_stages(staged.case, staged.balance, memory_bytes)
