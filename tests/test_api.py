@@ -69,7 +69,7 @@ def test_a_command_and_the_function_of_its_name_do_not_hide_each_other(order: tu
     "flags",
     [
         {"size": 1000, "grid": 2, "levels": 3, "gpu_memory": "1GiB"},
-        {"size": (1200, 800), "grid": (3, 2), "mesh": [3, 2], "machine": "v100", "bandwidth": "20GB"},
+        {"size": (1200, 800), "grid": (3, 2), "mesh": [3, 2], "machine": "v100", "precision": "bf16"},
         {"size": 600, "levels": 3, "stages": 2, "balance": [25, 24], "grid": 1, "recompute": ["always", "never"]},
     ],
 )

@@ -115,8 +115,8 @@ def test_plan_prints_what_the_run_would_be_planned_with(mesh: tuple[int, int], m
     asked = question(grid=(2, 3), ranks=mesh[0] * mesh[1], machine=machine, memory=1 << 40)
     sizes = asked_of((150, 230), asked.network, (2, 3), mesh=mesh, machine=machine)
     rows = plan(sizes)[0]["modes"]["costs"]
-    assert {row["mode"] for row in rows} == {"read", "exchange", "layer"}
-    assert (len(rows) == 4) == (machine.latency > 0)
+    assert [row["mode"] for row in rows] == ["read", "exchange", "layer"]
+    assert (rows[-1]["fusion"] != 1) == (machine.latency > 0)
     for row in rows:
         fusion = WHOLE if row["fusion"] == "whole" else row["fusion"] or 1
         run = plan_run(replace(asked, parallel=Parallelism(halo=row["mode"], mesh=mesh, fusion=fusion)))
