@@ -315,12 +315,10 @@ REAL: dict[str, Foreign] = {
         256,
         maps=True,
     ),
-    "smp FPN, Swin": shared(
-        SMP,
-        f"FPN({_SWIN_T}, {_THIN}, decoder_pyramid_channels=32, decoder_segmentation_channels=16, decoder_dropout=0.0)",
-        448,
-        448,
+    "smp FPN, Swin-T, windows of 2": shared(
+        SMP, f"FPN({_SWIN_T}, {_ANY}, window_size=2, decoder_dropout=0.0)", 192, 128
     ),
+    "smp UPerNet, Swin-T, windows of 2": shared(SMP, f"UPerNet({_SWIN_T}, {_ANY}, window_size=2)", 192, 128, maps=True),
     "smp Unet, Swin v2": shared(SMP, f"Unet({_SWIN2_T}, {_THIN}, {_THREE})", 512, 512),
     "smp Unet, PVT v2": shared(
         SMP, f"Unet('tu-pvt_v2_b0', encoder_weights=None, classes=2, drop_path_rate=0.0, {_THREE})", 128, 192
