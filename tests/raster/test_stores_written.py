@@ -71,6 +71,8 @@ LINES = {
     "--bands [9]": "--bands asks for band 9",
     "--bands [1,1]": "--bands is [1, 1]",
     "--nodata 300": "--nodata is 300",
+    "--valid 9": "--valid asks for band 9, but image.tif has bands 1 to 1",
+    "--images bad.zarr": "cannot open bad.zarr: ",
     "--valid none.tif": "which --valid asks for",
     "--valid two.tif": "--valid is two.tif with 2 bands",
     "--valid odd.tif": "odd.tif has no CRS, so --valid has nothing to go by",
@@ -94,8 +96,10 @@ def test_errors_name_what_was_typed(
     write_raster(Path("two.tif"), np.ones((2, 8, 8), np.uint8), **place)
     write_raster(Path("no.tif"), np.zeros((1, 8, 8), np.uint8), **place)
     write_raster(Path("odd.tif"), np.ones((1, 8, 8), np.uint8), crs=None, transform=None)
+    Path("bad.zarr").mkdir()
+    Path("bad.zarr", "zarr.json").write_text("[1]")
     given = ["--images", "image.tif", "--labels", "labels.tif", "--grid", "1", "--output", "out.zarr"]
-    given[-1] = "out.zarr" if "zarr" in words else "out.h5"
+    given[-1] = "out.zarr" if "format zarr" in words else "out.h5"
     before = sorted(tmp_path.iterdir())
     assert tile.main([*given, *words.split()]) == 2
     (line,) = capfd.readouterr().err.splitlines()

@@ -93,7 +93,7 @@ def stored_tiles(place: str) -> list[tuple[str, str | None]]:
 
     try:
         words: Any = zarr.open_group(open_store(place), mode="r").attrs.get(TILES)
-    except (ValueError, KeyError, OSError):  # no group: an array, or nothing
+    except (ValueError, KeyError, OSError, TypeError):  # no group: an array, nothing, or damage, which opening tells
         return []
     if not isinstance(words, dict):
         return []

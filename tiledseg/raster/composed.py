@@ -15,7 +15,7 @@ import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
 
-from tiledseg.errors import RasterError
+from tiledseg.errors import RasterError, renamed
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.gdal_reader import MOST_PIXELS, GdalReader, as_stored, valid_pixels
 from tiledseg.raster.info import RasterInfo, check_grids_match, is_placed
@@ -116,7 +116,8 @@ def _open_valid(image: Composed, bands: Sequence[int] | None, opener: Opener) ->
     if image.number is not None and bands is None:
         data = [number for number in source.info.band_numbers if number != image.number]
         source = opener(names[0], data, True)
-    mask = opener(names[-1], None if image.number is None else [image.number], False)
+    with renamed({} if image.number is None else {"data.bands": "data.valid"}):
+        mask = opener(names[-1], None if image.number is None else [image.number], False)
     if mask.info.bands != 1:
         raise RasterError(
             f"data.valid is {mask.info.path} with {mask.info.bands} bands; give a raster of one, whose pixels are 0 "
