@@ -204,7 +204,7 @@ SIZES = (
     plan("huge-digits", f"--size {'9' * 5000}", "--size", "invalid int value"),
     scene("huge-size", f"--size {HUGE} 1", str(HUGE), "2000000"),
     tile("huge-bands", f"--bands [{HUGE}]", "--bands", "at most"),
-    tile("huge-nodata", "--nodata 1e999", "data.nodata", "inf", "uint8"),
+    tile("huge-nodata", "--nodata 1e999", "--nodata", "inf", "uint8"),
     predict("huge-mesh", f"--parallel.halo layer --parallel.mesh [{HUGE},1]", "parallel.mesh", "at most"),
     evaluate("huge-raw-value", f'--classes \'[{{"name": "a", "value": {HUGE}}}]\'', str(HUGE), "64 bits"),
     evaluate("huge-nesting", f"--classes '{'[' * 50000}'", "nests lists and maps", "16 deep"),
