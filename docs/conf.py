@@ -53,7 +53,7 @@ def link_pages(app: Sphinx, name: str, source: list[str]) -> None:
     """Replace marks by generated text, and names of pages by links; a page that is not there is a warning: an error."""
     source[0] = _GENERATED.sub(lambda mark: getattr(generated, mark[1])(), source[0])
     up = "../" * name.count("/")
-    source[0] = _PAGE.sub(lambda page: f"[`docs/{page[1]}`]({up}{page[1]})", source[0])
+    source[0] = _PAGE.sub(lambda page: f"[]({up}{page[1]})", source[0])  # with the page's title
 
 
 def setup(app: Sphinx) -> None:
