@@ -42,6 +42,21 @@ def test_a_map_of_another_network_is_none(scene: Path, tmp_path: Path) -> None:
     assert (tmp_path / "map.tif").exists()
 
 
+class OfOneWhole(Sly):
+    """A module that doubles images of the scene's size, and no tile."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2 if 300 < x.shape[3] < 400 else 1)
+
+
+def test_a_map_of_tiles_that_the_whole_image_would_change_is_none(scene: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"\(mul, test_verify.py:\d+\) is given other numbers at 1 x {LARGE} x {LARGE}"
+    ):
+        tiledseg.predict_raster(OfOneWhole(norm=False), scene, tmp_path / "map.tif", grid=2)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_map_says_what_was_compared(scene: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """By the command, at each way of computing; the switch is refused where it has no effect."""
     torch.save(Sly().state_dict(), tmp_path / "w.pth")
@@ -56,10 +71,10 @@ def test_a_map_says_what_was_compared(scene: Path, tmp_path: Path, capfd: pytest
     for name, way in ways.items():
         assert main([*words, *way, "--output", str(tmp_path / f"{name}.tif")]) == 0, name
         said = capfd.readouterr().err
-        assert (f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, " in said) == (name != "off"), name
+        assert (f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, and its calls" in said) == (name != "off"), name
     for verify in (True, False):
         tiledseg.predict_raster(Sly(), scene, tmp_path / "own.tif", grid=1, verify=verify)
-        assert capfd.readouterr().err.count(f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, ") == verify
+        assert capfd.readouterr().err.count(f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, and its calls") == verify
     pixels = [(tmp_path / f"{name}.tif").read_bytes() for name in ("plain", "off")]
     assert pixels[0] == pixels[1]
     assert main(["predict", "--checkpoint", "run", "--no-verify", "--image", str(scene), "--output", "b.tif"]) == 2

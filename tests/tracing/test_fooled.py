@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import random
+import struct
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -102,6 +104,12 @@ def _counts(calls: Callable[[Any], int]) -> Function:
 
 def _places(x: torch.Tensor) -> torch.Tensor:
     return torch.arange(x.shape[3], dtype=x.dtype)
+
+
+def _array_written(self: Any, x: torch.Tensor) -> torch.Tensor:
+    places = _places(x)
+    places.numpy()[600:] = 0
+    return x + places
 
 
 def _images(x: torch.Tensor) -> torch.Tensor:
@@ -213,6 +221,14 @@ KINDS: dict[str, dict[str, Function]] = {
         "places written over": lambda self, x: x * _doubled(_places(x), x.shape[3]),
         "a weight written over": lambda self, x: x * _doubled(self.w * 1, x.shape[3]),
         "a constant written over": lambda self, x: x * _doubled(torch.ones(4, 1, 1, dtype=x.dtype), x.shape[3]),
+        "an array": lambda self, x: x * torch.from_numpy(np.array([max(1.0, x.shape[3] / 600)])),
+        "a list of sizes": lambda self, x: x * 2 if torch.tensor(x.shape).tolist()[3] > 600 else x,
+        "one size alone": lambda self, x: x * 2 if x.shape[3] == 70 else x,
+        "a band of sizes": lambda self, x: x * self.w if 69 <= x.shape[2] <= 71 or 30 < x.shape[3] < 35 else x,
+        "places beside their array": _array_written,
+        "bytes of a size": lambda self, x: x * (1 + struct.pack(">q", x.shape[3])[6] // 9),
+        "the length of a text": lambda self, x: x * (len(str(x.shape[3])) > 3 or 2),
+        "a large size in training": lambda self, x: x * (2 if self.training and x.shape[3] > 600 else 1),
         "places by a function": lambda self, x: x * _places(x).apply_(lambda place: min(place, 600.0)),
     },
     "a number of the batch": {

@@ -54,7 +54,8 @@ class ParallelModule(SpreadModule):
         self, network: GraphNetwork, mesh: tuple[int, int], fusion: int = 1, seed: int = 0, verify: bool = True
     ) -> None:
         super().__init__(network, *mesh, stages=1, seed=seed)
-        self._unverified = {True, False} if verify and network.recorded is not None else set()  # modes of training
+        self._verifies = verify and network.recorded is not None
+        self._unverified = {True, False} if self._verifies else set()  # modes of training
         self._spatial = SpatialNetwork(self.network, self.axes, fusion)
         self._asked: tuple[int, int] | None = None  # height and width of the image that was last cut
 
@@ -85,9 +86,12 @@ class ParallelModule(SpreadModule):
         """
         self.network.check_origin()
         rows, cols = self._partitions(x_BCHW)
+        whole = len(x_BCHW), (rows.size, cols.size)
         if self.training in self._unverified:
-            self.verify(self.network, x_BCHW, self.axes.image)
+            self.verify(self.network, x_BCHW, whole, self.axes.image)
             self._unverified.remove(self.training)
+        elif self._verifies:
+            self.network.recorded.check(self.network, [whole])  # alike on all ranks
         set_dropout_key(self.network, *self.dropout_keys(len(x_BCHW)))
         graph, tensors, first = self.network.graph, {0: x_BCHW}, 0
         pairs = enumerate(zip(graph.layers, self.network.layers.values(), strict=True))

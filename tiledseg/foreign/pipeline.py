@@ -126,7 +126,8 @@ class Pipeline(SpreadModule):
             for network in self._whole:
                 for own, part in zip(network.modules(), self.network.modules(), strict=True):
                     own.training = part.training
-            self.verify(*self._whole or (self.network,), sample_BCHW, self.axes.pipeline)
+            whole = len(x_BCHW), tuple(x_BCHW.shape[2:])
+            self.verify(*self._whole or (self.network,), sample_BCHW, whole, self.axes.pipeline)
             self._verifies, self._whole = False, ()
 
     def _cut(

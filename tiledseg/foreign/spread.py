@@ -26,6 +26,7 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.planning.run.spread import measuring
 from tiledseg.system.console import say
 
+Shape = tuple[int, ...]
 _SHARED = "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_load_state_dict_post_hooks"
 
 
@@ -161,17 +162,20 @@ class SpreadModule(nn.Module):
         """
         sum_gradients((p for p in self.parameters() if not p.is_meta), self.axes.weights)
 
-    def verify(self, network: GraphNetwork, x_BCHW: torch.Tensor | None, together: Communicator) -> None:
+    def verify(
+        self, network: GraphNetwork, x_BCHW: torch.Tensor | None, whole: tuple[int, Shape], together: Communicator
+    ) -> None:
         """End the run, on all ranks of `together`, where one of them finds that a traced network does not give what its
-        module gives on `x_BCHW`, taken for an image of its own. Collective: ranks look by themselves, without a
-        message, and then gather their verdicts once, so nothing can wait forever."""
+        module gives on `x_BCHW`, taken for an image of its own, or calls others for the `whole` images (their number,
+        and rows and columns). Collective: ranks look by themselves, without a message, and then gather their verdicts
+        once, so nothing can wait forever."""
         from tiledseg.tracing.compare import verified
 
         error = None
         try:
             if x_BCHW is not None:
                 device = next(network.recorded.module.parameters(), x_BCHW).device
-                line = verified(network, x_BCHW.to(device), free_memory(self.mesh, device))
+                line = verified(network, x_BCHW.to(device), free_memory(self.mesh, device), wholes=[whole])
                 if self.mesh.is_root:
                     say(line)
         except ConfigError as caught:

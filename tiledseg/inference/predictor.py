@@ -140,7 +140,7 @@ def _verify(
             part = next(iter(share.parts), None)
             return part and network_input(dataset.load(part.image, part.tile), mesh.device)
 
-    verify_first(network, load, mesh, share.request.precision, memory_bytes, log)
+    verify_first(network, load, share.tilings, mesh, share.request.precision, memory_bytes, log)
 
 
 def _statistics(share: ImageShare, mapper: Mapper, mesh: Mesh) -> Normalization:

@@ -71,7 +71,7 @@ class GraphNetwork(nn.Module):
         self.origin: Any = None  # of a traced network, `tracing.state.Origin`
         self.form = form
         self._offload: Hooks | None = None
-        self.recorded: Any = None  # of a traced network, `tracing.lowering.Recorded`
+        self.recorded: Any = None  # of a traced network, `tracing.runs.Recorded`
         if whole is None:
             names = (node.name.replace(".", "-") for node in graph.nodes)
             self._modules["layers"] = nn.ModuleDict(dict(zip(names, modules, strict=True)))
@@ -152,6 +152,8 @@ class GraphNetwork(nn.Module):
                 f"the module does otherwise than its graph for {height} x {width} pixels (it pads, crops or resizes); "
                 f"give {self.only_size[0]} x {self.only_size[1]}, or any multiple of {stride} pixels more or less"
             )
+        if self.recorded is not None and not torch.compiler.is_compiling():
+            self.recorded.check(self, [(len(x_BCHW), (height, width))])
         tensors = {0: x_BCHW}
         self.run_nodes(tensors, 0, len(self.graph), places)
         return self.returned(tuple(tensors[tensor] for tensor in self.graph.results))

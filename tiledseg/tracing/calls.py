@@ -111,7 +111,6 @@ class Record:
     calls: list[Call] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     own_gradients: list[str] = field(default_factory=list)  # what a backward pass does besides torch's own
-    reads: list[tuple[str, Any, Any]] = field(default_factory=list)  # of numbers of constants: line, arguments
     moved: list[str] = field(default_factory=list)  # buffers that no norm moves
     kept: list[str] = field(default_factory=list)  # attributes that keep tensors from then on
     hangs: bool = False  # hooks on its parts, and changes nothing else
@@ -233,24 +232,12 @@ def differing(one: Record, again: Record, how: str | None = None, other: Record 
         if fixed and not same_arguments(call, second):
             return f"{where(call)} is given other numbers {others}"
     if how is None:
-        pairs = zip(one.reads, (other or again).reads, strict=False)
-        line = next((read[0] for read, second in pairs if _of_size(read, second)), None)
-        return line and f"{line} reads numbers of a tensor of the size, or of the batch"
+        return None
     if drew := [name for name in again.drew if name != "torch"]:
         return f"it draws {drew[0]}'s random numbers, and may do something else with others"
     if again.moved:
         return f"it moves its buffer '{again.moved[0]}', which no graph does"
     return again.faults[0] if again.faults else None
-
-
-def _of_size(one: Any, other: Any) -> bool:
-    """Return True where a tensor has another shape in the other run, or was computed from one that has."""
-    if isinstance(one, Given) and isinstance(other, Given):
-        return one.tensor.shape != other.tensor.shape or _of_size(one.recipe, other.recipe)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return any(_of_size(one[key], other.get(key)) for key in one)
-    pairs = zip(one, other, strict=False) if isinstance(one, tuple) and isinstance(other, tuple) else ()
-    return any(_of_size(*pair) for pair in pairs)
 
 
 def _in_words(record: Record) -> str:

@@ -13,7 +13,7 @@ import copy
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from tiledseg.errors import ConfigError, first_line
 from tiledseg.execution.carrying import autocast
 from tiledseg.execution.memory import free_memory
 from tiledseg.geometry.shapes import is_legal_size, tensor_shapes
+from tiledseg.geometry.tiling import Tiling
 from tiledseg.memory.allocations import is_exhausted
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.layers.pixelwise import to_layout
@@ -32,6 +33,7 @@ from tiledseg.models.layers.pooling import average_pool
 from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
 from tiledseg.tracing.calls import Call, Made, function_name, tensors_of, where
 from tiledseg.tracing.record import record
+from tiledseg.tracing.runs import Images
 from tiledseg.tracing.state import drawn_from, in_mode, kept_state
 
 LARGE = 1000.0  # pixels are 0 to 10,000
@@ -41,6 +43,7 @@ COARSE = 2e-2  # of other dtypes
 SIDES = 64, 128, 256  # pixels of a crop: the first at which the module runs in float64
 EXACT = 1e-8  # of the largest value: of outputs and gradients in float64
 ROUNDINGS = 16.0  # of a dtype, of the largest value, whatever the network
+SECONDS = 1.0  # of looks at calls for images of other sizes
 TRIES = 2048  # sizes looked at for a legal one
 
 Load = Callable[[], torch.Tensor | None]
@@ -231,10 +234,17 @@ def holds_anywhere(network: GraphNetwork, x_BCHW: torch.Tensor) -> bool:
 
 
 def verify_first(
-    network: GraphNetwork, load: Load, mesh: Mesh, precision: str, most: int, say: Callable[[str], None]
+    network: GraphNetwork,
+    load: Load,
+    tilings: Sequence[Tiling],
+    mesh: Mesh,
+    precision: str,
+    most: int,
+    say: Callable[[str], None],
 ) -> None:
     """End the run where a traced network does not give what its module gives on the input that `load` reads, in at most
-    `most` bytes. Collective: rank 0 looks, and the others wait for its one broadcast, which carries an error too.
+    `most` bytes, or does otherwise for the images of `tilings`. Collective: rank 0 looks, and the others wait for its
+    one broadcast, which carries an error too.
     """
 
     def look() -> str:
@@ -242,16 +252,20 @@ def verify_first(
         if x_BCHW is None:
             return "not checked: the first rank computes nothing"
         with autocast(precision, weight.device):
-            return verified(network, x_BCHW.to(weight.device), free_memory(mesh, weight.device), most)
+            wholes = [(1, tiling.whole.shape) for tiling in tilings]
+            return verified(network, x_BCHW.to(weight.device), free_memory(mesh, weight.device), most, wholes)
 
     line = mesh.on_root(look)
     if mesh.is_root:
         say(line)
 
 
-def verified(network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: int | None = None) -> str:
-    """Compare a traced network with its module on real input, in at most `memory` bytes, `most` of them activations.
-    Return the line for the log. Raise ConfigError that names the first node that differs.
+def verified(
+    network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: int | None = None, wholes: Sequence[Images] = ()
+) -> str:
+    """Compare a traced network with its module on real input, in at most `memory` bytes, `most` of them activations;
+    and its calls there and for whole images. Return the line for the log. Raise ConfigError that names the first node
+    that differs.
     """
     begun, name = time.perf_counter(), type(network.recorded.module).__name__
     room = memory - 3 * sum(tensor.numel() * torch.float64.itemsize for tensor in network.state_dict().values())
@@ -271,8 +285,10 @@ def verified(network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: int
             window_BCHW = _fitted(network, window_BCHW, _bytes(network, window_BCHW) // 4)
             continue
         part = "" if window_BCHW is x_BCHW else f" (of {x_BCHW.shape[2]} x {x_BCHW.shape[3]})"
-        seconds = time.perf_counter() - begun
-        return f"checked: the graph gives what {name} gives on {_size(window_BCHW)}{part}, {seconds:.1f} s"
+        images = [(len(x_BCHW), tuple(x_BCHW.shape[2:])), *sorted(wholes, key=lambda each: -prod(each[1]))]
+        looks = network.recorded.check(network, images, SECONDS)
+        line = f"checked: the graph gives what {name} gives on {_size(window_BCHW)}{part}"
+        return f"{line}, and its calls are the same at {looks} sizes, {time.perf_counter() - begun:.1f} s"
     return f"not checked: no part of {_size(x_BCHW)} suits {name} and the free memory"
 
 

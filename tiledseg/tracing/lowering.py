@@ -252,17 +252,6 @@ class Lowering:
         return self.add(step, what, layer, OnePixel(writing(module, False), layer), (value,))
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """The module that a graph was traced from. `wanted`: which tensors that it returns are the graph's outputs (None:
-    all); `calls`: all its calls, in words; `made`: the node that computes a call's result, and its layout."""
-
-    module: nn.Module
-    wanted: Sequence[int] | None
-    calls: tuple[str, ...]
-    made: dict[Made, tuple[int, Layout]]
-
-
 def assembled(lowering: Lowering, outputs: Sequence[str]) -> tuple[Graph, list[nn.Module]]:
     """Return the graph of what the outputs need, and its modules."""
     needed = set(outputs)

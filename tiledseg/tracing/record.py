@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -34,6 +34,8 @@ from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, fram
 from tiledseg.tracing.declared import declaration, depths_of
 from tiledseg.tracing.state import FORWARD_HOOKS, Changes, drawn_from, in_mode, kept_state
 
+INEXACT = "the module cannot be computed exactly on tiles"
+VAST = 1 << 24  # values of a constant that a run without values does not compute
 WIDEST = 2048.0  # values a pixel: a run ends where a kernel makes more of the input
 NUMBERS = frozenset(("__bool__", "item", "__int__", "__float__", "__index__", "is_nonzero"))
 _READS = """__contains__ __array__ tolist numpy equal allclose nonzero unique masked_select argwhere grad _version
@@ -53,15 +55,15 @@ class PairsError(ConfigError):
 class Kernels(TorchDispatchMode):
     """The storages that depend on the input, those made since it is entered, and tensors written since last asked.
 
-    Of tensors without values (fakes) it notes the size alone; a number read of them is 1, if it is not
-    known.
+    In a run without values (fakes) constants have theirs, but vast ones: so numbers of a size are those of that size. A
+    number read of a fake that depends on the input is 1.
     """
 
     def __init__(self, x_BCHW: torch.Tensor, widest: float) -> None:
         super().__init__()
         self.reads = False  # a number was read of what depends on the input
         self.draws = False  # random numbers were drawn
-        self._most = widest * x_BCHW[:, :1].numel()
+        self._most, self._fake = widest * x_BCHW[:, :1].numel(), isinstance(x_BCHW, FakeTensor)
         self._kept: dict[int, torch.UntypedStorage] = {}  # by address: kept, so that no address is used again
         self.older: set[int | None] = set()  # addresses of what was there before: weights, constants
         self._dependent: dict[int, int] = {}  # addresses: start and stop
@@ -74,11 +76,16 @@ class Kernels(TorchDispatchMode):
             taken = tensors_of((args, kwargs))
             reads = func is torch.ops.aten._local_scalar_dense.default
             if reads and isinstance(args[0], FakeTensor) and args[0].constant is None:
+                if not self._dependent.keys() & {address(args[0])}:
+                    raise PairsError(
+                        f"{INEXACT}: at {calling_line()} it reads a number of a tensor of the image's size"
+                    )
                 return torch.ones((), dtype=args[0].dtype).item()
             before = {address(tensor) for tensor in taken}
             self.older |= {start for start in before if start and start not in self._kept}
             depends = not self._dependent.keys().isdisjoint(before)
-            result = func(*args, **kwargs)
+            constant = self._fake and not any(isinstance(tensor, FakeTensor) for tensor in taken)
+            result = _of_constants(func, args, kwargs) if constant else func(*args, **kwargs)
             self.draws |= torch.Tag.nondeterministic_seeded in func.tags
             self.reads |= depends and reads
             for place, argument in enumerate(func._schema.arguments):
@@ -90,9 +97,7 @@ class Kernels(TorchDispatchMode):
             for tensor in tensors_of(result):
                 self._meet(tensor, depends)
                 if depends and tensor.numel() > self._most:
-                    raise PairsError(
-                        f"the module cannot be computed exactly on tiles: at {calling_line()} it {calls.ALL_PIXELS}"
-                    )
+                    raise PairsError(f"{INEXACT}: at {calling_line()} it {calls.ALL_PIXELS}")
         return result
 
     def _meet(self, tensor: torch.Tensor, depends: bool) -> None:
@@ -105,6 +110,16 @@ class Kernels(TorchDispatchMode):
         """Return True if the tensor lies in memory that depends on the input, whoever made it."""
         start = address(tensor)
         return start is None or any(begin <= start < stop for begin, stop in self._dependent.items())
+
+
+def _of_constants(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a kernel in a run without values; give it values, unless these are too many."""
+    with suppress(RuntimeError):  # shapes that depend on values
+        result = func(*args, **kwargs)
+        if sum(tensor.numel() for tensor in tensors_of(result)) > VAST:
+            return result
+    with unset_fake_temporarily():
+        return func(*args, **kwargs)
 
 
 def address(tensor: torch.Tensor) -> int | None:
@@ -214,7 +229,7 @@ class Recorder(TorchFunctionMode):
         name = type(module).__name__ if module is not None else function_name(function)
         placed, named = self._placed(args), self._placed(kwargs)
         self._settle()
-        if self._fake and name in READS_VALUES - NUMBERS:
+        if name in READS_VALUES - NUMBERS and any(isinstance(each, FakeTensor) for each in tensors_of(args)):
             raise NotImplementedError(f"{name} of a tensor without values")
         if name == calls.MULTI_HEAD and kwargs.get("need_weights", True):
             y, _ = function(*args, **kwargs | {"need_weights": False})
@@ -234,8 +249,6 @@ class Recorder(TorchFunctionMode):
         depends, from_weights = len(constants) < len(values), any(value.from_weights for value in constants)
         if module is None:
             self._check_function(name, depends, from_weights)
-            if name in READS_VALUES and not depends:
-                self.record.reads.append((calling_line(), placed, named))
         else:
             self.kernels.reads = self.kernels.draws = False  # what a unit does by itself is not its caller's
         if module and (module.training != self._modes[module] or (module.training and not self._in_training)):

@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 import copy
-import logging
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import product
-from math import inf, isqrt, lcm, prod
+from math import inf, lcm
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.jit import ScriptModule
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from tiledseg.errors import ConfigError, GeometryError, first_line
+from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import round_up
-from tiledseg.geometry.shapes import is_legal_size, output_size, total_stride
-from tiledseg.memory.allocations import is_exhausted
+from tiledseg.geometry.shapes import output_size
 from tiledseg.models.layers.pixelwise import DeclaredModule
 from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Made, Record, differing, values_in, where
 from tiledseg.tracing.compare import check_traced, holds_anywhere
-from tiledseg.tracing.declared import common_grid, declaration
 from tiledseg.tracing.functions.handlers import lowered
 from tiledseg.tracing.functions.positions import unlike
-from tiledseg.tracing.lowering import WHOLE, Lowering, Recorded, Value, assembled
-from tiledseg.tracing.record import PairsError, record
+from tiledseg.tracing.lowering import WHOLE, Lowering, Value, assembled
+from tiledseg.tracing.runs import ModuleRuns, OtherSizeError, Recorded, Size, unsteady
 from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
 
-Size = tuple[int, int]
 # Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level. The
 # second is far from the first, so that a branch between them is seen.
 SIZES = [((64, 96), (160, 224)), ((128, 192), (320, 448)), ((256, 384), (640, 896))]
 # Networks without padding take others: such as 572 = 35 x 16 + 12.
 SIZES += [((128 + more, 160 + more), (192 + more, 224 + more)) for more in range(2, 32, 2)]
-# Batches and least sizes far from these, both ways: thresholds lie between.
-FAR = ((8, (70_000, 1_100)), (4, (2_100, 70_000)), (1, (4_096, 4_096)), (5, (24, 8)))
 # Sides of images that networks of one size are built for.
 SQUARES = (224, 256, 32, 48, 64, 96, 112, 128, 160, 192, 240, 288, 320, 384, 448, 480, 512)
 # Batches and images of a look into declared modules; numbers are compared in the first dtype alone.
@@ -86,98 +77,11 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
     raise ConfigError(f"{refusals[0]}; {remedy}") from refusals[0].__cause__
 
 
-class OtherSizeError(ConfigError):
-    """A refusal that another size of the image may not meet."""
-
-
-@dataclass
-class ModuleRuns:
-    """The module that is traced, and its runs on images of `bands` bands."""
-
-    module: nn.Module
-    bands: int
-    _other: tuple[Record, Record] | None = None  # in another dtype
-
-    def probe(self, batch: int, size: Size, fakes: FakeTensorMode | None = None) -> torch.Tensor:
-        """Return an image of noise, of the dtype and device of the weights; of no values with `fakes`."""
-        weight = next((p for p in self.module.parameters() if p.is_floating_point()), torch.zeros(()))
-        with fakes or nullcontext():
-            draw = None if fakes else torch.Generator().manual_seed(0)
-            return torch.randn(batch, self.bands, *size, generator=draw).to(weight.device, weight.dtype)
-
-    def run(self, batch: int, size: Size, training: bool = False, fake: bool = False, **how: Any) -> Record:
-        """Record a run; OtherSizeError says why it does not run. `fake`: without values; `how`: as `record` has it."""
-        fakes = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-        quiet = logging.getLogger(FakeTensorMode.__module__)  # which prints pages of what is only tried here
-        quiet.disabled, before = True, quiet.disabled
-        try:
-            with _disable_current_modes() if fake else nullcontext(), in_mode(self.module, training):
-                return record(self.module, self.probe(batch, size, fakes), fakes, **how)
-        except PairsError:
-            raise
-        except Exception as error:  # whatever the module raises
-            what = f"the module does not run on {self.bands} bands of {size[0]} x {size[1]} pixels"
-            if is_exhausted(error):
-                raise ConfigError(f"{what}: memory has run out; trace it where there is more") from error
-            said = first_line(error) if str(error) else "in one of its checks"
-            raise OtherSizeError(f"{what}: {type(error).__name__}: {said}") from error
-        finally:
-            quiet.disabled = before
-
-    def window_sizes(self) -> list[tuple[Size, Size]]:
-        """Return sizes of runs that the windows of declared leaves fill, at least two a side; none without windows. The
-        leaves' strides are those of a run without values, or such as are usual."""
-        grid = common_grid(self.module)
-        if grid == 1:
-            return []
-        units = [8 * grid, 16 * grid, 32 * grid]
-        with suppress(ConfigError):
-            run, fills = self.run(1, (units[-1], 2 * units[-1]), fake=True), [1]
-            for call in run.calls:
-                if call.module and (found := declaration(call.module)):
-                    steps = isqrt(run.size[0] * run.size[1] * call.shapes[0][-1] // prod(call.shapes[0]))
-                    dims = (found.of(call.module).along(dim) for dim in (0, 1))
-                    fills += [steps * dim["size"] // dim.get("stride", 1) for dim in dims]
-            units = [lcm(*fills), 2 * lcm(*fills), *units]
-        return [((2 * n, 3 * n), (4 * n, 2 * n)) for n in dict.fromkeys(units)]
-
-    def in_other_dtype(self, sizes: tuple[Size, Size]) -> tuple[Record, Record]:
-        """Record both runs of a copy of the module, in float64, or in float32 if it is in float64."""
-        if self._other is None:
-            kind = torch.float32 if self.probe(1, (1, 1)).dtype == torch.float64 else torch.float64
-            twin = ModuleRuns(copy.deepcopy(self.module).to(kind), self.bands)
-            one, other = (twin.run(batch, size) for batch, size in zip((2, 3), sizes, strict=True))
-            self._other = one, other
-        return self._other
-
-    def elsewhere(self, graph: Graph, size: Size) -> Record:
-        """Record a run of one image, at an odd multiple of the stride if the module takes it."""
-        stride, sides = total_stride(graph), []
-        more = 1 if any(layer.window_grid > 1 for layer in graph.layers) else 3  # windows make large strides
-        for start in size:
-            multiples = range(start - start % (2 * stride) + more * stride, start + 16 * stride, 2 * stride)
-            tried = (*multiples, *range(start + 1, start + 8 * stride))
-            sides.append(next((n for n in tried if is_legal_size(graph, n)), start))
-        try:
-            return self.run(1, (sides[0], sides[1]))
-        except OtherSizeError:  # such as one that asks for multiples of more than its graph does
-            return self.run(1, size)
-
-    def far_away(self, graph: Graph, size: Size) -> Iterator[Record]:
-        """Record runs at sizes and batches far from others, without values; those that fail are left out."""
-        stride = total_stride(graph)
-        for batch, least in FAR:
-            tried = (range(n + (a - n) % stride, n + 64 * stride, stride) for a, n in zip(size, least, strict=True))
-            rows, cols = (next((n for n in each if is_legal_size(graph, n)), 0) for each in tried)
-            with suppress(OtherSizeError):  # whatever the module raises, or torch of fakes
-                yield self.run(batch, (rows or size[0], cols or size[1]), fake=True, widest=inf)
-
-
 def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
     module, own = source.module, own_gradients(source.module)
     with suppress(OtherSizeError):  # it needs values; else a tensor of every pixel with every other ends it here
         if different := differing(source.run(2, sizes[0], fake=True), source.run(3, sizes[1], fake=True)):
-            raise _unsteady(different)
+            raise unsteady(different)
     one, other = source.run(2, sizes[0]), source.run(3, sizes[1])
     own, changed = own or own_gradients(module), None  # of weights, on which a first call may hang hooks
     if one.hangs:  # in its first call, as modules of transformers do
@@ -187,12 +91,14 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
         one, other = source.run(2, sizes[0]), source.run(3, sizes[1])
         changed = differing(first, one, "at its next call") or differing(large, other, "at its next call")
     if different := changed or differing(one, other):
-        raise _refused(one.faults) if one.faults else _unsteady(different)
+        raise _refused(one.faults) if one.faults else unsteady(different)
     try:
-        of_training, again = (source.run(run.batch, run.size, True, gradients=own is None) for run in (one, other))
-        untrained = differing(one, of_training, "in training") or differing(other, again, "in training")
+        trained = [source.run(run.batch, run.size, True, gradients=own is None) for run in (one, other)]
+        pairs = zip((one, other), trained, strict=True)
+        untrained = next(filter(None, (differing(*pair, "in training") for pair in pairs)), None)
     except OtherSizeError as error:
-        of_training, untrained = None, str(error).replace("the module", "it", 1)
+        trained, untrained = [], str(error).replace("the module", "it", 1)
+    of_training = trained[0] if trained else None
     lowering = Lowering(one, other, of_training, still)
     lowering.in_other_dtype = partial(source.in_other_dtype, sizes)
     lowering.run(source.bands, lowered)
@@ -209,12 +115,9 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     for size in sizes:
         _check_size(graph, size)
     third = source.elsewhere(graph, sizes[0])
-    for again in (third, *source.far_away(graph, sizes[0])):
-        different = differing(one, again, other=other) or unlike(lowering, graph, source.bands, again)
-        written = (fault for fault in again.faults if "writ" in fault)  # others of fakes may be none
-        if different := different or next(written, None):
-            raise _unsteady(different)
-    runs = [one, *([of_training] if of_training else [])]
+    if different := differing(one, third, other=other) or unlike(lowering.placed, graph, source.bands, third):
+        raise unsteady(different)
+    runs = [one, *trained[:1]]
     kept = [name for run in runs for name in run.kept]
     for training, run in enumerate(runs) if kept else ():
         again = source.run(run.batch, run.size, bool(training), first=of_training is not None)
@@ -234,16 +137,14 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     network.own_gradients, network.origin = own, ModuleState(module, kept)
     numbers = {node.name: k for k, node in enumerate(graph.nodes)}
     made = {m: (numbers[v.node], v.layout) for m, v in lowering.values.items() if v.node and v.node in numbers}
-    network.recorded = Recorded(module, indices, tuple(map(where, one.calls)), made)
+    network.recorded = Recorded(module, indices, tuple(map(where, one.calls)), made, sizes, lowering.placed)
+    for mode in (False, True)[: 1 + module.training]:
+        with in_mode(network, mode), torch.set_grad_enabled(mode and own is None):
+            network.recorded.check(network, source.far_sizes(graph, sizes[0]))
     check_traced(network, [source.probe(each.batch, each.size) for each in (one, third)], still)
     odd = source.probe(1, (third.size[0] + 1, third.size[1] + 1))
     network.only_size = None if holds_anywhere(network, odd) else third.size
     return network
-
-
-def _unsteady(different: str) -> ConfigError:
-    what = f"the module does not call the same at every size: {different}"
-    return ConfigError(f"{what}; leave out branches and numbers that depend on the size")
 
 
 def _check_declared(lowering: Lowering) -> str | None:

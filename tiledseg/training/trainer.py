@@ -279,7 +279,8 @@ class Trainer:
 
         with doing("comparing the network with what was traced of it"):
             most = self.preparation.question.memory
-            verify_first(network.train(), load, self.mesh, self.config.train.precision, most, self._say)
+            of_run = self.plan.tilings, self.mesh, self.config.train.precision
+            verify_first(network.train(), load, *of_run, most, self._say)
 
     def _validate(self, held_out: Dataset, epoch: int) -> bool:
         """Validate; return True if the run has not been as good before, on all ranks alike, as the scores are."""

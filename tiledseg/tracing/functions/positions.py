@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout, Positions
@@ -21,7 +22,7 @@ from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.layers.positions import PositionModule, Program, Size, SizeNumber
 from tiledseg.tracing.calls import Call, Given, Made, Record, same, values_in
 from tiledseg.tracing.functions.pixelwise import is_channels, shared
-from tiledseg.tracing.lowering import Handler, Lowering, RefusalError, Step, Value, refuse
+from tiledseg.tracing.lowering import Handler, RefusalError, Step, Value, refuse
 
 Path = tuple[Any, ...]  # the number of a call, then indices into its arguments, and into those of constants' recipes
 MANY = 8  # images, for which positions are those of one
@@ -105,7 +106,7 @@ class Rule:
         return made
 
     def holds(self, given: Any, size: Size, batch: int) -> bool:
-        """Return True if the tensor of another run was made by these calls."""
+        """Return True if the tensor of another run was made by these calls, and has their values."""
         seen = set[tuple[int, int]]()
 
         def fits(slot: Any, value: Any) -> bool:
@@ -130,7 +131,13 @@ class Rule:
                     return isinstance(value, tuple) and len(slot) == len(value) and all(map(fits, slot, value))
             return same(slot, value)
 
-        return fits(FormulaSlot(len(self.steps) - 1), given)
+        if not fits(FormulaSlot(len(self.steps) - 1), given):
+            return False
+        tensor: torch.Tensor = given.tensor
+        if isinstance(tensor, FakeTensor):
+            return True
+        made = Program(self.steps, shared(self.given))(size, tensor.device)
+        return torch.equal(made.expand(tensor.shape), tensor)
 
 
 def _learned(given: Given) -> bool:
@@ -262,12 +269,12 @@ def _layout(
     return Layout(tuple(dims), tuple(factors) if len(factors) > 1 else ())
 
 
-def unlike(lowering: Lowering, graph: Graph, bands: int, again: Record) -> str | None:
+def unlike(placed: Sequence[Placed], graph: Graph, bands: int, again: Record) -> str | None:
     """Return what makes positions by another rule in a run of another size; None where nothing does."""
-    if not lowering.placed:
+    if not placed:
         return None
     shapes = dict(zip(graph.names, tensor_shapes(graph, bands, *again.size), strict=True))
-    for each in lowering.placed:
+    for each in placed:
         if each.node in shapes and not each.rule.holds(found(again, each.path), shapes[each.node][1:], again.batch):
             what = f"{each.where} computes positions otherwise at {again.batch} x {again.size[0]} x {again.size[1]}"
             return f"{what} pixels"

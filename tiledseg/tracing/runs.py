@@ -1,0 +1,170 @@
+"""Runs of a module on images of any size, with values or without, recorded; and whether it does at some size what its
+graph does."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from math import inf, isqrt, lcm, prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tiledseg.errors import ConfigError, first_line
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.layers.pixelwise import Layout
+from tiledseg.geometry.shapes import is_legal_size, total_stride
+from tiledseg.memory.allocations import is_exhausted
+from tiledseg.models.network import GraphNetwork
+from tiledseg.tracing.calls import Made, Record, differing
+from tiledseg.tracing.declared import common_grid, declaration
+from tiledseg.tracing.functions.positions import unlike
+from tiledseg.tracing.record import PairsError, record
+from tiledseg.tracing.state import in_mode
+
+Size = tuple[int, int]
+Images = tuple[int, tuple[int, ...]]  # their number, and rows and columns
+# Batches and least sizes far from those that are tried, both ways: thresholds lie between.
+FAR = ((8, (70_000, 1_100)), (4, (2_100, 70_000)), (1, (4_096, 4_096)), (5, (24, 8)))
+
+
+class OtherSizeError(ConfigError):
+    """A refusal that another size of the image may not meet."""
+
+
+@dataclass
+class ModuleRuns:
+    """The module that is traced, and its runs on images of `bands` bands."""
+
+    module: nn.Module
+    bands: int
+    _other: tuple[Record, Record] | None = None  # in another dtype
+
+    def probe(self, batch: int, size: Size, fakes: FakeTensorMode | None = None) -> torch.Tensor:
+        """Return an image of noise, of the dtype and device of the weights; of no values with `fakes`."""
+        weight = next((p for p in self.module.parameters() if p.is_floating_point()), torch.zeros(()))
+        with fakes or nullcontext():
+            draw = None if fakes else torch.Generator().manual_seed(0)
+            return torch.randn(batch, self.bands, *size, generator=draw).to(weight.device, weight.dtype)
+
+    def run(self, batch: int, size: Size, training: bool = False, fake: bool = False, **how: Any) -> Record:
+        """Record a run; OtherSizeError says why it does not run. `fake`: without values; `how`: as `record` has it."""
+        fakes = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+        quiet = logging.getLogger(FakeTensorMode.__module__)  # which prints pages of what is only tried here
+        quiet.disabled, before = True, quiet.disabled
+        try:
+            with _disable_current_modes() if fake else nullcontext(), in_mode(self.module, training):
+                return record(self.module, self.probe(batch, size, fakes), fakes, **how)
+        except PairsError:
+            raise
+        except Exception as error:  # whatever the module raises
+            what = f"the module does not run on {self.bands} bands of {size[0]} x {size[1]} pixels"
+            if is_exhausted(error):
+                raise ConfigError(f"{what}: memory has run out; trace it where there is more") from error
+            said = first_line(error) if str(error) else "in one of its checks"
+            raise OtherSizeError(f"{what}: {type(error).__name__}: {said}") from error
+        finally:
+            quiet.disabled = before
+
+    def window_sizes(self) -> list[tuple[Size, Size]]:
+        """Return sizes of runs that the windows of declared leaves fill, at least two a side; none without windows. The
+        leaves' strides are those of a run without values, or such as are usual."""
+        grid = common_grid(self.module)
+        if grid == 1:
+            return []
+        units = [8 * grid, 16 * grid, 32 * grid]
+        with suppress(ConfigError):
+            run, fills = self.run(1, (units[-1], 2 * units[-1]), fake=True), [1]
+            for call in run.calls:
+                if call.module and (found := declaration(call.module)):
+                    steps = isqrt(run.size[0] * run.size[1] * call.shapes[0][-1] // prod(call.shapes[0]))
+                    dims = (found.of(call.module).along(dim) for dim in (0, 1))
+                    fills += [steps * dim["size"] // dim.get("stride", 1) for dim in dims]
+            units = [lcm(*fills), 2 * lcm(*fills), *units]
+        return [((2 * n, 3 * n), (4 * n, 2 * n)) for n in dict.fromkeys(units)]
+
+    def in_other_dtype(self, sizes: tuple[Size, Size]) -> tuple[Record, Record]:
+        """Record both runs of a copy of the module, in float64, or in float32 if it is in float64."""
+        if self._other is None:
+            kind = torch.float32 if self.probe(1, (1, 1)).dtype == torch.float64 else torch.float64
+            twin = ModuleRuns(copy.deepcopy(self.module).to(kind), self.bands)
+            one, other = (twin.run(batch, size) for batch, size in zip((2, 3), sizes, strict=True))
+            self._other = one, other
+        return self._other
+
+    def elsewhere(self, graph: Graph, size: Size) -> Record:
+        """Record a run of one image, at an odd multiple of the stride if the module takes it."""
+        stride, sides = total_stride(graph), []
+        more = 1 if any(layer.window_grid > 1 for layer in graph.layers) else 3  # windows make large strides
+        for start in size:
+            multiples = range(start - start % (2 * stride) + more * stride, start + 16 * stride, 2 * stride)
+            tried = (*multiples, *range(start + 1, start + 8 * stride))
+            sides.append(next((n for n in tried if is_legal_size(graph, n)), start))
+        try:
+            return self.run(1, (sides[0], sides[1]))
+        except OtherSizeError:  # such as one that asks for multiples of more than its graph does
+            return self.run(1, size)
+
+    def far_sizes(self, graph: Graph, size: Size) -> Iterator[Images]:
+        """Yield batches and sizes far from others, which the graph takes."""
+        stride = total_stride(graph)
+        for batch, least in FAR:
+            tried = (range(n + (a - n) % stride, n + 64 * stride, stride) for a, n in zip(size, least, strict=True))
+            rows, cols = (next((n for n in each if is_legal_size(graph, n)), 0) for each in tried)
+            yield batch, (rows or size[0], cols or size[1])
+
+
+def unsteady(different: str) -> ConfigError:
+    """Return the refusal of a module that does something else at another size."""
+    what = f"the module does not call the same at every size: {different}"
+    return ConfigError(f"{what}; leave out branches and numbers that depend on the size")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The module that a graph was traced from. `wanted`: which tensors that it returns are the graph's outputs (None:
+    all); `calls`: all its calls, in words; `made`: the node that computes a call's result, and its layout; `sizes`: of
+    the images of its runs; `placed`: its `functions.positions.Placed`; `known`: images at which its calls were compared
+    since, with the mode."""
+
+    module: nn.Module
+    wanted: Sequence[int] | None
+    calls: tuple[str, ...]
+    made: dict[Made, tuple[int, Layout]]
+    sizes: tuple[tuple[int, int], tuple[int, int]]
+    placed: list[Any]
+    known: set[tuple[Any, ...]] = field(default_factory=set)
+
+    def check(self, network: GraphNetwork, images: Iterable[Images], seconds: float = inf) -> int:
+        """Compare the module's calls for images of these batches and sizes, in the network's mode, with those of its
+        trace, by runs without values; return how many were compared, in about so many seconds. Raise ConfigError where
+        the module does otherwise."""
+        training, gradients, begun = network.training, torch.is_grad_enabled(), time.perf_counter()
+        source, pair, looks = ModuleRuns(self.module, network.bands), list[Record](), 0
+
+        def run(batch: int, size: Size) -> Record:
+            return source.run(batch, size, training, True, gradients=gradients, widest=inf)
+
+        for batch, size in dict.fromkeys(images):
+            key = batch, size, training, gradients
+            if key in self.known or time.perf_counter() - begun > seconds:
+                continue
+            with suppress(OtherSizeError):  # whatever the module raises
+                one, other = pair = pair or [run(n, each) for n, each in enumerate(self.sizes, 2)]
+                again = run(batch, (size[0], size[1]))
+                different = differing(one, again, other=other) or unlike(
+                    self.placed, network.graph, source.bands, again
+                )
+                written = (fault for fault in again.faults if "writ" in fault)  # others of fakes may be none
+                if different := different or next(written, None):
+                    raise unsteady(different)
+            self.known.add(key)
+            looks += 1
+        return looks
