@@ -37,12 +37,12 @@ class PlainUNet(nn.Module):
         self.encoders = nn.ModuleList(block(*pair, normed) for pair in pairwise([bands, *widths]))
         self.ups = nn.ModuleList(nn.ConvTranspose2d(2 * c, c, 2, stride=2) for c in reversed(widths[:-1]))
         self.decoders = nn.ModuleList(block(2 * c, c, normed) for c in reversed(widths[:-1]))
-        self.head = nn.Conv2d(base_channels, classes, 1)
+        self.pool, self.head = nn.MaxPool2d(2), nn.Conv2d(base_channels, classes, 1)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         skips: list[torch.Tensor] = []
         for encoder in self.encoders:
-            x_BCHW = self._run(encoder, functional.max_pool2d(x_BCHW, 2) if skips else x_BCHW)
+            x_BCHW = self._run(encoder, self.pool(x_BCHW) if skips else x_BCHW)
             skips.append(x_BCHW)
         skips.pop()
         for up, decoder in zip(self.ups, self.decoders, strict=True):

@@ -12,10 +12,27 @@ from mpi4py import MPI
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.side_by_side.spatial import BATCH, Block, Step, weights
+from benchmarks.side_by_side.spatial import BATCH, Block, Sent, Step, weights
 
 np.int = int  # type: ignore[attr-defined]  # an alias of old, which DistDL uses
 MIXING = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.MultiheadAttention)  # of torch's activations
+
+
+def counted(comm: Any) -> Any:
+    """Return a communicator whose calls of DistDL are counted (`Sent`)."""
+
+    def wrapped(name: str) -> Any:
+        def call(self: Any, given: Any, *more: Any, **options: Any) -> Any:
+            hands = name not in ("Ibcast", "Bcast") or self.rank == options["root"]
+            if options.get("dest") != MPI.PROC_NULL:
+                Sent.count(name == "Isend", given if hands and isinstance(given, np.ndarray) else ())
+            return getattr(super(kind, self), name)(given, *more, **options)
+
+        return call
+
+    names = ("Isend", "Ibcast", "Bcast", "Ireduce", "Iallreduce", "Allreduce", "Allgather")
+    kind: Any = type("Counted", (type(comm),), {name: wrapped(name) for name in names})
+    return comm if comm == MPI.COMM_NULL else kind(comm)
 
 
 class Spread(nn.Module):
@@ -104,7 +121,10 @@ def step_of(module: nn.Module, mesh: tuple[int, int], shape: torch.Size) -> Step
     """Return a step of the network by DistDL's layers, on even blocks."""
     torch.set_default_dtype(next(module.parameters()).dtype)  # its empty weights are of the default type
     world = MPI.COMM_WORLD
-    partition = import_module("distdl.backends.mpi.partition").MPIPartition(world)
+    partitions = import_module("distdl.backends.mpi.partition").MPIPartition
+    held = property(lambda self: self.held, lambda self, comm: setattr(self, "held", counted(comm)))
+    partitions._comm = held
+    partition = partitions(world)
     network = replace(partition.create_cartesian_topology_partition([1, 1, *mesh]), module, {})
     place = divmod(world.rank, mesh[1])
 

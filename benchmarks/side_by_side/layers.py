@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import tiledseg
 from benchmarks.foreign_networks.networks import NETWORKS
+from benchmarks.large_model_support.network import PlainUNet
 
 BANDS, WIDTH, SIZE = 3, 4, (64, 96)
 
@@ -54,41 +55,20 @@ class Squeeze(nn.Module):
         return x_BCHW * functional.adaptive_avg_pool2d(x_BCHW, 1).sigmoid()
 
 
-class UNet(nn.Module):
-    """A U-Net of torch's own layers: 3 levels, no norm."""
-
-    def __init__(self, bands: int = BANDS, width: int = 8, classes: int = 2) -> None:
-        super().__init__()
-        widths = [width, 2 * width, 4 * width]
-        self.down = nn.ModuleList(map(_twice, [bands, *widths], widths))
-        self.pool = nn.MaxPool2d(2)
-        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, 2) for w in widths[1::-1])
-        self.join = nn.ModuleList(_twice(2 * w, w) for w in widths[1::-1])
-        self.head = nn.Conv2d(width, classes, 1)
-
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        kept: list[torch.Tensor] = []
-        for down in self.down:
-            x_BCHW = down(self.pool(x_BCHW) if kept else x_BCHW)
-            kept.append(x_BCHW)
-        for up, join, skip_BCHW in zip(self.up, self.join, kept[1::-1], strict=True):
-            x_BCHW = join(torch.cat([skip_BCHW, up(x_BCHW)], 1))
-        y_BCHW: torch.Tensor = self.head(x_BCHW)
-        return y_BCHW
-
-
-def _twice(before: int, after: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.Conv2d(after, after, 3, padding=1), nn.ReLU()
-    )
+def unet(width: int = 8, bands: int = BANDS, classes: int = 2) -> PlainUNet:
+    """Return a U-Net of torch's own layers: 3 levels, no norm."""
+    return PlainUNet(3, width, bands, classes, normed=False)
 
 
 def chain(width: int = 16, layers: int = 8) -> nn.Sequential:
-    """Return convolutions of 3 x 3 with activations."""
-    pairs = [(nn.Conv2d(BANDS if k == 0 else width, width, 3, padding=1), nn.ReLU()) for k in range(layers)]
-    return nn.Sequential(*(layer for pair in pairs for layer in pair))
+    """Return convolutions of 3 x 3 with norms and activations."""
+    found: list[nn.Module] = []
+    for bands in (BANDS, *[width] * (layers - 1)):
+        found += [nn.Conv2d(bands, width, 3, padding=1), nn.GroupNorm(4, width), nn.ReLU()]
+    return nn.Sequential(*found)
 
 
+COSTS: dict[str, Callable[[], nn.Module]] = {"convolutions, group norms": chain, "U-Net": unet}
 tiledseg.declare(Windows, tiledseg.Windows(8))  # tracing knows the windows of published packages alone
 C = WIDTH
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -137,16 +117,13 @@ class First(nn.Module):
         return y
 
 
-NETWORK_NAMES = [name for name in NETWORKS if name != "MONAI DenseNet"]  # which gives no map
-
-
 def build(name: str) -> nn.Module:
     """Return a layer or network, seeded, without dropout. Raises ImportError where its package is absent."""
     torch.manual_seed(0)
     if name in LAYERS:
         module: nn.Module = nn.Sequential(nn.Conv2d(BANDS, WIDTH, 1), LAYERS[name]())
-    elif name in ("U-Net", "chain of convolutions"):
-        module = UNet() if name == "U-Net" else chain()
+    elif name in COSTS:
+        module = COSTS[name]()
     else:
         module = NETWORKS[name].module()
         module = First(module) if NETWORKS[name].outputs else module

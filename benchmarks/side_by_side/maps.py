@@ -2,9 +2,9 @@
 
     python -m benchmarks.side_by_side.maps FOLDER prepare [SIDE] | WAY
 
-`prepare` writes a scene, trains a small U-Net for a minute, and maps the scene as one image. A way maps the scene with
-these weights, from the file to a file, and prints a line of JSON. Imports are not timed. The ways by crops of one size
-(`of crops`) take a module that knows no other: patches with learned places, mixed by attention.
+`prepare` writes a scene, trains a small U-Net for some steps, and maps the scene as one image. A way maps the
+scene with these weights, from file to file, and prints a line of JSON. Imports are not timed. Ways `of crops` take a
+module of one input size: patches with learned places, mixed by attention.
 """
 
 from __future__ import annotations
@@ -25,13 +25,19 @@ from torch import nn
 from torch.nn import functional
 
 import tiledseg
-from benchmarks.side_by_side.layers import UNet
+from benchmarks.side_by_side.layers import unet
 
-BANDS, CLASSES, CROP, BATCH = 4, 5, 224, 4
-EXACT, MONAI, GAUSSIAN = "tiledseg", "MONAI, windows of 512", "MONAI, half overlapping, gaussian"
-CROPS, MONAI_CROPS = "tiledseg, of crops", "MONAI, of crops"
-WAYS = (EXACT, MONAI, GAUSSIAN, CROPS, MONAI_CROPS)
-MEAN, STD = 100.0, 50.0
+BANDS, CLASSES, CROP = 4, 5, 224
+OURS, CROPS = "tiledseg", "tiledseg, of crops"
+WAYS: dict[str, dict[str, Any]] = {
+    OURS: {},
+    "tiledseg, without `verify`": {"verify": False},
+    "tiledseg, without `verify`, `grid=4`": {"verify": False, "grid": 4},
+    "MONAI, windows of 512": {"roi_size": (512, 512), "overlap": 0.25},
+    "MONAI, half overlapping, gaussian": {"roi_size": (512, 512), "overlap": 0.5, "mode": "gaussian"},
+    CROPS: {"window": CROP, "overlap": 0.25, "blend": "gaussian"},
+    "MONAI, of crops": {"roi_size": (CROP, CROP), "overlap": 0.25, "mode": "gaussian"},
+}
 
 
 class PatchMixer(nn.Module):
@@ -51,22 +57,11 @@ class PatchMixer(nn.Module):
         return y_BKHW
 
 
-class Normalised(nn.Module):
-    """A network that takes the file's own values."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        y_BKHW: torch.Tensor = self.network((x_BCHW - MEAN) / STD)
-        return y_BKHW
-
-
 def module_of(way: str, folder: Path) -> nn.Module:
     torch.manual_seed(0)
-    module = Normalised(PatchMixer() if way in (CROPS, MONAI_CROPS) else UNet(BANDS, 16, CLASSES))
-    if isinstance(module.network, UNet) and (folder / "unet.pt").exists():
+    network = PatchMixer() if "crops" in way else unet(16, BANDS, CLASSES)
+    module = nn.Sequential(nn.BatchNorm2d(BANDS), network)  # which learns the scale of the file's values
+    if "crops" not in way and (folder / "unet.pt").exists():
         module.load_state_dict(torch.load(folder / "unet.pt"))
     return module.eval()
 
@@ -76,7 +71,7 @@ def prepare(folder: Path, side: int) -> None:
     for name, size in (("scene", side), ("small", 512)):
         tiledseg.write_scene(folder / f"{name}.tif", folder / f"{name}-labels.tif", size=(size, size), seed=len(name))
     x_CHW, y_HW = (torch.from_numpy(_read(folder / f"small{end}.tif")) for end in ("", "-labels"))
-    module = module_of(EXACT, folder).train()
+    module = module_of(OURS, folder).train()
     optimizer = torch.optim.Adam(module.parameters(), 0.002)
     draw = np.random.default_rng(0)
     for _ in range(60):
@@ -97,36 +92,32 @@ def _read(path: Path) -> Any:
         return file.read()
 
 
+def by_tiledseg(module: nn.Module, image: Path, output: Path, options: dict[str, Any]) -> None:
+    tiledseg.predict_raster(module, image, output, format="gtiff", compress="none", **options)
+
+
+def by_monai(module: nn.Module, image: Path, output: Path, options: dict[str, Any]) -> None:
+    from monai.inferers import sliding_window_inference
+
+    with rasterio.open(image) as file, torch.inference_mode():
+        x_BCHW = torch.from_numpy(file.read()).float()[None]
+        scores_BKHW = sliding_window_inference(x_BCHW, predictor=module, sw_batch_size=4, **options)
+        with rasterio.open(output, "w", **file.profile | {"count": 1, "dtype": "uint8", "nodata": None}) as out:
+            out.write(scores_BKHW[0].max(0).indices.to(torch.uint8).numpy(), 1)
+
+
 def mapped(folder: Path, way: str) -> dict[str, Any]:
     """Map the scene in this way."""
-    module, image, output = module_of(way, folder), folder / "scene.tif", folder / f"{way}.tif"
-    windows = import_module("monai.inferers").sliding_window_inference if way.startswith("MONAI") else None
-    import_module("tiledseg.inference.predictor")
+    module, image, output = module_of(way, folder), folder / "scene.tif", folder / "map.tif"
+    import_module("monai.inferers" if way.startswith("MONAI") else "tiledseg.inference.predictor")
     before, begun, worked = _peak(), time.perf_counter(), time.process_time()
-    if windows is None:
-        options: dict[str, Any] = {"window": CROP, "overlap": 0.25, "blend": "gaussian"} if way == CROPS else {}
-        tiledseg.predict_raster(module, image, output, format="gtiff", compress="none", **options)
-    else:
-        side, overlap, mode = {
-            MONAI: (512, 0.25, "constant"),
-            GAUSSIAN: (512, 0.5, "gaussian"),
-            MONAI_CROPS: (CROP, 0.25, "gaussian"),
-        }[way]
-        with rasterio.open(image) as file, torch.inference_mode():
-            x_BCHW = torch.from_numpy(file.read()).float()[None]
-            scores_BKHW = windows(x_BCHW, (side, side), BATCH, module, overlap, mode=mode)
-            with rasterio.open(output, "w", **file.profile | {"count": 1, "dtype": "uint8", "nodata": None}) as out:
-                out.write(scores_BKHW[0].max(0).indices.to(torch.uint8).numpy(), 1)
+    (by_monai if way.startswith("MONAI") else by_tiledseg)(module, image, output, WAYS[way])
     found = {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - worked, "MiB": _peak() - before}
-    expected_HW = np.load(folder / "whole.npy") if way not in (CROPS, MONAI_CROPS) else None
+    map_HW = _read(output)[0]
     with rasterio.open(image) as file:
         valid_HW = file.dataset_mask() > 0
-    wrong = None if expected_HW is None else int((_read(output)[0] != expected_HW)[valid_HW].sum())
-    return {
-        **{key: round(value, 2) for key, value in found.items()},
-        "wrong": wrong,
-        "pixels": int(_read(output)[0].size),
-    }
+    wrong = None if "crops" in way else int((map_HW != np.load(folder / "whole.npy"))[valid_HW].sum())
+    return {**{key: round(value, 2) for key, value in found.items()}, "wrong": wrong, "pixels": map_HW.size}
 
 
 def _peak() -> float:

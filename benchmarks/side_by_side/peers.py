@@ -1,24 +1,36 @@
 """Peers: where each comes from, its version, and what was changed to make it run, in words.
 
-`environment` puts the packages of `peers.txt` into `build/peers`, which the processes of peers alone find. torch is
+`environment` puts `PACKAGES` into `build/peers`, which the processes of peers alone find. torch is
 that of this project. Peers that no index has are built from sources that a person brings:
 `git clone ADDRESS build/peers-sources/NAME`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from torch.utils import cpp_extension
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "peers"
 SOURCES = ROOT / "build" / "peers-sources" / "distdl"
+INTERPOLATE = SOURCES / "src" / "distdl" / "functional" / "interpolate"
 BROUGHT = ("nvidia-physicsnemo", "torchgpipe", "distdl")  # by pip or a person; the others are there
+# Peers, and what they import; torch and MONAI are those of this environment.
+PACKAGES = """
+aiobotocore==3.10.0 aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aioitertools==0.13.0 aiosignal==1.4.0 botocore==1.44.8
+frozenlist==1.8.0 jaxtyping==0.3.11 jmespath==1.1.0 multidict==7.2.1 nvidia-physicsnemo==2.2.2 propcache==0.5.4
+nvtx==0.2.17 pyvers==0.2.3 s3fs==2026.9.0 six==1.17.0 tensordict==0.15.3 termcolor==3.3.0 torchgpipe==0.0.7
+tqdm==4.70.1 treelib==1.8.0 warp-lang==1.19.0 wrapt==2.5.2 yarl==1.25.1
+"""
 DISTDL = "https://github.com/distdl/distdl"
 
 
@@ -47,43 +59,26 @@ NO_TORCHVISION = (
     "imports torchvision, whose wheels are for CUDA: `operator torchvision::nms does not exist` beside this torch"
 )
 TURNED_OFF = "activations in place were put out of place"
+OF_OLDER = """the strategies for convolutions that torch 2.13 added are taken out: they know the batch dim alone, come
+before the older rules, and a block is computed without its neighbours; else as above"""
+OF_SHARDS = f"`register_custom_ops` is called by hand, since it runs where CUDA is there alone; {TURNED_OFF}"
+OF_DISTDL = """an alias that NumPy 1.24 removed (`np.int`); each layer takes a copy of its input, which it overwrites; a
+transposed convolution of kernel = stride is torch's, its weights spread by Broadcast; C++ compiled with `-O1` in one
+file; runs over MPI"""
+OF_STREAMING = "imports `torch._six`, which torch 2 lacks, and puts its statistics on a GPU"
 PEERS = {
     each.name: each
     for each in (
         Peer("torch DTensor", "torch", "PyPI", f"{TURNED_OFF}; weights replicated by `distribute_module`"),
-        Peer(
-            "torch DTensor, older rule",
-            "torch",
-            "PyPI",
-            "the strategies for convolutions that torch 2.13 added are taken out: they know the batch dim alone, come "
-            "before the older rules, and a block is computed without its neighbours; else as above",
-        ),
-        Peer(
-            "ShardTensor",
-            "nvidia-physicsnemo",
-            "PyPI, `--no-deps`",
-            f"`register_custom_ops` is called by hand, since it runs where CUDA is there alone; {TURNED_OFF}",
-        ),
-        Peer(
-            "DistDL",
-            "distdl",
-            f"`git clone {DISTDL} build/peers-sources/distdl`, at a641638",
-            "an alias that NumPy 1.24 removed (`np.int`); each layer takes a copy of its input, which it overwrites; a "
-            "transposed convolution of kernel = stride is torch's, its weights spread by Broadcast; runs over MPI",
-        ),
+        Peer("torch DTensor, older rule", "torch", "PyPI", OF_OLDER),
+        Peer("ShardTensor", "nvidia-physicsnemo", "PyPI, `--no-deps`", OF_SHARDS),
+        Peer("DistDL", "distdl", f"`git clone {DISTDL} build/peers-sources/distdl`, at a641638", OF_DISTDL),
         Peer("torchgpipe", "torchgpipe", "PyPI", "a worker thread for each partition, which devices of one CPU share"),
         Peer("torch.distributed.pipelining", "torch", "PyPI"),
         Peer("MONAI sliding window", "monai", "PyPI"),
         Peer("MPI4DL", "mpi4dl", "https://github.com/OSU-Nowlab/MPI4DL", absent=OF_CUDA),
-        Peer(
-            "Streaming CNN",
-            "streamingcnn",
-            "https://github.com/DIAGNijmegen/StreamingCNN",
-            absent="imports `torch._six`, which torch 2 lacks, and puts its statistics on a GPU",
-        ),
-        Peer("torchgeo", "torchgeo", "PyPI", absent=NO_TORCHVISION),
-        Peer("terratorch", "terratorch", "PyPI", absent=NO_TORCHVISION),
-        Peer("raster-vision", "rastervision", "PyPI", absent=NO_TORCHVISION),
+        Peer("Streaming CNN", "streamingcnn", "https://github.com/DIAGNijmegen/StreamingCNN", absent=OF_STREAMING),
+        Peer("torchgeo, terratorch, raster-vision", "torchgeo", "PyPI", absent=NO_TORCHVISION),
     )
 }
 
@@ -92,19 +87,32 @@ PEERS = {
 def environment(name: str) -> dict[str, str]:
     """Install the packages of peers where this one needs any and they are not there, and build their sources; a package
     that cannot be had is left out. Return the variables by which a process finds them."""
-    wanted, done = Path(__file__).with_name("peers.txt"), FOLDER / "peers.txt"
+    done = FOLDER / "packages.txt"
     brought = name in PEERS and PEERS[name].package in BROUGHT
-    if brought and not (done.exists() and done.read_text() == wanted.read_text()):
-        for line in wanted.read_text().splitlines():
-            if not line.startswith("#"):
-                _quietly("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(FOLDER), line)
+    if brought and not (done.exists() and done.read_text() == PACKAGES):
+        _quietly(sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(FOLDER), *PACKAGES.split())
         FOLDER.mkdir(parents=True, exist_ok=True)
-        done.write_text(wanted.read_text())
-    if brought and SOURCES.exists() and not list(SOURCES.glob("src/distdl/functional/interpolate/_cpp*")):
-        _quietly("setup.py", "build_ext", "--inplace", folder=SOURCES)
-    folders = [str(ROOT), *([str(FOLDER), str(SOURCES / "src")] if brought else []), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "OMP_NUM_THREADS": "1"}
+        done.write_text(PACKAGES)
+    if brought and SOURCES.exists() and not list(INTERPOLATE.glob("_cpp*")):
+        _build_interpolation()
+    found = [str(FOLDER), str(SOURCES / "src")] if brought else []
+    path = [str(ROOT), *found, os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, path)), "OMP_NUM_THREADS": "1"}
 
 
-def _quietly(*words: str, folder: Path = ROOT) -> None:
-    subprocess.run([sys.executable, *words], cwd=folder, check=False, capture_output=True, timeout=300)
+def _build_interpolation() -> None:
+    """Compile DistDL's C++ at once, in half a minute; its `setup.py` takes three."""
+    unity = FOLDER / "interpolate.cpp"
+    unity.write_text("".join(f'#include "{path}"\n' for path in sorted(INTERPOLATE.glob("src/*.cpp"))))
+    headers = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"], str(INTERPOLATE / "src")]
+    words = ["-O1", "-shared", "-fPIC", "-std=c++20", "-fopenmp", "-DAT_PARALLEL_OPENMP", "-DTORCH_EXTENSION_NAME=_cpp"]
+    words += ["-DTORCH_API_INCLUDE_EXTENSION_H", *(f"-I{path}" for path in headers), str(unity)]
+    words += ["-o", str(INTERPOLATE / f"_cpp{sysconfig.get_config_var('EXT_SUFFIX')}")]
+    words += [f"-L{path}" for path in cpp_extension.library_paths()]
+    words += ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
+    _quietly("c++", *words)
+
+
+def _quietly(*words: str) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+        subprocess.run(words, cwd=ROOT, check=False, capture_output=True, timeout=400)

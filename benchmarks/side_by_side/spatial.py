@@ -3,13 +3,12 @@
     python -m benchmarks.side_by_side.spatial PEER capability|cost RANKS ITEM ...
 
 prints a line of JSON an item. An item's ranks are forks of this process, over Gloo, and have `LIMIT` seconds; DistDL's
-are processes under mpirun. `python -m benchmarks.side_by_side` starts it.
+are processes under mpirun, which take item after item. `python -m benchmarks.side_by_side` starts it.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import os
 import re
@@ -18,12 +17,13 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import distributed, nn
@@ -34,8 +34,9 @@ from benchmarks.launching import mpirun, run_process
 from benchmarks.many_ranks.ranks import import_all, run_ranks
 from benchmarks.side_by_side.layers import BANDS, SIZE, build
 from benchmarks.stand_ins import stand_ins
+from tiledseg.tracing.trace import trace
 
-LIMIT, PAIRS, COST_SIZE = 240.0, 5, (512, 512)
+LIMIT, PAIRS, COST_SIZE = 200.0, 4, (384, 384)
 OURS = "tiledseg"
 
 
@@ -100,7 +101,7 @@ def _sharded(wrap: Callable[..., Any], module: nn.Module, mesh: Any, dims: list[
         placements = [Shard(dim) for dim in dims]
         own = places(x_BCHW.shape, placements)
         part_BCHW = x_BCHW[own].clone().requires_grad_()
-        y = module(wrap(part_BCHW, mesh, placements, x_BCHW.shape))
+        y = module(wrap(part_BCHW, mesh, placements, "chunk", x_BCHW.shape))
         if not all(isinstance(each, Shard) for each in y.placements):
             y = y.redistribute(mesh, [Replicate()] * mesh.ndim)
         given, local_BCHW = places(shape, y.placements), y.to_local()
@@ -121,11 +122,7 @@ def dtensor_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
     from torch.distributed.tensor import DTensor, distribute_module
 
     mesh = init_device_mesh("cpu", (ranks,))
-
-    def wrap(part_BCHW: torch.Tensor, mesh: Any, placements: Any, whole: torch.Size) -> Any:
-        return DTensor.from_local(part_BCHW, mesh, placements)
-
-    return _sharded(wrap, distribute_module(module, mesh), mesh, [3], shape)
+    return _sharded(lambda *of: DTensor.from_local(*of[:3]), distribute_module(module, mesh), mesh, [3], shape)
 
 
 def older_dtensor_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
@@ -141,56 +138,42 @@ def shardtensor_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
     from torch.distributed.device_mesh import init_device_mesh
 
     peer = import_module("physicsnemo.domain_parallel")
-    with stand_ins():
-        peer.register_custom_ops()
     mesh = init_device_mesh("cpu", mesh_of(ranks)[: 1 if ranks < 4 else 2])
-
-    def wrap(part_BCHW: torch.Tensor, mesh: Any, placements: Any, whole: torch.Size) -> Any:
-        return peer.ShardTensor.from_local(part_BCHW, mesh, placements, "chunk", whole)
-
-    return _sharded(wrap, module, mesh, [2] if ranks < 4 else [2, 3], shape)
+    return _sharded(peer.ShardTensor.from_local, module, mesh, [2] if ranks < 4 else [2, 3], shape)
 
 
 def distdl_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
     return import_module("benchmarks.side_by_side.distdl_layers").step_of(module, mesh_of(ranks), shape)
 
 
-DTENSOR, OLDER = "torch DTensor", "torch DTensor, older rule"
-STEPS = {
-    OURS: tiledseg_step,
-    DTENSOR: dtensor_step,
-    OLDER: older_dtensor_step,
-    "ShardTensor": shardtensor_step,
-    "DistDL": distdl_step,
-}
-
-
-def lines_of(peer: str) -> int:
-    """Return how many lines the peer's step takes, without those that our comparison alone needs."""
-    from benchmarks.side_by_side import distdl_layers
-
-    own = STEPS[peer]
-    parts: list[Any] = (
-        [own] if peer == OURS else [dtensor_step, _sharded] if own is older_dtensor_step else [own, _sharded]
-    )
-    of = inspect.getsource(distdl_layers) if peer == "DistDL" else "".join(map(inspect.getsource, parts))
-    return sum(bool(line.strip()) for line in of.splitlines())
+_NAMES = (OURS, "torch DTensor", "torch DTensor, older rule", "ShardTensor", "DistDL")
+STEPS = dict(zip(_NAMES, (tiledseg_step, dtensor_step, older_dtensor_step, shardtensor_step, distdl_step), strict=True))
 
 
 class Sent(TorchDispatchMode):
-    """This rank's messages and collective calls through torch, with the bytes that it hands over."""
+    """This rank's messages and collective calls, with the bytes that it hands over: operations of torch.distributed
+    within; `distdl_layers.counted` counts those of mpi4py into `ALL` alike."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages = self.calls = self.bytes = 0
+    ALL: ClassVar = Counter[str]()
+
+    @staticmethod
+    def count(message: bool, given: Any) -> None:
+        kind = "message" if message else "call"
+        Sent.ALL[f"{kind}s"] += 1
+        Sent.ALL[f"{kind} bytes"] += sum(getattr(each, "nbytes", 0) for each in torch.utils._pytree.tree_leaves(given))
+
+    def __enter__(self) -> Sent:
+        Sent.ALL.clear()
+        super().__enter__()
+        return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(each, "placements") for each in types):
+            return NotImplemented  # a tensor of blocks: the operations that it is made of come here one by one
         space, name = func._schema.name.split("::")
         if space in ("c10d", "_c10d_functional") and not any(word in name for word in ("recv", "wait", "barrier")):
-            given = args[1] if name in ("allgather_", "_allgather_base_", "alltoall_base_", "alltoall_") else args[0]
-            self.messages += name == "send"
-            self.calls += name != "send"
-            self.bytes += sum(t.nbytes for t in torch.utils._pytree.tree_leaves(given) if isinstance(t, torch.Tensor))
+            named = zip((each.name for each in func._schema.arguments), args, strict=False)
+            self.count(name == "send", next((value for key, value in named if key.startswith("input")), args[0]))
         return func(*args, **(kwargs or {}))
 
 
@@ -212,20 +195,12 @@ def compared(block: Block, expected: Block) -> dict[str, float]:
     for each in gathered(block):
         y_BCHW[each.y_at], dx_BCHW[each.dx_at] = each.y_BCHW, each.dx_BCHW
         gradients = gradients or each.gradients
-    largest = max((each.abs().max() for each in expected.gradients.values()), default=torch.ones(1))
-    missing = expected.gradients.keys() - gradients.keys()
-    if missing:
+    if missing := expected.gradients.keys() - gradients.keys():
         raise ValueError(f"no gradient of {min(missing)}")
-    dw = max(
-        (_far(gradients[name].reshape(each.shape), each, largest) for name, each in expected.gradients.items()),
-        default=0.0,
-    )
-    return {"y": _far(y_BCHW, expected.y_BCHW), "dx": _far(dx_BCHW, expected.dx_BCHW), "dW": dw}
-
-
-def _far(found: torch.Tensor, expected: torch.Tensor, scale: Any = None) -> float:
-    far = ((found - expected).abs().max() / (expected.abs().max() if scale is None else scale)).item()
-    return far if far == far else float("inf")
+    parts = [torch.cat([of[k].flatten() for k in expected.gradients]) for of in (gradients, expected.gradients)]
+    pairs = {"y": (y_BCHW, expected.y_BCHW), "dx": (dx_BCHW, expected.dx_BCHW), "dW": parts}
+    far = {key: ((found - true).abs().max() / true.abs().max()).item() for key, (found, true) in pairs.items()}
+    return {key: value if value == value else float("inf") for key, value in far.items()}
 
 
 def whole(module: nn.Module, x_BCHW: torch.Tensor) -> Block:
@@ -239,10 +214,6 @@ def whole(module: nn.Module, x_BCHW: torch.Tensor) -> Block:
     return Block(y_BCHW.detach(), BATCH, x_BCHW.grad, BATCH, gradients)
 
 
-def float_of(kind: str) -> torch.dtype:
-    return torch.float64 if kind == "capability" else torch.float32
-
-
 class Item:
     """A layer or network that a peer computes on some ranks, beside the whole image on each."""
 
@@ -250,9 +221,9 @@ class Item:
         self.peer, self.kind, self.ranks, self.name = peer, kind, ranks, name
         size = COST_SIZE if kind == "cost" else NETWORKS[name].size or SIZE if name in NETWORKS else SIZE
         bands = NETWORKS[name].bands if name in NETWORKS else BANDS
-        draw = torch.Generator().manual_seed(5)
-        self.x_BCHW = torch.randn(1, bands, *size, generator=draw, dtype=torch.float64).to(float_of(kind))
-        self.module = build(name).to(float_of(kind))
+        dtype = torch.float32 if kind == "cost" else torch.float64
+        self.module = build(name).to(dtype)
+        self.x_BCHW = torch.randn(1, bands, *size, generator=torch.Generator().manual_seed(5), dtype=dtype)
         self.expected = whole(copy.deepcopy(self.module), self.x_BCHW)
 
     def run(self) -> int:
@@ -268,7 +239,7 @@ class Item:
         found: dict[str, Any] = compared(block, self.expected)
         if self.kind == "cost":
             found |= {**self._cost(step), "MiB": round(memory / 2**20)}
-        if gathered(None) and int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))) == 0:
+        if gathered(None) and rank_of() == 0:
             print("=" + json.dumps(found), flush=True)
         if self.peer != "DistDL":
             distributed.destroy_process_group()
@@ -276,27 +247,29 @@ class Item:
 
     def _cost(self, step: Step) -> dict[str, Any]:
         """Count a step's messages, and time it and ours by turns."""
-        with Sent() as sent:
+        with Sent():
             step(self.x_BCHW)
-        steps = {"seconds": step}
-        if self.peer != OURS:
-            steps["seconds of ours"] = tiledseg_step(copy.deepcopy(self.module), self.ranks, self.expected.y_BCHW.shape)
-        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+        counts: Counter[str] = sum(gathered(Counter(Sent.ALL)), Counter())
+        ours = tiledseg_step(copy.deepcopy(self.module), self.ranks, self.expected.y_BCHW.shape)
+        taken: list[list[tuple[float, float]]] = [[], []]
         for _ in range(PAIRS + 1):
-            for name, each in steps.items():
+            for of, each in zip(taken, (step, ours), strict=True):
                 gathered(None)
                 begun, worked = time.perf_counter(), time.process_time()
                 each(self.x_BCHW)
                 worked = sum(gathered(time.process_time() - worked))
-                taken[name].append((time.perf_counter() - begun, worked))
-        turns = list(zip(taken["seconds"], taken["seconds of ours" if len(taken) > 1 else "seconds"], strict=True))[1:]
-        counts = [sum(each) for each in zip(*gathered((sent.messages, sent.calls, sent.bytes)), strict=True)]
+                of.append((time.perf_counter() - begun, worked))
+        turns = list(zip(*taken, strict=True))[1:]
         return {
-            **dict(zip(("messages", "calls", "bytes"), counts, strict=True)),
-            **{name: round(statistics.median(wall for wall, _ in values[1:]), 4) for name, values in taken.items()},
+            **counts,
+            "seconds": round(statistics.median(theirs[0] for theirs, _ in turns), 4),
             "ratio": [theirs[0] / ours[0] for theirs, ours in turns],
             "cpu": [theirs[1] / ours[1] for theirs, ours in turns],
         }
+
+
+def rank_of() -> int:
+    return int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 
 
 def _resident(key: str) -> int:
@@ -304,32 +277,58 @@ def _resident(key: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
-def outcome(peer: str, kind: str, ranks: int, name: str) -> dict[str, Any]:
-    """Return what an item's ranks found, or the words of their error."""
-    try:
-        item = Item(peer, kind, ranks, name)
-    except ImportError as error:
-        return {"absent": str(error)}
+def outcomes(peer: str, kind: str, ranks: int, names: list[str]) -> list[dict[str, Any]]:
+    """Return what an item's ranks found, or the words of their error: of one name, or more under mpirun."""
     if peer == "DistDL":
-        done = run_process(
-            mpirun(ranks, "benchmarks.side_by_side.spatial", peer, kind, str(ranks), name, "--rank"), LIMIT
-        )
-        codes, said = [done.code], [done.out + done.err]
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            ended = run_ranks(ranks, item.run, Path(folder), LIMIT)
-        codes, said = ended.codes, ended.said
+        some = names[:1] if kind == "cost" else names
+        command = mpirun(ranks, "benchmarks.side_by_side.spatial", peer, kind, str(ranks), *some, "--rank")
+        done = run_process(command, 60 + LIMIT * len(some))
+        found = found_of([done.code], [f"{done.out}\n{done.err}"])
+        return [{"item": name, **each} for name, each in zip(some, found, strict=False)]
+    try:
+        item = Item(peer, kind, ranks, names[0])
+    except ImportError as error:
+        return [{"item": names[0], "absent": str(error)}]
+    return [{"item": names[0], **by_forks(ranks, item.run)}]
+
+
+def by_forks(ranks: int, body: Callable[[], int]) -> dict[str, Any]:
+    """Return what the forks of this process found, as their first line that begins with '={' says, or their error."""
+    with tempfile.TemporaryDirectory() as folder:
+        ended = run_ranks(ranks, body, Path(folder), LIMIT)
+    return found_of(ended.codes, ended.said)[0]
+
+
+def found_of(codes: list[int], said: list[str]) -> list[dict[str, Any]]:
+    """Return what lines that begin with '={' say, and then the error of ranks that failed."""
     lines = [line for each in said for line in each.splitlines()]
     found = [json.loads(line[1:]) for line in lines if line.startswith("={")]
-    if found and not any(codes):
-        return found[0]
-    traced = said[0].rpartition("Traceback (most recent call last):")[2] or said[-1].rpartition("Traceback")[2]
-    raised = [line for line in traced.splitlines() if re.match(r"[A-Za-z_][\w.]*(:|$)", line)]
-    if not raised:
-        return {"error": f"no end within {LIMIT:.0f} s" if -9 in codes else f"ended with {codes}"}
-    kind_of, _, words = raised[0].partition(": ")
-    refused = kind_of.rpartition(".")[2] in ("ConfigError", "GeometryError")
-    return {"refused" if refused else "error": words or kind_of}
+    return [*found, words_of(codes, said)] if any(codes) or not found else found
+
+
+def words_of(codes: list[int], said: list[str]) -> dict[str, Any]:
+    """Return the error, or refusal, of ranks in its own words."""
+    for text in said:
+        for line in text.rpartition("Traceback (most recent call last):")[2].splitlines():
+            if re.match(r"[A-Za-z_][\w.]*(: |$)", line):
+                kind, _, words = line.partition(": ")
+                refused = kind.rpartition(".")[2] in ("ConfigError", "GeometryError")
+                return {"refused" if refused else "error": words or kind}
+    last = next((line for line in said[0].splitlines()[::-1] if line.strip("- ")), f"ended with {codes}")
+    return {"error": f"no end within {LIMIT:.0f} s" if -9 in codes else last}
+
+
+def take_ranks_part(peer: str, kind: str, ranks: int, names: list[str]) -> int:
+    """Compute items one after the other as a rank of mpirun. An error that every rank has before any message lets the
+    next item begin."""
+    for name in names:
+        try:
+            Item(peer, kind, ranks, name).run()
+        except (ImportError, NotImplementedError) as error:
+            word = "absent" if isinstance(error, ImportError) else "error"
+            if rank_of() == 0:
+                print("=" + json.dumps({word: str(error)}), flush=True)
+    return 0
 
 
 def main() -> int:
@@ -337,16 +336,22 @@ def main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if names[-1] == "--rank":
-        return Item(peer, kind, int(ranks), names[0]).run()
-    import_all()
+        return take_ranks_part(peer, kind, int(ranks), names[:-1])
+    if peer != "DistDL":  # once for all forks, what the first step of each would import
+        import_all()
+        trace(nn.Conv2d(1, 1, 1), 1)
+        import_module("torch.distributed.tensor")
     if peer == "ShardTensor":
-        import_module("physicsnemo.domain_parallel")
-    for name in names:
+        with stand_ins():
+            import_module("physicsnemo.domain_parallel").register_custom_ops()
+    while names:
         begun = time.perf_counter()
-        found = outcome(peer, kind, int(ranks), name)
-        print(json.dumps({"item": name, **found, "took": round(time.perf_counter() - begun, 1)}), flush=True)
+        news = outcomes(peer, kind, int(ranks), names)
+        for found in news:
+            print(json.dumps({**found, "took": round(time.perf_counter() - begun, 1)}), flush=True)
+        names = names[len(news) :]
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(import_module("benchmarks.side_by_side.spatial").main())  # the module that peers import
