@@ -60,7 +60,7 @@ def traced(name: str) -> GraphNetwork:
     try:
         with pytest.MonkeyPatch.context() as patch:
             if SIZE > 1 and not NIGHTLY:
-                patch.setattr("tiledseg.tracing.trace.FAR", ())
+                patch.setattr("tiledseg.tracing.runs.FAR", ())
                 patch.setattr("tiledseg.tracing.trace.check_traced", lambda *_: None)
             return NETWORKS[name].network()
     except ImportError as error:
