@@ -29,8 +29,7 @@ from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, whole_place
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.mirrored_reader import mirrored_positions, prefetch
-from tiledseg.tracing.record import generators
-from tiledseg.tracing.state import class_state, drawn_from, in_mode, is_same, kept_state
+from tiledseg.tracing.state import class_state, drawn_from, generators, in_mode, is_same, kept_state
 from tiledseg.units import SINGLE_BYTES
 
 AT_ONCE = {"cpu": 4}

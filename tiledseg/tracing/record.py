@@ -7,7 +7,6 @@ calls, memory that depends on the input is followed kernel by kernel: compiled c
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -15,7 +14,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
@@ -32,7 +30,7 @@ from tiledseg.spatial.twins import POINTWISE
 from tiledseg.tracing import calls
 from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, frames, function_name, tensors_of, values_in
 from tiledseg.tracing.declared import declaration, depths_of
-from tiledseg.tracing.state import FORWARD_HOOKS, Changes, drawn_from, in_mode, kept_state
+from tiledseg.tracing.state import FORWARD_HOOKS, Changes, drawn_from, generators, in_mode, kept_state
 
 INEXACT = "the module cannot be computed exactly on tiles"
 VAST = 1 << 24  # values of a constant that a run without values does not compute
@@ -400,10 +398,3 @@ def record(
             nn.Module.__call__ = call  # type: ignore[method-assign]
         recorder.record.drew = tuple(name for name, state in generators().items() if state != before[name])
     return recorder.finish(returned, changes)
-
-
-def generators() -> dict[str, Any]:
-    """Return the states of the common generators of random numbers."""
-    kind, keys, *rest = np.random.get_state()
-    states = torch.random.get_rng_state().tolist()
-    return {"torch": states, "Python": random.getstate(), "NumPy": (kind, tuple(keys), *rest)}

@@ -214,3 +214,10 @@ def _picture(value: Any, depth: int) -> Any:
         case Iterator():
             return object()  # another one each time: nobody can tell whether it has moved
     return [value, _picture(vars(value), depth - 1)] if depth and hasattr(value, "__dict__") else value
+
+
+def generators() -> dict[str, Any]:
+    """Return the states of the common generators of random numbers."""
+    kind, keys, *rest = np.random.get_state()
+    states = torch.random.get_rng_state().tolist()
+    return {"torch": states, "Python": random.getstate(), "NumPy": (kind, tuple(keys), *rest)}
