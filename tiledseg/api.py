@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.network import Network
-from tiledseg.architecture.presets import CROPS, build_network, crop_grid
+from tiledseg.architecture.presets import build_network, crop_grid
 from tiledseg.config.checks import checked
 from tiledseg.config.data import DataConfig
 from tiledseg.config.run import Config, ModelConfig
@@ -102,18 +102,6 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
     return Path(config.run.output)
 
 
-_OF_MAPS = (
-    *("probabilities", "probability_type", "polygons", "minimum_area", "polygons_classes", "format", "compress"),
-    *("precision", "tta", "area", "references", "verify", "assets", "mosaic", "valid", "valid_values", "times", *CROPS),
-)
-
-
-def _refuse_unknown(options: Mapping[str, Any], known: Sequence[str]) -> None:
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"there is no keyword '{name}'; give some of {', '.join(known)}")
-
-
 @takes_arrays
 @renamed({f"data.{key}": key for key in ("assets", "mosaic", "valid", "valid_values", "times", "area")})
 @checked
@@ -126,7 +114,27 @@ def predict_raster(
     bands: Sequence[int] | None = None,
     normalize: Normalization | tuple[Sequence[float], Sequence[float]] | None = None,
     classes: int | None = None,
-    **options: Any,
+    probabilities: str | Path | None = None,
+    precision: str = "fp32",
+    references: bool = False,
+    format: str = "cog",
+    compress: str = "auto",
+    probability_type: str | None = None,
+    polygons: str | Path | None = None,
+    minimum_area: str | None = None,
+    polygons_classes: Sequence[str | int] | None = None,
+    area: str | Path | None = None,
+    assets: Sequence[str] = (),
+    mosaic: bool | None = None,
+    valid: int | str | None = None,
+    valid_values: Sequence[float] = (),
+    times: Sequence[str] = (),
+    tta: str = "none",
+    verify: bool = True,
+    window: int | None = None,
+    overlap: float = 0.5,
+    blend: str = "gaussian",
+    ends: str = "inside",
 ) -> DataArray | None:
     """Write the exact class map of `source` to `target` as `tiledseg predict` does, on any number of ranks. Collective.
     `source` may be an xarray.DataArray with x and y, whose map is returned as one where there is no `target` (made in
@@ -138,10 +146,11 @@ def predict_raster(
     (means, deviations), or a `Normalization`, takes a mean off each band and divides it by a deviation; None leaves
     values as they are. `classes`: how many there must be. A network trained here has all this with it.
 
-    `options`: flags of the command (`tiledseg predict --help`) by their names, with `_` for `-`: `probabilities`,
-    `probability_type`, `polygons`, `minimum_area`, `polygons_classes` (names or numbers), `format`, `compress`,
-    `precision`, `tta`, `area`, `references`, `verify`; `assets`, `mosaic`, `valid`, `valid_values`, `times` of sources
-    of several rasters; `window`, `overlap`, `blend`, `ends` of a module of one input size, which is not traced then.
+    The rest are flags of the command, `tiledseg predict --help`. `polygons_classes`: names or numbers, None: all.
+    `assets`, `mosaic`, `valid`, `valid_values`, `times`: sources of several rasters, as `data` has them (None, or
+    empty: as in the training; `valid` "none": all pixels). `verify`: a module is compared first with what was traced of
+    it (docs/explanation/exactness.md). `window`, `overlap`, `blend`, `ends`: a module of that input size maps by crops
+    (docs/how-to/maps.md); it is not traced then, nor need it be with grid 1 on one rank.
     Several sources have a map each, in the folder `target`. Where a norm takes statistics over the image, the ranks
     compute it layer by layer together, and need memory for their blocks of it.
 
@@ -158,23 +167,28 @@ def predict_raster(
     from tiledseg.raster.reader import map_as_array
     from tiledseg.system.console import say
 
-    _refuse_unknown(options, _OF_MAPS)
     images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
     array = array_of(images[0]) if target is None and len(images) == 1 else None
     if array is not None:
-        target, options = "map.tif", {**options, "format": "gtiff", "compress": "none"}  # in a folder of its own
+        target, format, compress = "map.tif", "gtiff", "none"  # in a folder of its own
     elif target is None:
         raise ConfigError("target is None, and source is no xarray.DataArray; give the path of the map")
-    targets = {"output": target, **{name: options.pop(name, None) for name in ("probabilities", "polygons")}}
-    files = {name: None if path is None else str(path) for name, path in targets.items()}
-    if options.get("polygons_classes") is not None:
-        options["polygons_classes"] = ",".join(map(str, options["polygons_classes"]))
-    more = {"polygons_minimum_area" if name == "minimum_area" else name: value for name, value in options.items()}
-    more |= {"tiling": {"grid": list(grid) if isinstance(grid, tuple) else grid}, "verbosity": 0}
+    paths = {"output": target, "probabilities": probabilities, "polygons": polygons, "area": area}
+    files = {name: None if path is None else str(path) for name, path in paths.items()}
+    more = {
+        "polygons_minimum_area": minimum_area,
+        "polygons_classes": None if polygons_classes is None else ",".join(map(str, polygons_classes)),
+        "tiling": {"grid": list(grid) if isinstance(grid, tuple) else grid},
+        **{"precision": precision, "references": references, "format": format, "compress": compress, "tta": tta},
+        **{"probability_type": probability_type, "verify": verify, "verbosity": 0},
+        **{"window": window, "overlap": overlap, "blend": blend, "ends": ends},
+        **{"assets": list(assets), "mosaic": mosaic, "valid": valid, "valid_values": list(valid_values)},
+        "times": list(times),
+    }
     parser = build_parser()
-    flags = parse(parser, words_of(parser, {"image": images, **files, **more}))
-    config = parse_groups(flags)
-    request, crops = request_of(flags, config), crop_grid(config.model)
+    options = parse(parser, words_of(parser, {"image": images, **files, **more}))
+    config = parse_groups(options)
+    request, crops = request_of(options, config), crop_grid(config.model)
     given = {"bands": bands, "normalize": normalize, "classes": classes}
     with joined_mesh() as mesh:
         mapper = _mapper(network, images, config.data, given, mesh, crops, maps_whole(config, mesh))
@@ -231,24 +245,31 @@ def _mapper(
 def evaluate_map(
     prediction: str | Path,
     labels: str | Path,
-    **options: Any,
+    *,
+    classes: int | Mapping[Any, Any] | Sequence[Mapping[str, Any]] | str | None = None,
+    ignore_index: int = 255,
+    references: bool = False,
+    label_layer: str | None = None,
+    label_attribute: str | None = None,
+    background: str | int | None = None,
+    warp: bool = False,
 ) -> Scores:
     """Return the scores of a class map against its labels, as `tiledseg evaluate` gives them.
 
-    `options`: flags of the command (`tiledseg evaluate --help`) by their names, with `_` for `-`: `classes` (any form
-    of `data.classes`), `ignore_index`, `references`, `warp`, `label_layer`, `label_attribute`, `background`. Raises
+    `classes`: any form of `data.classes`, or a file of them; None counts class numbers in the data. Labels may be
+    polygons, with `classes`: `label_layer`, `label_attribute`, `background`, and `warp` are as `data` has them. Raises
     RasterError where the grids differ. Raises LabelError for a value outside the classes, and for a class that the
     names in both files, or of `classes`, give two numbers. Classes of other names are a warning.
     """
     from tiledseg.commands.options import parse, words_of
-    from tiledseg.evaluate import PLAIN, build_parser, evaluated
+    from tiledseg.evaluate import build_parser, evaluated
 
-    _refuse_unknown(options, [key.partition(".")[2] for key in PLAIN])
-    files = {"prediction": str(prediction), "labels": str(labels)}
-    parser = build_parser()
+    given = {"prediction": str(prediction), "labels": str(labels), "classes": classes, "ignore_index": ignore_index}
+    of_polygons = {"label_layer": label_layer, "label_attribute": label_attribute, "background": background}
+    parser, given = build_parser(), given | of_polygons | {"references": references, "warp": warp}
 
     def warn(lines: Iterable[str]) -> None:
         for line in lines:
             warnings.warn(line, stacklevel=5)
 
-    return evaluated(parse(parser, words_of(parser, {**files, **options})), warn)[1]
+    return evaluated(parse(parser, words_of(parser, given)), warn)[1]

@@ -68,12 +68,8 @@ _THREADS = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the scores; the exit code (0; 2 for bad input)."""
-
-    def body() -> None:
-        with renamed({key: flag_of(key) for key in PLAIN}):
-            _evaluate(parse(build_parser(), sys.argv[1:] if argv is None else argv))
-
-    return run(body)
+    named = renamed({key: flag_of(key) for key in PLAIN})
+    return run(named(lambda: _evaluate(parse(build_parser(), sys.argv[1:] if argv is None else argv))))
 
 
 def _evaluate(options: Namespace) -> None:

@@ -146,7 +146,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse_groups(options)
         check_own(options)
         keep_freed_memory(os.environ)
-
         typed = [key for key in PLAIN if options.weights is not None or vars(options)[key] is not None]
 
         def work(mesh: Mesh) -> None:

@@ -129,8 +129,7 @@ def plan_store(
     """Plan the store before a pixel is read, and return how pixels are read: polygons become class numbers, rasters
     keep their values. And the names of images and labels.
 
-    `classes_given`: a flag names the classes, so some label must need
-    them. Raises an InputError.
+    `classes_given`: a flag names the classes, so some label must need them. Raises an InputError.
     """
     from tiledseg.raster.finding import as_list, check_assets, expand_sources, find_sources, pair_sources
     from tiledseg.raster.labels.label_map import LabelMap

@@ -35,9 +35,8 @@ _SEARCHED = (
     "mesh", "stages", "balance", "micro_batches", "schedule", "recompute", "halo", "memory_budget", "window", "overlap",
 )  # fmt: skip
 _EXACT = (
-    *("memory_budget", "recompute", "mesh", "window", "overlap", "stages", "plot", "emit", "search", "scaling"),
-    "machine",
-)
+    "memory_budget", "recompute", "mesh", "window", "overlap", "stages", "plot", "emit", "search", "scaling", "machine",
+)  # fmt: skip
 _COUNTS = "size", "grid", "stride", "gpus_per_node", "images", "images_per_step", "gpus", "mesh", "window"
 _MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling", "encoder")
 _MOST_STAGES, _MOST_MICRO_BATCHES = 32, 256  # with these the simulation takes a few seconds at most
@@ -103,7 +102,7 @@ def _script(site: Site, minutes: int, job: Job) -> str:
 
 def _scaling(flags: Namespace) -> Answered:
     """Answer --scaling: the time over the number of GPUs."""
-    from tiledseg.planning.answer.search import SCALING_KEYS, parse_range, scaling_part, scaling_table, searchable
+    from tiledseg.planning.answer.search import COLUMNS, parse_range, scaling_part, scaling_table, searchable
 
     numbers = parse_range(flags.scaling)
     refuse_given(flags, _SEARCHED, "--scaling finds settings", "leave one of them out")
@@ -115,7 +114,7 @@ def _scaling(flags: Namespace) -> Answered:
     part = scaling_part(question, numbers)
     if flags.csv is not None:
         with replacing(flags.csv) as path, path.open("w", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, SCALING_KEYS, lineterminator="\n")
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(part["points"])
     if plotter is not None:

@@ -36,12 +36,10 @@ from tiledseg.raster.statistics import Normalization, check_alike, given_normali
 IGNORED = 255
 UNEVEN = ("refuse", "drop", "differ")
 Paths = str | Path | Sequence[str | Path]
-
-
 _KEYS = (
-    *("classes", "bands", "nodata", "references", "label_layer", "label_attribute", "background", "warp"),
-    *("assets", "mosaic", "valid", "valid_values"),
-)
+    "classes", "bands", "nodata", "references", "label_layer", "label_attribute", "background", "warp",
+    "assets", "mosaic", "valid", "valid_values",
+)  # fmt: skip
 """Arguments that the group `data` of a configuration has too."""
 
 

@@ -300,7 +300,6 @@ def _table(path: str) -> list[dict[str, Any]]:
     from tiledseg.raster.labels.polygons import check_begin
 
     check_begin(path)
-
     with reading(f"open {path}", "give a GeoPackage or FlatGeobuf with the column location"):
         columns = [name for name in pyogrio.read_info(path)["fields"] if name.lower() in _COLUMNS]
         _, _, _, values = pyogrio.raw.read(path, columns=columns, read_geometry=False)

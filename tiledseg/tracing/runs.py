@@ -159,12 +159,11 @@ class Recorded:
             with suppress(OtherSizeError):  # whatever the module raises
                 one, other = pair = pair or [run(n, each) for n, each in enumerate(self.sizes, 2)]
                 again = run(batch, (size[0], size[1]))
-                different = differing(one, again, other=other) or unlike(
-                    self.placed, network.graph, source.bands, again
-                )
+                different = differing(one, again, other=other)
+                different = different or unlike(self.placed, network.graph, source.bands, again)
                 written = (fault for fault in again.faults if "writ" in fault)  # others of fakes may be none
                 if different := different or next(written, None):
                     raise unsteady(different)
+                looks += 1
             self.known.add(key)
-            looks += 1
         return looks

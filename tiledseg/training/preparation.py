@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
@@ -26,7 +25,7 @@ from tiledseg.planning.run.grid import usual_grids
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion, WindowSteps
 from tiledseg.planning.run.spread import exact_modes, parallelism
-from tiledseg.planning.walk.cost_model import ASSUMED, ASSUMED_STORE, Machine, disk_of, store_of
+from tiledseg.planning.walk.cost_model import ASSUMED, ASSUMED_STORE, Machine, Store, disk_of, store_of
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.content import ByContent
@@ -46,9 +45,6 @@ from tiledseg.training.raster_set import (
 from tiledseg.training.saving import score_class
 from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_of
-
-if TYPE_CHECKING:
-    from tiledseg.planning.walk.cost_model import Store
 
 Kept = tuple[tuple[int, ...], ...]
 """Of each image, the tiles in which pixels may count."""

@@ -31,7 +31,7 @@ from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import ChannelDropout, DropoutKey
 from tiledseg.models.network import GraphNetwork
-from tiledseg.planning.answer.table import heading
+from tiledseg.planning.answer.table import network_text
 from tiledseg.planning.answer.text import wrapped
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.sampling import Position
@@ -108,7 +108,7 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     active = {rank: done for rank, done in doings.items() if done.sent or done.received or done.summed}
     return {
         "ranks": ranks,
-        "network": heading(preparation.question).split(" px, ")[1].replace("\n", ", "),
+        "network": network_text(preparation.question).replace("\n", ", "),
         "mode": spread.in_words,
         "tiles": sum(len(parts) for parts, _ in shares),
         "idle": len(idle),

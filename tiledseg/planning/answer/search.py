@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.planning.answer.modes import basis_part, better_precision, with_step
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.planning.answer.table import JOB, PROPOSED, beside, heading, idle_words, precision_words, steps_words
+from tiledseg.planning.answer.table import JOB, PROPOSED, beside, idle_words, network_text, precision_words, steps_words
 from tiledseg.planning.answer.text import columns, figures_basis, time_of, words, wrapped, wrapped_lines
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.question import RunQuestion
@@ -24,16 +24,7 @@ _WHY = {
     "not possible": "cannot be",
     "slower": "are slower (most were only estimated)",
 }
-SCALING_KEYS = (
-    "scaling",
-    "gpus",
-    "images_per_step",
-    "step_seconds",
-    "epoch_seconds",
-    "efficiency",
-    "limit",
-    "settings",
-)
+COLUMNS = ("scaling", "gpus", "images_per_step", "step_seconds", "epoch_seconds", "efficiency", "limit", "settings")
 _STUDIES = (
     "strong: the step keeps its images, and the result; weak: its images grow with the GPUs, up to those of an epoch, "
     "in the settings of the first number"
@@ -92,7 +83,7 @@ def search_part(question: RunQuestion, result: Searched, proposed: bool) -> dict
     """Return the settings; bytes, milliseconds, seconds an epoch. `proposed`: nobody has set the images of a step."""
     return _head(question) | {
         "proposed": proposed,
-        "network": heading(question).split(" px, ")[1],
+        "network": network_text(question),
         "gpus": question.ranks,
         "images_per_step": question.images_per_step,
         "memory": question.limit,
@@ -238,7 +229,7 @@ def scaling_part(question: RunQuestion, numbers: tuple[int, ...]) -> dict[str, A
         epoch = -(-question.images // point.images) * seconds
         figures = point.ranks, point.images, round(seconds, 6), round(epoch, 6), round(point.efficiency, 4)
         values = name, *figures, point.limit or "", point.priced.candidate.in_words
-        rows.append(dict(zip(SCALING_KEYS, values, strict=True)))
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
     return _head(question) | {"points": rows}
 
 

@@ -120,12 +120,17 @@ def table(question: RunQuestion, answer: Part, show: str | None = None) -> str:
     return "\n\n".join([*blocks, wrapped(f"left out: {answer['omitted']}", "")] if "omitted" in answer else blocks)
 
 
-def heading(question: RunQuestion) -> str:
-    """Return the raster, and lines of the network and its options, which may be the defaults of `train`."""
+def network_text(question: RunQuestion) -> str:
+    """Return bands, classes, and lines of the network and its options, which may be the defaults of `train`."""
     network = question.network
-    raster = f"{words(question.shape)} px, {network.bands} bands, {network.classes} classes"
     usual = question.keyed and type(network)().in_words.splitlines()[-1] == network.in_words.splitlines()[-1]
-    return f"{raster}\n{network.in_words}" + " (train's defaults)" * usual
+    counts = f"{network.bands} bands, {network.classes} classes"
+    return f"{counts}\n{network.in_words}" + " (train's defaults)" * usual
+
+
+def heading(question: RunQuestion) -> str:
+    """Return the raster, and `network_text`."""
+    return f"{words(question.shape)} px, {network_text(question)}"
 
 
 def _summary(question: RunQuestion, answer: Part, sections: Sequence[str]) -> str:

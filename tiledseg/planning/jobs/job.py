@@ -2,7 +2,7 @@
 
 The facts of a machine (nodes, local disks, launchers) are those of its documentation. Nothing here was measured, and no
 job of ours has run on a machine with a name: on one node of Slurm's own and under stand-ins of LSF's commands only
-(`tests/test_jobs.py`). Sources: the user guides of OLCF (Summit, Frontier) and NERSC (Perlmutter), and the manuals of
+(`tests/test_job_runs.py`). Sources: the user guides of OLCF (Summit, Frontier) and NERSC (Perlmutter), and manuals of
 Slurm and LSF. A script is the batch system's template with a site's and a job's words in it.
 """
 
@@ -156,7 +156,7 @@ def _job(
 ) -> Job:
     """Return the job of so many ranks, as many on each node, at most its GPUs; `part`: figures as of a summary. Where
     this takes more nodes than `gpus` fill and ranks may idle, nodes are full, and some ranks too many."""
-    from tiledseg.planning.answer.table import beside, heading, idle_words, memory_words
+    from tiledseg.planning.answer.table import beside, idle_words, memory_words, network_text
     from tiledseg.planning.answer.text import duration
 
     node_gpus = question.figures.ranks_per_host
@@ -170,7 +170,7 @@ def _job(
     part = {**part, "gpus": ranks}
     warnings = [f"GPUs: {ranks} at work{idle_words(part)}."] if idle_words(part) else []
     warnings += [f"Precision: {part['slow_precision']}."] if part["slow_precision"] else []
-    network, step = heading(question).split(" px, ")[1].replace("\n", ", "), duration(part["milliseconds"] / 1000)
+    network, step = network_text(question).replace("\n", ", "), duration(part["milliseconds"] / 1000)
     epoch = f"an epoch {duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}{beside(part)}"
     policy = f"recompute {question.recompute}; " if question.recomputes else "all tensors are kept; "
     about = [
