@@ -66,14 +66,14 @@ def _write_polygons(folder: Path) -> None:
 
 
 def configuration(folder: Path, name: str, keys: Mapping[str, Any] = {}) -> Config:
-    """Six steps of a small U-Net over nine tiles, with a validation after three."""
+    """Four steps of a small U-Net over nine tiles, with a validation after two."""
     image, labels = [str(folder / "image.tif")], [str(folder / "labels.tif")]
     base = Config(
         data=DataConfig(image, labels, image, labels, classes=3),
         tiling=TilingConfig(grid=3),
         model=ModelConfig(levels=3, base_channels=4, dropout=0.2),
-        optimizer=OptimizerConfig(name="adamw", lr=0.002, policy="cosine", warmup_steps=3, clip_norm=5.0),
-        train=TrainConfig(epochs=6, precision="fp64", validate_every=3),
+        optimizer=OptimizerConfig(name="adamw", lr=0.002, policy="cosine", warmup_steps=2, clip_norm=5.0),
+        train=TrainConfig(epochs=4, precision="fp64", validate_every=2),
         run=RunConfig(output=str(folder / name), verbosity=0),
     )
     return changed(base, keys)

@@ -17,6 +17,7 @@ from zarr.storage import LocalStore
 
 import tiledseg
 from tests.array_scenes import CRS, FORMS, PARTS, TRANSFORM, as_array, scene, write, write_parts
+from tests.conftest import NIGHTLY
 from tiledseg import tile
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import OutputError
@@ -26,6 +27,7 @@ from tiledseg.raster.zarr_writer import check_zarr
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2), pytest.mark.usefixtures("without_plots")]
 SHAPE = 101, 120
+SOME = ("tif", "zarr2", "memory", "items of pieces")  # on one rank and on four
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def forms(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> 
 
 def losses(folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if "loss" in key or "accuracy" in key} for row in rows]
+    return [{key: row[key] for key in ("loss", "val") if key in row} for row in rows]
 
 
 def train(folder: Path, form: str, image: Any, labels: Any, **more: Any) -> Path:
@@ -60,7 +62,7 @@ def train(folder: Path, form: str, image: Any, labels: Any, **more: Any) -> Path
             "data": {**data, **PARTS.get(form, {}), **more},
             "tiling": {"grid": [3, 2]},
             "model": {"levels": 2, "convs_per_level": 1, "base_channels": 3},
-            "train": {"epochs": 2, "tiles_per_step": 4, "tiles_per_batch": 1, "seed": 3},
+            "train": {"epochs": 1, "tiles_per_step": 4, "tiles_per_batch": 1, "seed": 3},
             "run": {"output": str(folder / f"run-{form}"), "verbosity": 0},
         }
     )
@@ -99,7 +101,8 @@ def test_losses_and_maps_are_those_of_the_geotiff(
     mesh, (folder, sources) = meshes["gloo"], forms
     reads = counted(monkeypatch, "get", lambda key: key.startswith("reflectance/") and key[-1].isdigit())
     expected = None
-    for form, (image, labels) in sources.items():
+    for form in sources if mesh.size == 2 or NIGHTLY else SOME:
+        image, labels = sources[form]
         run = train(folder, form, image, labels)
         reads.clear()
         classes_HW = mapped(run, image, folder / f"{form}.tif")  # assets and mosaics are those of the training

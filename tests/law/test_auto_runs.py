@@ -102,7 +102,7 @@ def test_losses_are_those_of_what_was_found_given_by_hand(
 
 
 @pytest.mark.mpi
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("given", [{"stages": 2, "schedule": "gpipe", "recompute": "always"}, {"halo": "exchange"}])
 def test_what_is_given_is_kept_and_the_rest_found(given: dict[str, Any], shared: Path, meshes: dict[str, Mesh]) -> None:
     mesh = meshes["gloo"]

@@ -45,7 +45,7 @@ def keys_of(folder: Path, module: str = "FixedSize", **more: Any) -> dict[str, A
 
 
 @pytest.mark.mpi
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2)
 def test_a_run_of_windows_is_that_of_one_rank(shared: Path, meshes: dict[str, Mesh], without_plots: None) -> None:
     """Dropout draws by key, and the validation is that of the map."""
     mesh = meshes["gloo"]

@@ -58,12 +58,10 @@ ROWS = {
     "layer, own values": Row((3,), {"halo": "layer"}, {"normalize": "image"}),
     "fused": Row((2,), {"halo": "layer", "fusion": 3}, POLYGONS),
     "stages": Row((2,), staged(2), {"views": "reflections"}, (4, 3)),
-    "three stages": Row((3, 6), staged(3, "gpipe"), POLYGONS),
-    "folded": Row((2, 4), staged(2, "folded"), {"area": "part.gpkg"}),
+    "three stages": Row((3,), staged(3, "gpipe"), POLYGONS),
+    "folded": Row((2,), staged(2, "folded"), {"area": "part.gpkg"}),
     "stages of exchange": Row((4,), staged(2, halo="exchange", mesh=[2, 1]), POLYGONS),
-    "folded layer": Row(
-        (4, 6), staged(2, "folded", halo="layer", mesh=[2, 1], idle_ranks=SIZE > 4), {"normalize": "image"}
-    ),
+    "folded layer": Row((4,), staged(2, "folded", halo="layer", mesh=[2, 1]), {"normalize": "image"}),
 }
 
 

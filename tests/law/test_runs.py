@@ -84,9 +84,9 @@ ROWS: dict[str, Row] = {
         {"train.epochs": 15, "train.tiles_per_step": 5, "train.validate_every": 5, "optimizer.name": "sgd"},
         ({"data.workers": 1, "data.prefetch": 3, "train.tiles_per_batch": 2},),
     ),
-    "float32": Row((4,), {"train.precision": "fp32", "train.epochs": 12}, ({},), bound=1e-5),
+    "float32": Row((4,), {"train.precision": "fp32"}, ({},), bound=1e-5),
     "exchange": Row(
-        (2, 4), {"train.augment": CHANGES, "model.norm": "pixel", "optimizer.name": "sgd"}, (halo("exchange"),)
+        (2,), {"train.augment": CHANGES, "model.norm": "pixel", "optimizer.name": "sgd"}, (halo("exchange"),)
     ),
     "polygons": Row((2,), {**POLYGONS, "train.tiles_per_step": 4}, ({},)),
     "polygons in layer": Row((4,), {**POLYGONS, **CONSTANT}, (halo("layer"), halo("exchange") | {"tiling.halo": 24})),
@@ -131,7 +131,7 @@ ROWS: dict[str, Row] = {
     "four stages": Row((4,), CONSTANT, (stages(4), stages(3, idle_ranks=True))),
     "stages of exchange": Row((4,), {}, (stages(2, "gpipe", halo="exchange", mesh=[2, 1]),)),
     "stages of layer": Row((4,), CONSTANT, (stages(2, halo="layer", mesh=[2, 1], recompute=["always", "never"]), {})),
-    "folded layer": Row((4, 6), {}, (stages(2, "folded", halo="layer", mesh=[2, 1], idle_ranks=SIZE > 4),)),
+    "folded layer": Row((4,), {}, (stages(2, "folded", halo="layer", mesh=[2, 1]),)),
     "six stages": Row((6,), CONSTANT, (stages(6, "folded"), stages(3, idle_ranks=True))),
     "preset": Row(
         (6,),
@@ -233,8 +233,8 @@ def test_a_run_is_that_of_one_rank(
     if "early" in name:
         assert summary(shared / plain)["stopped_early"]
     if name in ("half precision", "half precision in stages"):
-        assert [line["skipped"] for line in wanted] == [True, True, *[False] * 4]
-        assert [line["loss_scale"] for line in wanted] == [2.0**20, 2.0**19, *[2.0**18] * 4]
+        assert [line["skipped"] for line in wanted] == [True, True, False, False]
+        assert [line["loss_scale"] for line in wanted] == [2.0**20, 2.0**19, 2.0**18, 2.0**18]
     check_stages(found, row.hows[-1].get("parallel.stages", 1))
 
 
@@ -262,22 +262,22 @@ def test_class_weights_are_counted_once(shared: Path, meshes: dict[str, Mesh]) -
 
 
 @pytest.mark.mpi
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2)
 def test_a_run_that_got_more_images_is_that_of_one_rank(shared: Path, meshes: dict[str, Mesh]) -> None:
-    """One image for two epochs, then two for eight, by a cosine: losses, rates and the end."""
+    """One image for two epochs, then two for four, by a cosine: losses, rates and the end."""
     mesh = meshes["gloo"]
 
     def grown(name: str, on: Mesh) -> list[dict]:
         run(of(shared, name, {"train.epochs": 2, "train.validate_every": 9}), on)
-        return run(of(shared, name, {"data.images": 2, "data.labels": 2, "train.epochs": 8}), on)
+        return run(of(shared, name, {"data.images": 2, "data.labels": 2, "train.epochs": 4}), on)
 
     mesh.on_root(lambda: grown("grown alone", one_rank()))
-    assert len(losses(grown("grown", mesh))) == 14
+    assert len(losses(grown("grown", mesh))) == 6
     check_same_run(shared / "grown", shared / "grown alone", 1e-10)
 
 
 @pytest.mark.mpi
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2)
 def test_a_checkpoint_is_read_as_often_as_by_one_rank(shared: Path, meshes: dict[str, Mesh]) -> None:
     """Each of its files, by all ranks together; the losses are those of a run never stopped, to the last bit. What the
     law leaves free may change, and is recorded."""
@@ -306,7 +306,7 @@ def test_a_checkpoint_is_read_as_often_as_by_one_rank(shared: Path, meshes: dict
 
 
 @pytest.mark.mpi
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2)
 def test_all_ranks_agree_that_one_of_them_is_not_finite(meshes: dict[str, Mesh]) -> None:
     """Else that one would stop, and the others wait for it."""
     mesh = meshes["gloo"]
