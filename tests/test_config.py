@@ -83,15 +83,6 @@ def test_values_that_cannot_be(key: str, values: tuple[Any, ...]) -> None:
         assert "\n" not in message
 
 
-def test_batches_need_a_grid() -> None:
-    config = good()
-    config.train.tiles_per_step = 4
-    with pytest.raises(ConfigError, match=r"tiles_per_step is 4, but tiling\.grid is auto"):
-        config.check()
-    config.tiling.grid = [2, 3]
-    config.check()
-
-
 @pytest.mark.parametrize("keys", [{"halo": "exchange"}, {"stages": 2}, {"halo": "layer", "fusion": 2}])
 def test_a_store_that_nothing_goes_to_is_refused(keys: dict[str, Any]) -> None:
     config = good()
@@ -100,14 +91,6 @@ def test_a_store_that_nothing_goes_to_is_refused(keys: dict[str, Any]) -> None:
     for key, value in keys.items():
         setattr(config.parallel, key, value)
     with pytest.raises(ConfigError, match=r"memory\.store is /scratch, but with parallel\..*nothing would lie there"):
-        config.check()
-
-
-@pytest.mark.parametrize(("images", "labels", "missing"), [(["a"], [], "val_labels"), ([], ["a", "b"], "val_images")])
-def test_validation_needs_both(images: list[str], labels: list[str], missing: str) -> None:
-    config = good()
-    config.data.val_images, config.data.val_labels = images, labels
-    with pytest.raises(ConfigError, match=f"data.{missing} is empty"):
         config.check()
 
 
