@@ -22,7 +22,7 @@ from tiledseg.commands.options import add_keys, config_of, parse_config, value_o
 from tiledseg.commands.parser import Parser, flag_of, refuse_given, run, warn
 from tiledseg.config.map_formats import ZARR
 from tiledseg.config.run import Config
-from tiledseg.errors import ConfigError, RasterError, renamed
+from tiledseg.errors import ConfigError, OutputError, RasterError, renamed
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.labels.classes import read_classes
@@ -72,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         options = build_parser().parse_args(argv)
-        typed = [key for key in PLAIN if not options.config or vars(options)[key] is not None]
+        names = {**dict(zip(PLAIN, PLAIN, strict=True)), "data.images": "images", "data.labels": "labels"}
+        typed = [key for key, name in names.items() if not options.config or vars(options)[name] is not None]
         with renamed(flags := {key: flag_of(key) for key in typed}):
             return _main(options, flags)
 
@@ -142,7 +143,7 @@ def plan_store(
     data, keys = config.data, ("--images", "--labels")
     images = data.joined(data.images, keys[0])
     how = LEARNT, data.references, Composing(*data.composing)
-    if data.labels or any(source.labels for source in find_sources(images, keys[0], *how).every):
+    if data.labels or any(source.labels for source in find_sources(images, keys[0], *how)):
         image_paths, label_paths = pair_sources(images, as_list(data.labels), keys, *how)
     else:
         image_paths, label_paths = expand_sources(images, keys[0], *how), ()
@@ -167,17 +168,14 @@ def plan_store(
 
 def _work(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
     """Cut on rank 0: HDF5 files have one writer."""
-    from tiledseg.raster.tile_store import is_cut
 
     def cut() -> str:
         plan, reading, names = _planned(config, output, inputs, classes_given)
-        there, tiles = is_cut(output, plan), sum(map(len, plan.tilings))
-        if not there:
-            _write(config, output, plan, reading, names)
+        _write(config, output, plan, reading, names)
         height, width = (max(tiling.context_max[dim] for tiling in plan.tilings) for dim in (0, 1))
         return (
-            f"{output}: {counted(len(plan.images), 'image')}, {counted(tiles, 'tile')} "
-            f"({0 if there else tiles} written now), contexts of up to {height} x {width} px, "
+            f"{output}: {counted(len(plan.images), 'image')}, {counted(sum(map(len, plan.tilings)), 'tile')}, "
+            f"contexts of up to {height} x {width} px, "
             f"{plan.bytes / 1e9:.2f} GB; use it as data.images"
         )
 
@@ -220,7 +218,9 @@ def _planned(config: Config, output: str, inputs: Sequence[str], classes_given: 
     """Plan the store, and refuse an output that would replace what is read."""
     plan, reading, names = plan_store(config, classes_given)
     files = [file for _, info, _ in plan.rasters() for file in info.files]
-    check_outputs([whole("--output", output, 0 if os.path.exists(output) else plan.bytes)], [*files, *inputs])
+    check_outputs([whole("--output", output, plan.bytes)], [*files, *inputs])
+    if os.path.exists(output):
+        raise OutputError(f"--output {output} is there; remove it, or choose another output")
     return plan, reading, names
 
 

@@ -33,7 +33,7 @@ from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.tile_store import StorePlan, is_cut, write_store
+from tiledseg.raster.tile_store import StorePlan, write_store
 from tiledseg.scene import main as scene
 
 HALO = 96
@@ -116,7 +116,7 @@ def make_files(folder: Path, size: Size) -> dict[str, str]:
 def make_store(path: str, source: str, tiling: Tiling) -> None:
     with open_raster(source) as reader:
         plan = StorePlan((reader.info,), None, (tiling,))
-        if not is_cut(path, plan):
+        if not os.path.exists(path):
             write_store(path, plan, lambda _: open_raster(source), lambda _: open_raster(source), lambda _: None)
 
 

@@ -200,6 +200,7 @@ SCENES = (
 
 
 STORES = (
+    tile("times-that-are-not-given", "--images ROOT/{time}.tif", "--images ", "{time}.tif", "--times is empty"),
     tile("missing-image", "--images ROOT/nowhere.tif", "--images", "nowhere.tif", "does not exist"),
     tile("glob-without-matches", "--images 'ROOT/*.jp2'", "--images", "*.jp2", "matches"),
     tile("same-image-twice", "--images ROOT/image.tif ROOT/image.tif", "image.tif", "twice"),
@@ -213,7 +214,7 @@ STORES = (
     tile("unknown-flag", "--colour red", "--colour", "--help"),
     tile("output-in-no-folder", "--output ROOT/nowhere/new.h5", "nowhere", "make it first"),
     tile("output-is-the-input", "--output ROOT/image.tif", "image.tif", "input", "another output"),
-    tile("output-is-another-store", "--output ROOT/good.h5 --grid 3", "good.h5", "2", "3"),
+    tile("output-is-there", "--output ROOT/good.h5", "good.h5 is there", "remove it"),
     train("cut-store", "--data.images ROOT/cut.h5 --data.labels []", "cut.h5"),
     train("store-cut-by-a-byte", "--data.images ROOT/cut-end.h5 --data.labels []", "cut-end.h5", "truncated"),
     train("no-store", "--data.images ROOT/other.h5 --data.labels []", "other.h5", "no tile store", "tiledseg tile"),
@@ -262,7 +263,6 @@ EDITED_STORES = (
     train("store-linked-to-another", f"{_AS_STORE} ROOT/linked.h5", "linked.h5", "links", "cut it again"),
     train("store-of-an-older-version", f"{_AS_STORE} ROOT/old.h5", "old.h5", "version 2", "remove it and cut it again"),
     predict("store-of-a-changed-grid", "--image ROOT/regridded.h5", "regridded.h5", "tiles of (4, ", "cut it again"),
-    tile("output-is-an-edited-store", "--output ROOT/regridded.h5", "regridded.h5", "its grid was [2, 3]"),
     evaluate("store-of-an-older-version", "--labels ROOT/old.h5", "old.h5", "version 2", "cut it again"),
 )
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz import files, lines
+from tests.fuzz import files
 from tests.fuzz.files import LAST, MAP
 from tests.fuzz.process import LIMIT_SECONDS, Interruption, Outcome, run
 from tests.fuzz.trial import (
@@ -141,11 +141,8 @@ def _hidden(folder: Path) -> list[str]:
 
 Draw = Callable[[random.Random, Path], Trial]
 KINDS: dict[str, Draw] = {
-    "configurations": lines.draw_configuration,
     "rasters": files.draw_raster,
-    "stores": files.draw_store,
     "checkpoints": files.draw_checkpoint,
-    "command lines": lines.draw_line,
     "interrupted writes": draw_interrupted,
 }
 

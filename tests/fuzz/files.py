@@ -1,4 +1,4 @@
-"""Rasters, tile stores and checkpoints: damaged bytes, edited content; read by the commands that take them."""
+"""Rasters and checkpoints: damaged bytes, edited content; read by the commands that take them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import rasterio
 
@@ -130,44 +129,6 @@ def _check_map(folder: Path, outcome: Outcome) -> list[str]:
         if (ours.crs, ours.transform) != (theirs.crs, theirs.transform):
             return ["exit 0, but the map lies elsewhere than the image"]
     return []
-
-
-def draw_store(draw: random.Random, folder: Path) -> Trial:
-    """A damaged or edited tile store is mapped or learned from: nothing, or the same result."""
-    path = folder / "store.h5"
-    words = _edit_store(path, draw) if draw.random() < 0.4 else damage_file(path, draw)
-    if draw.random() < 0.3:
-        keys = ["--data.images", "store.h5", "--data.labels", "[]", "--run.output", "out", "--train.epochs", "1"]
-        reference = ["--config", "run.yaml", *keys, "--data.images", "reference/store.h5", "--run.output", "sound"]
-
-        def check(folder: Path, outcome: Outcome) -> list[str]:
-            run("train", reference, folder)
-            names = [folder / run / "checkpoints" / "step-000002" / "model.safetensors" for run in ("out", "sound")]
-            same = names[0].exists() and names[0].read_bytes() == names[1].read_bytes()
-            return finished_run(folder, "out", 2) + ([] if same else ["exit 0, but other weights than a sound store's"])
-
-        return Trial("train", ["--config", "run.yaml", *keys], f"{words}: train", ("out",), check)
-    arguments = [*MAP, "--image", "store.h5"]
-    return Trial("predict", arguments, f"{words}: predict", ("map.tif",), lambda f, o: same_file(f, "map.tif", (LAST,)))
-
-
-def _edit_store(path: Path, draw: random.Random) -> str:
-    """Take a part away, or add one that is not read. Other values would be another store."""
-    with h5py.File(path, "r+") as file:
-        names: list[str] = []
-        file.visit(names.append)
-        holder = file if draw.random() < 0.4 else file[draw.choice(names)]
-        attributes = list(holder.attrs)
-        if attributes and draw.random() < 0.6:
-            name = draw.choice(attributes)
-            del holder.attrs[name]
-            return f"store without the attribute {name}"
-        if isinstance(holder, h5py.Dataset) and draw.random() < 0.6:
-            name = holder.name
-            del file[name]
-            return f"store without {name}"
-        file.attrs["note"] = "edited"
-        return "store with one attribute more"
 
 
 def draw_checkpoint(draw: random.Random, folder: Path) -> Trial:

@@ -49,18 +49,15 @@ def make_rasters(root: Path) -> None:
 def make_material() -> None:
     """Everything, in the current folder, by the commands themselves."""
     from tiledseg.predict import main as predict
-    from tiledseg.tile import main as tile
     from tiledseg.train import main as train
 
     make_rasters(Path())
     assert train(["--config", "run.yaml"]) == 0
-    assert tile([*STORE, "--output", "store.h5"]) == 0
     os.makedirs("reference")
     for step in sorted(Path("run/checkpoints").glob("step-*")):
         output = f"reference/{step.name}.tif"
         assert predict([*PREDICT, "--tiling.grid", "2", "--checkpoint", str(step), "--output", output]) == 0
     shutil.copy(newest_weights(Path("run")), "reference/weights")
-    shutil.copy("store.h5", "reference/store.h5")
     assert (Path("reference") / f"step-{STEPS:06d}.tif").exists()
 
 

@@ -134,7 +134,7 @@ def test_what_tile_has_cut_into_zarr_trains_and_maps_as_its_rasters(
     assert set(chunks.values()) == {1}
     assert len(chunks) == 3 * 6
     assert min(len(part) for part in parts) > 0
-    assert [one.path for one in find_sources([str(store)], "data.images").every] == [f"{store}:/0/images"]
+    assert [one.path for one in find_sources([str(store)], "data.images")] == [f"{store}:/0/images"]
     found = []
     for name, data in (("whole", (image, labels)), ("cut", (str(store), []))):
         run = train(folder, name, *data, val_images=[data[0]], val_labels=[labels])

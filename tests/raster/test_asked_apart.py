@@ -11,9 +11,8 @@ from tiledseg import tile
 from tiledseg.config.map_formats import Packing
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.inference.request import Request, each_image
-from tiledseg.raster.composed import TIMES, VALID, Composed
+from tiledseg.raster.composed import TIMES, VALID, Composed, stem_of
 from tiledseg.raster.finding import expand_sources
-from tiledseg.raster.joined import stem_of
 from tiledseg.raster.lists import Composing
 
 
@@ -27,8 +26,11 @@ def test_assets_in_another_order_than_the_runs_are_refused() -> None:
     ("dates", "times", "match"),
     [
         (["2024-04-10", "2024-06-04"], ("2024-04", "2024-04-10"), "is of data.times 2024-04 and 2024-04-10"),
-        (["2024-04-10", "2024-04-10"], ("2024-04", "2024-06"), "both of data.times 2024-04; remove one"),
-        (["2024-04-10", "2024-04-11"], ("2024-04", "2024-06"), "both of data.times 2024-04; give longer ones"),
+        (
+            ["2024-04-10", "2024-04-10"],
+            ("2024-04", "2024-06"),
+            "both of data.times 2024-04; remove one, or give longer ones",
+        ),
     ],
 )
 def test_items_that_are_no_times_of_their_own(

@@ -76,7 +76,7 @@ def test_lists() -> None:
         assert has_validation([f"set/{name}"])
         assert pair_sources([f"set/{name}"], [], KEYS, HELD_OUT) == (("set/i/3.png",), ("set/l/3.png",))
     assert not has_validation(["set/pairs.txt", "set/i/*.png"])
-    assert len(find_sources(["set/pairs.csv"], KEYS[0], HELD_OUT_ALONE).every) == 2
+    assert len(find_sources(["set/pairs.csv"], KEYS[0], HELD_OUT_ALONE)) == 2
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tiledseg.errors import RasterError
 from tiledseg.evaluate import main as evaluate
 from tiledseg.geometry.box import Box
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.remote import advice, certificate_advice, gdal_options, store_options
+from tiledseg.raster.remote import advice, gdal_options, store_options
 
 SIDE = 8
 WHOLE = Box.of_shape((SIDE, SIDE))
@@ -215,11 +215,14 @@ def test_a_users_own_limits_hold() -> None:
 
 
 def test_what_was_read_is_named_and_never_shown() -> None:
-    said = advice({"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "r", "HOME": "/"})
+    said = advice(
+        {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "r", "HOME": "/"}, "s3://b/a"
+    )
     assert said.endswith(": AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION")
-    said = advice({"AWS_REGION": "r"})
+    said = advice({"AWS_REGION": "r"}, "/vsis3/b/a")
     assert said.startswith("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_NO_SIGN_REQUEST, on every rank")
     assert "AWS_REGION are set" in said
+    assert advice({"AWS_ACCESS_KEY_ID": "AKIA"}, "http://h/s.zarr") == "see that its server can be reached"
 
 
 def test_the_first_variable_that_names_authorities_is_handed_on() -> None:
@@ -229,4 +232,6 @@ def test_the_first_variable_that_names_authorities_is_handed_on() -> None:
     assert "GDAL_CURL_CA_BUNDLE" not in gdal_options({**named, "GDAL_CURL_CA_BUNDLE": "/g.pem"}), "its own decides"
     known = gdal_options({}).get("GDAL_CURL_CA_BUNDLE")
     assert known is None or Path(known).read_text().count("BEGIN CERTIFICATE") > 9
-    assert certificate_advice(named).startswith("CURL_CA_BUNDLE is /c.pem; set CURL_CA_BUNDLE to the file (PEM)")
+    assert advice(named, "s3://b/a", "SSL error").startswith(
+        "CURL_CA_BUNDLE is /c.pem; set CURL_CA_BUNDLE to the file (PEM)"
+    )

@@ -19,9 +19,8 @@ from tiledseg import TileDataset
 from tiledseg.config.data import DataConfig
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, label_of, parse_composed
+from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, label_of, parse_composed, stem_of
 from tiledseg.raster.finding import check_assets, expand_sources, pair_sources
-from tiledseg.raster.joined import stem_of
 from tiledseg.raster.lists import HELD_OUT, LEARNT, Composing, has_validation, left_out
 from tiledseg.raster.reader import open_raster
 
@@ -279,7 +278,7 @@ def test_items_of_one_place_are_times() -> None:
     data = DataConfig(path, times=["2024-04", "2024-06"], assets=["nir"])
     assert data.joined(data.images, KEYS[0]) == [path]
     write("items.json", dated("T1", dates[0]), dated("T1", dates[1]), dated("T2", dates[0]))
-    with pytest.raises(RasterError, match=r"set/items.json: T2 has no item of data.times 2024-04"):
+    with pytest.raises(RasterError, match=r"T2-2024-06-20 .* its like of data.times 2024-04, which is missing"):
         expand_sources([path], KEYS[0], composing=timed)
     with pytest.raises(RasterError, match=r"feature 1 and set/items.json, feature 0 are both of data.times 2024;"):
         expand_sources([path], KEYS[0], composing=ASSETS._replace(times=("2024", "2025")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,20 @@ from tests.small_files import write_raster
 from tiledseg.config.data import DataConfig
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.raster.composed import label_of
+from tiledseg.raster.composed import TIMES as OF_TIMES
+from tiledseg.raster.composed import Composed, joined_label, joined_paths, label_of, stem_of
 from tiledseg.raster.finding import expand_sources, pair_sources
-from tiledseg.raster.joined import file_name, joined, joined_paths
 from tiledseg.raster.lists import Composing, has_validation
 from tiledseg.raster.reader import identify, open_raster, written_since
 from tiledseg.raster.statistics import finish, partial_sums
 
 TIMES = ["0401", "0620", "0915"]
 KEYS = "data.images", "data.labels"
+
+
+def joined(paths: Sequence[str]) -> str:
+    """The name of the rasters of several times."""
+    return str(Composed.of(joined_label(paths), OF_TIMES, paths))
 
 
 def series(folder: Path, name: str, nodata: int | None = None) -> np.ndarray:
@@ -33,20 +39,19 @@ def series(folder: Path, name: str, nodata: int | None = None) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("paths", "name", "file"),
+    ("paths", "name", "stem"),
     [
-        (("s/a_0401.tif", "s/a_0410.tif"), "s/a_{0401,0410}.tif", "a.tif"),
-        (("s/0401/a.tif", "s/0620/a.tif"), "s/{0401,0620}/a.tif", "a.tif"),
-        (("x.tif", "y.jp2"), "{x.tif,y.jp2}", "x.tif"),
-        (("s/0401.tif", "s/0620.tif"), "s/{0401,0620}.tif", "0401.tif"),
-        (("s3://b/a-1/v.tif", "s3://b/a-2/v.tif"), "s3://b/a-{1,2}/v.tif", "v.tif"),
+        (("s/a_0401.tif", "s/a_0410.tif"), "s/a_{0401,0410}.tif", "a"),
+        (("s/0401/a.tif", "s/0620/a.tif"), "s/{0401,0620}/a.tif", "a"),
+        (("x.tif", "y.jp2"), "{x.tif,y.jp2}", "x"),
+        (("s/0401.tif", "s/0620.tif"), "s/{0401,0620}.tif", "0401"),
+        (("s3://b/a-1/v.tif", "s3://b/a-2/v.tif"), "s3://b/a-{1,2}/v.tif", "v"),
     ],
 )
-def test_a_name_holds_all_paths(paths: tuple[str, ...], name: str, file: str) -> None:
+def test_a_name_holds_all_paths(paths: tuple[str, ...], name: str, stem: str) -> None:
     assert label_of(joined(paths)) == name
-    assert file_name(joined(paths)) == file
+    assert stem_of(joined(paths)) == stem
     assert joined_paths(name) == paths
-    assert file_name(name) == file
     assert joined_paths(paths[0]) == ()
 
 

@@ -330,7 +330,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def with_times(patterns: Sequence[str], times: Sequence[str], key: str) -> list[str]:
-    """Return patterns with all times in the place of `{time}`, in braces (`raster.joined`). Raises ConfigError."""
+    """Return patterns with all times in the place of `{time}`, in braces. Raises ConfigError."""
     odd = any(not time or set(time) & set("{},") for time in times) or len(set(times)) < len(times)
     if odd or len(times) == 1:
         remedy = "give two texts or more, different, without commas and braces"

@@ -27,11 +27,10 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.raster.composed import label_of
+from tiledseg.raster.composed import label_of, stem_of
 from tiledseg.raster.finding import check_assets, expand_sources
 from tiledseg.raster.geopackage import pixels_of, polygons_output
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.joined import stem_of
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.pair_reading import area_reader
 from tiledseg.raster.lists import EVERY, Composing

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from tiledseg.system.files import is_zarr
 
 NETCDF, MEMORY = (".nc", ".nc4", ".cdf"), "dataarray:"
-TILES, OWN = "tiledseg", ("times", "holds_classes", "drawn", "palette")
+TILES, OWN = "tiledseg", ("times", "holds_classes", "palette")
 """The attribute of what `tiledseg tile` has cut, and fields of `RasterInfo` that it holds for each raster."""
 
 _NAME = re.compile(r"(?!/vsi|\w{2,}:(?!//))(.+?\.(?:zarr|nc4?|cdf))/?(?::/*(.*))?", re.IGNORECASE | re.DOTALL)

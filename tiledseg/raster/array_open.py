@@ -1,10 +1,8 @@
-"""The one place where a Zarr store or a netCDF file is opened: by xarray, with zarr-python, h5netcdf and obstore."""
+"""The one place where a Zarr store or a netCDF file is opened: by xarray, with zarr-python and h5netcdf."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +16,10 @@ from tiledseg.raster.array_reader import ArrayReader
 from tiledseg.raster.composed import VALID, Composed, open_composed
 from tiledseg.raster.gdal_open import CACHE_BYTES
 from tiledseg.raster.mirrored_reader import RasterReader, reading
-from tiledseg.raster.remote import advice, check_obstore, is_remote, object_store, said
+from tiledseg.raster.remote import is_remote
 from tiledseg.system.files import irregular_kind
 
-_CLASSIC, _AHEAD = b"CDF", 1 << 20
+_CLASSIC = b"CDF"
 
 
 def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: float | None) -> RasterReader:
@@ -39,8 +37,7 @@ def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: 
     how: dict[str, Any] = {"mask_and_scale": False, "decode_times": False, "decode_coords": "all", "cache": False}
     with reading(f"open {path}", "give a Zarr store or netCDF file, with one of its groups"):
         if name.store.lower().endswith(NETCDF):
-            place = _remote_file(name.store) if remote else name.store
-            store, engine = None, _netcdf_engine(name.store, place)
+            place, store, engine = name.store, None, _netcdf_engine(name.store)
         else:
             from tiledseg.raster.zarr_store import open_store
 
@@ -104,64 +101,23 @@ def stored_tiles(place: str) -> list[tuple[str, str | None]]:
         return list(zip(images, labels or [None] * len(images), strict=True))
 
 
-class _RemoteFile(io.RawIOBase):
-    """A file of a server, of which parts are read."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, at: int, whence: int = 0) -> int:
-        return int(self._file.seek(at, whence))
-
-    def tell(self) -> int:
-        return int(self._file.tell())
-
-    def readinto(self, buffer: Any) -> int:
-        part = memoryview(self._file.read(len(buffer)))
-        buffer[: len(part)] = part
-        return len(part)
-
-
-def _remote_file(url: str) -> io.BufferedReader:
-    """Open a file of a server, by obstore."""
-    check_obstore("the file", url)
-    import obstore
-
-    folder, _, name = url.rpartition("/")
-    try:
-        return io.BufferedReader(_RemoteFile(obstore.open_reader(object_store(folder), name)), _AHEAD)
-    except Exception as error:
-        raise RasterError(f"cannot open {url}: {said(error)}; {advice(os.environ)}") from error
-
-
-def _netcdf_engine(file: str, place: Any) -> str:
-    """Return xarray's reader of a netCDF file, open or here. Raises RasterError for one that names other files."""
-    remote = not isinstance(place, str)
-    kind = None if remote else irregular_kind(file)
+def _netcdf_engine(file: str) -> str:
+    """Return xarray's reader of a netCDF file. Raises RasterError for one that names other files, or is at a URL."""
+    if is_remote(file):
+        raise RasterError(f"{file} is netCDF at a URL, where Zarr alone is read; copy it here, or write Zarr")
+    kind = irregular_kind(file)
     if kind is not None:
         raise RasterError(f"{file} is {kind}; give a netCDF file")
-    with contextlib.nullcontext(place) if remote else open(file, "rb") as opened:
-        is_classic = opened.read(len(_CLASSIC)) == _CLASSIC
-        opened.seek(0)
-        if is_classic and remote:
-            raise RasterError(f"{file} is netCDF 3 at a URL; copy it here, or write netCDF 4 or Zarr")
-        if is_classic:
+    with open(file, "rb") as opened:
+        if opened.read(len(_CLASSIC)) == _CLASSIC:
             return "scipy"
     import h5py
 
-    with h5py.File(place, "r", **({} if remote else {"locking": "best-effort"})) as opened:
+    with h5py.File(file, "r", locking="best-effort") as opened:
         away = opened.visititems_links(lambda at, link: at if isinstance(link, h5py.ExternalLink) else None)
         away = away or opened.visititems(
             lambda at, node: at if isinstance(node, h5py.Dataset) and (node.external or node.is_virtual) else None
         )
-    if remote:
-        place.seek(0)
     if away:
         raise RasterError(f"{file} has {away} in another file, which it names; give a file that holds all of its data")
     return "h5netcdf"

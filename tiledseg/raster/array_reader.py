@@ -100,5 +100,4 @@ def _cut(words: Any, whole: bool) -> dict[str, Any]:
         return {}
     palette = tuple((int(index), tuple(map(int, colour))) for index, colour in words.get("palette") or ())
     times = int(words.get("times", 1)) if whole else 1
-    own = {"holds_classes": bool(words.get("holds_classes")), "drawn": str(words.get("drawn", ""))}
-    return {"times": times, "palette": palette or None, **own}
+    return {"times": times, "palette": palette or None, "holds_classes": bool(words.get("holds_classes"))}

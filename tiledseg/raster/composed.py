@@ -1,14 +1,18 @@
 """Images that are made of several rasters: bands one after the other, pieces side by side, pixels by a mask.
 
 The name of such an image holds all that it is made of, as JSON after `composed:`. So ranks, maps and checkpoints open
-the same files, whatever the list or the glob that they came from says by then. `label` is its short form, in messages.
+the same files, whatever the list or the glob that they came from says by then. `label` is its short form, in messages;
+that of several times has braces around the texts in which paths differ, `s2/north_{0401,0620}.tif`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +21,7 @@ from numpy.typing import NDArray
 
 from tiledseg.errors import RasterError, renamed
 from tiledseg.geometry.box import Box, Interval
+from tiledseg.raster.array_names import parse_array_name
 from tiledseg.raster.gdal_reader import MOST_PIXELS, GdalReader, as_stored, valid_pixels
 from tiledseg.raster.info import RasterInfo, check_grids_match, is_placed
 from tiledseg.raster.mirrored_reader import RasterReader, RecentReaders, prefetch, reading
@@ -26,6 +31,8 @@ from tiledseg.raster.statistics import check_alike
 BANDS, TIMES, MOSAIC, VALID = "bands", "times", "mosaic", "valid"
 _PREFIX = "composed:"
 _OPEN_PIECES = 64
+JOINED = re.compile(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)")
+_WORDS = re.compile(r"(?:.*[/_.=-])?", re.DOTALL)
 
 Opener = Callable[[str, Sequence[int] | None, bool], RasterReader]
 """Opens a raster by its name and bands (None: all). The last: it is an image, whose nodata value the user may set."""
@@ -81,6 +88,42 @@ def has_kind(path: str, kind: str) -> bool:
     """Return True if an image, or a part of it, is of a kind."""
     composed = parse_composed(path)
     return composed is not None and (composed.kind == kind or any(has_kind(str(part), kind) for part in composed.parts))
+
+
+def joined_paths(name: str) -> tuple[str, ...]:
+    """Return the paths, or patterns, of the rasters of several times that a name with braces means; none for another
+    path."""
+    match = None if os.path.exists(name) else JOINED.fullmatch(name)
+    return tuple(match[1] + text + match[3] for text in match[2].split(",")) if match else ()
+
+
+def joined_label(paths: Sequence[str]) -> str:
+    """Return the label of the image that the rasters of several times make."""
+    before = _shared(paths)
+    after = _shared([path[len(before) :][::-1] for path in paths])[::-1]
+    texts = [path[len(before) : len(path) - len(after)] for path in paths]
+    return f"{before}{{{','.join(texts)}}}{after}"
+
+
+def _shared(texts: Sequence[str]) -> str:
+    """Return the whole words with which all texts begin."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    match = _WORDS.match("".join(letters[0] for letters in alike))
+    return match[0] if match else ""
+
+
+def stem_of(path: str) -> str:
+    """Return the name of files that go with an image: its own without ending, the item's, that of several times without
+    its braces, or the first part's."""
+    image, array = parse_composed(path), parse_array_name(path)
+    if array is not None:
+        return array.stem
+    if image is None:
+        return os.path.splitext(os.path.basename(path))[0]
+    if image.kind in (BANDS, TIMES) and has_kind(path, BANDS):
+        return image.label.rpartition("#")[2]
+    name = os.path.basename(re.sub(r"[_.=-]?\{.*\}", "", image.label)) if image.kind == TIMES else ""
+    return stem_of(str(image.parts[0])) if name[:1] in ("", ".") else os.path.splitext(name)[0]
 
 
 def open_composed(image: Composed, bands: Sequence[int] | None, opener: Opener) -> RasterReader:

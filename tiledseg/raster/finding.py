@@ -4,7 +4,7 @@ Labels may be named by a pattern: `{stem}` is the image's file name without its 
 folder, and `{1}`, `{2}`, ... the text that the first, second, ... wildcard of the images' glob stands for. So may be
 the rasters that say which pixels of the images are valid.
 
-Paths and globs with braces, `s2/*_{0401,0620}.tif`, join rasters (`raster.joined`).
+Paths and globs with braces, `s2/*_{0401,0620}.tif`, join rasters of several times.
 """
 
 from __future__ import annotations
@@ -13,16 +13,36 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
-from typing import NamedTuple
+from itertools import repeat
 
 from tiledseg.config.checks import TIME, shown
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.raster.array_names import ArrayName, file_of, parse_array_name
 from tiledseg.raster.array_open import stored_tiles
-from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, has_kind, label_of, parse_composed
-from tiledseg.raster.joined import joined, joined_paths, stem_of
-from tiledseg.raster.lists import LEARNT, MISSING, Composing, Parts, RasterSource, existing, is_list, is_present, listed
+from tiledseg.raster.composed import (
+    BANDS,
+    MOSAIC,
+    TIMES,
+    VALID,
+    Composed,
+    has_kind,
+    joined_paths,
+    label_of,
+    parse_composed,
+    stem_of,
+)
+from tiledseg.raster.lists import (
+    LEARNT,
+    MISSING,
+    Composing,
+    Parts,
+    RasterSource,
+    existing,
+    is_list,
+    is_present,
+    joined,
+    listed,
+)
 from tiledseg.raster.remote import is_bucket_folder, is_named, is_remote, is_vector, list_folder, parse_s3
 from tiledseg.raster.tile_store import is_tile_store, parse_store_name, store_images
 from tiledseg.system.files import irregular_kind, is_zarr
@@ -57,30 +77,7 @@ def expand_sources(
     Raises RasterError for no pattern at all, a glob that matches nothing, a missing file, a folder without rasters, for
     a path that occurs twice, and where a bucket is not to be listed.
     """
-    found = find_sources(patterns, key, parts, references, composing)
-    return _masked(found, key, composing)
-
-
-class Sources(NamedTuple):
-    """The sources that each of the `patterns` means, a group each."""
-
-    patterns: Sequence[str]
-    groups: Sequence[Sequence[RasterSource]]
-
-    @property
-    def every(self) -> tuple[RasterSource, ...]:
-        return tuple(source for group in self.groups for source in group)
-
-    def joined(self, paths: Iterable[str], composing: Composing) -> tuple[str, ...]:
-        """Return the `paths` of the sources; where they make mosaics, one for each pattern."""
-        if not composing.mosaic:
-            return tuple(paths)
-        left = iter(paths)
-        groups = [tuple(islice(left, len(group))) for group in self.groups]
-        return tuple(
-            group[0] if len(group) == 1 else str(Composed.of(pattern, MOSAIC, group))
-            for pattern, group in zip(self.patterns, groups, strict=True)
-        )
+    return _images(find_sources(patterns, key, parts, references, composing), key, composing)
 
 
 def find_sources(
@@ -89,62 +86,66 @@ def find_sources(
     parts: Parts = LEARNT,
     references: bool = False,
     composing: Composing = Composing(),  # noqa: B008
-) -> Sources:
-    """Return the sources of `expand_sources` with their labels and places."""
+) -> list[RasterSource]:
+    """Return the sources of `expand_sources` with their labels and places, before they are masked or make mosaics."""
     if not patterns:
         raise RasterError(f"{key} is empty; give at least one path, folder, glob, list or URL")
-    found = Sources(patterns, [_expand(os.fspath(each), key, parts, references, composing) for each in patterns])
-    first: dict[str, int] = {}
-    for at, source in enumerate(found.every):
-        same = source.path if is_named(source.path) else os.path.realpath(source.path)
-        if same in first:
-            name = label_of(source.path)
-            raise RasterError(f"{key} holds {name} twice, at positions {first[same]} and {at}; remove one")
-        first[same] = at
+    found, first = list[RasterSource](), dict[str, int]()
+    for pattern in map(os.fspath, patterns):
+        for source in _expand(pattern, key, parts, references, composing):
+            same = source.path if is_named(source.path) else os.path.realpath(source.path)
+            if first.setdefault(same, len(found)) < len(found):
+                name = label_of(source.path)
+                raise RasterError(f"{key} holds {name} twice, at positions {first[same]} and {len(found)}; remove one")
+            found.append(source._replace(entry=pattern))
     return found
 
 
-def _masked(found: Sources, key: str, composing: Composing) -> tuple[str, ...]:
+def _mosaics(sources: Sequence[RasterSource], paths: Iterable[str], composing: Composing) -> tuple[str, ...]:
+    """Return the paths of sources, or of their labels; where they make mosaics, one for each entry."""
+    if not composing.mosaic:
+        return tuple(paths)
+    groups: dict[str, list[str]] = {}
+    for source, path in zip(sources, paths, strict=True):
+        groups.setdefault(source.entry, []).append(path)
+    return tuple(
+        group[0] if len(group) == 1 else str(Composed.of(entry, MOSAIC, group)) for entry, group in groups.items()
+    )
+
+
+def _images(sources: Sequence[RasterSource], key: str, composing: Composing) -> tuple[str, ...]:
     """Return the paths of the images, mosaics among them, each with what says which of its pixels are valid."""
-    sources, valid = found.every, composing.valid
-    paths = tuple(source.path for source in sources)
-    items = [has_kind(path, BANDS) for path in paths]
-    if valid is not None and composing.valid_asset is not None and any(items) and not all(items):
-        path = label_of(paths[items.index(False)])
-        raise RasterError(f"data.valid is {valid}, an asset, but {key} has {path}, no STAC item; give items alone")
-    if valid is None or (composing.valid_asset is not None and any(items)):
-        return found.joined(paths, composing)
-    if isinstance(valid, int):
-        return found.joined([_masked_by_band(path, valid, composing.values) for path in paths], composing)
-    pattern = os.path.join(valid, "{stem}.*") if os.path.isdir(valid) and not is_zarr(valid) else valid
+    valid, paths = composing.valid, [source.path for source in sources]
+    if composing.valid_asset is not None and any(items := [has_kind(path, BANDS) for path in paths]):
+        if not all(items):
+            path = label_of(paths[items.index(False)])
+            raise RasterError(f"data.valid is {valid}, an asset, but {key} has {path}, no STAC item; give items alone")
+        valid = None
+    if valid is None:
+        return _mosaics(sources, paths, composing)
+    number, pattern = (valid, "") if isinstance(valid, int) else (None, valid)
+    if os.path.isdir(pattern) and not is_zarr(pattern):
+        pattern = os.path.join(pattern, "{stem}.*")
     keys, is_there = (key, "data.valid"), _presence(pattern, "data.valid")
 
     def masked(path: str, source: RasterSource, time: str = "") -> str:
-        """Return an image with its mask; where masks are of a time, with one for each of its times."""
-        image = parse_composed(path)
-        if TIME in pattern and composing.times and not time and image is not None and image.kind == TIMES:
-            each = zip(image.parts, composing.times, strict=True)
-            return str(Composed.of(image.label, TIMES, [masked(str(part), source, time) for part, time in each]))
+        """Return an image with its mask; where masks are of a time, or a band, with one for each of its times."""
+        image, times = parse_composed(path), composing.times if TIME in pattern else ()
+        if image is not None and image.kind == TIMES and (number or times):
+            each = zip(map(str, image.parts), times or repeat(""), strict=False)
+            return str(Composed.of(image.label, TIMES, [masked(part, source, own) for part, own in each]))
         named = pattern.replace(TIME, time) if time else pattern
-        mask = _named_labels(source, named, keys, is_there)
-        return str(Composed.of(label_of(path), VALID, (path, mask), None, composing.values))
+        parts = (path,) if number else (path, _named_labels(source, named, keys, is_there))
+        return str(Composed.of(label_of(path), VALID, parts, number, composing.values))
 
-    if _FIELD.search(pattern):
-        return found.joined([masked(source.path, source) for source in sources], composing)
-    images = found.joined(paths, composing)
+    if number or _FIELD.search(pattern):
+        return _mosaics(sources, [masked(source.path, source) for source in sources], composing)
+    images = _mosaics(sources, paths, composing)
     if len(images) > 1 or (sources[0].place and not composing.mosaic):
         raise RasterError(
             f"data.valid is {valid} for {len(images)} images of {key}; give a pattern, as clouds/{{stem}}.tif"
         )
     return (masked(images[0], sources[0]),)
-
-
-def _masked_by_band(path: str, number: int, values: tuple[float, ...]) -> str:
-    """Return an image with a band that says which of its pixels are valid; of several times one in each."""
-    image = parse_composed(path)
-    if image is None or image.kind != TIMES:
-        return str(Composed.of(label_of(path), VALID, (path,), number, values))
-    return str(Composed.of(image.label, TIMES, [_masked_by_band(str(part), number, values) for part in image.parts]))
 
 
 def check_assets(assets: Sequence[str], paths: Iterable[str]) -> None:
@@ -171,35 +172,30 @@ def pair_sources(
 
     Raises RasterError where `expand_sources` does, where the counts differ, and where labels are missing.
     """
-    found = find_sources(images, keys[0], parts, references, composing)
-    image_paths = _masked(found, keys[0], composing)
+    sources = find_sources(images, keys[0], parts, references, composing)
+    image_paths = _images(sources, keys[0], composing)
     pattern = labels[0] if len(labels) == 1 else ""
     folders = [(os.path.isdir(path) and not is_zarr(path)) or is_bucket_folder(path) for path in (images[0], pattern)]
     if len(images) == 1 and all(folders):
         pattern = os.path.join(pattern, "{stem}.*")  # two folders are paired by their files' names
     if _FIELD.search(pattern) and not os.path.exists(pattern):
         is_there = _presence(pattern, keys[1])
-        label_paths = found.joined([_named_labels(one, pattern, keys, is_there) for one in found.every], composing)
+        label_paths = _mosaics(sources, [_named_labels(one, pattern, keys, is_there) for one in sources], composing)
     elif len(labels) == 1 and is_vector(labels[0]):
         label_paths = (existing(labels[0], keys[1]),) * len(image_paths)
     elif labels:
         given = find_sources(labels, keys[1], parts, references, Composing())
-        own = [_store_labels(one.path) or (not one.place and one.labels) or one.path for one in given.every]
-        label_paths = given.joined(own, composing)
+        own = [_store_labels(one.path) or (not one.place and one.labels) or one.path for one in given]
+        label_paths = _mosaics(given, own, composing)
     else:
-        own = []
-        for source in found.every:
-            path = source.labels or _store_labels(source.path)
-            if path is None and source.place:
-                raise RasterError(
-                    f"{source.place} names no labels, and {keys[1]} is empty; give {source.path} its labels"
-                )
+        beside = [(source, source.labels or _store_labels(source.path)) for source in sources]
+        for source, path in beside:
             if path is None:
-                raise RasterError(
-                    f"{keys[1]} is empty and {source.path} is no tile store; give one label raster an image"
-                )
-            own.append(path if parse_store_name(path) else existing(path, source.place or keys[1]))
-        label_paths = found.joined(own, composing)
+                named = source.place or source.path
+                raise RasterError(f"{named} names no labels, and {keys[1]} is empty; give one label raster an image")
+            if not parse_store_name(path):
+                existing(path, source.place or keys[1])
+        label_paths = _mosaics(sources, [str(path) for _, path in beside], composing)
     if len(image_paths) != len(label_paths):
         raise RasterError(
             f"{keys[0]} has {len(image_paths)} rasters but {keys[1]} has {len(label_paths)}; give one label raster for "
@@ -249,7 +245,7 @@ def _store_labels(path: str) -> str | None:
 
 def _expand(pattern: str, key: str, parts: Parts, references: bool, composing: Composing) -> list[RasterSource]:
     if several := joined_paths(pattern):
-        return _joined([_expand(each, key, parts, references, composing) for each in several], several, key)
+        return joined([_expand(each, key, parts, references, composing) for each in several], several, key)
     array = parse_array_name(pattern)
     if array is not None:
         return _arrays(pattern, array, key)
@@ -292,20 +288,6 @@ def _arrays(pattern: str, array: ArrayName, key: str) -> list[RasterSource]:
         return [each._replace(wildcards=texts) for texts, one in own for each in _arrays(str(one), one, key)]
     tiles = [] if array.variable or not existing(pattern, key) else stored_tiles(array.store)
     return [RasterSource(image, labels) for image, labels in tiles] or [RasterSource(existing(pattern, key))]
-
-
-def _joined(runs: Sequence[list[RasterSource]], patterns: Sequence[str], key: str) -> list[RasterSource]:
-    """Join each raster of the first pattern with those of the others for which wildcards stand for the same, or with
-    those at its place. Raises RasterError for one that is missing."""
-    tables = [{source.wildcards or (str(at),): source for at, source in enumerate(run)} for run in runs]
-    for name in dict.fromkeys(name for table in tables for name in table):
-        one, other = (next((k for k, t in enumerate(tables) if (name in t) == there), None) for there in (True, False))
-        if one is not None and other is not None:
-            raise RasterError(
-                f"{key}: {tables[one][name].path} is to be joined with its like of {patterns[other]}, which is "
-                "missing; add it, or leave the others out"
-            )
-    return [each._replace(path=joined([table[name].path for table in tables])) for name, each in tables[0].items()]
 
 
 def _matches(pattern: str, paths: Sequence[str], key: str) -> list[RasterSource]:

@@ -24,7 +24,6 @@ from tiledseg.raster.remote import (
     REFERENCES,
     SILENT_SECONDS,
     advice,
-    certificate_advice,
     gdal_options,
     gdal_path,
     is_named,
@@ -89,7 +88,7 @@ def open_dataset(path: str, references: bool) -> DatasetReader:
             raise RasterError(f"{name}{beside} is {kind}; give a raster in regular files")
     remedy = "give a raster that GDAL reads" if references else _REMEDY
     if gdal_path(path).startswith("/vsis3/"):
-        remedy = f"{advice(os.environ)}; or {remedy}"
+        remedy = f"{advice(os.environ, path)}; or {remedy}"
     sooner = rasterio.Env(session=DummySession(), **gdal_options(os.environ, SILENT_SECONDS))
     with sooner if is_remote(path) else nullcontext():
         if not references:
@@ -126,8 +125,7 @@ def _check_masks(path: str) -> None:
         except RasterioError as error:
             said = reason(error)
             if is_remote(path) and said.startswith("CURL error"):  # nobody answers: do not ask again
-                remedy = certificate_advice(os.environ, said) or "see that its server can be reached"
-                raise RasterError(f"cannot open {path}: {said}; {remedy}") from error
+                raise RasterError(f"cannot open {path}: {said}; {advice(os.environ, path, said)}") from error
             if "not recognized as being in a supported file format" in said:  # it is there
                 raise RasterError(
                     f"{mask}, which goes with {file or path}, is no TIFF and may read further files and URLs; remove "

@@ -1,18 +1,18 @@
 """Polygons of a class map in a GeoPackage, as QGIS and other programs open it: needs the extra `vector`.
 
 A polygon is an area of one class whose pixels touch by their sides (connectivity 4: areas that only touch at a corner
-are two). GDAL outlines the finished plain file of the map; the outlines, and the file of them, are made in memory.
+are two). GDAL outlines the finished plain file of the map; the outlines are made in memory, and the file of them in a
+folder of this machine: SQLite needs locks, which not each file system has.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import os
-import sqlite3
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,6 @@ LAYER, FIELDS = "classes", ("class", "name", "pixels")
 
 _FEATURES_AT_ONCE = 1 << 14
 _JOURNALS = ("-journal", "-wal", "-shm")
-_STYLE_COLUMNS = (
-    "f_table_catalog TEXT(256), f_table_schema TEXT(256), f_table_name TEXT(256), f_geometry_column TEXT(256), "
-    "styleName TEXT(30), styleQML TEXT, styleSLD TEXT, useAsDefault BOOLEAN, description TEXT, owner TEXT(30), "
-    "ui TEXT(30), update_time DATETIME DEFAULT CURRENT_TIMESTAMP"
-)
-_STYLED = "f_table_catalog, f_table_schema, f_table_name, f_geometry_column, styleName, styleQML, useAsDefault"
 
 
 def polygons_output(key: str, path: str | Path) -> Output:
@@ -136,20 +130,21 @@ def write_polygons(
         names = np.array([one.name for one in legend], object)[numbers]
         fields = dict(zip(FIELDS, (numbers, names, pixels), strict=True))
         file.check_ours()
-        data = io.BytesIO()  # made in memory: SQLite needs locks, which not each file system has
-        options = {"layer": LAYER, "driver": "GPKG", "geometry_type": "Polygon", "crs": crs}
-        with warnings.catch_warnings():
+        style = _style(legend, sorted(classes))
+        row = [np.array([value], object if isinstance(value, str) else bool) for value in style.values()]
+        with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
             warnings.simplefilter("ignore")  # a CRS may be missing
+            made, how = os.path.join(folder, "made.gpkg"), {"driver": "GPKG", "geometry_type": "Polygon", "crs": crs}
             try:
-                pyogrio.raw.write(data, wkb, list(fields.values()), list(fields), **options)
+                pyogrio.raw.write(made, wkb, list(fields.values()), list(fields), layer=LAYER, **how)
+                pyogrio.raw.write(made, None, row, list(style), layer=STYLES, append=True, driver="GPKG")
             except (pyogrio.errors.DataSourceError, pyogrio.errors.DataLayerError, RuntimeError) as error:
                 raise write_error(file.path, error) from error
-        file.temporary.write_bytes(data.getvalue())
-        _add_style(file, legend, sorted(classes))
+            shutil.copyfile(made, file.temporary)
 
 
-def _add_style(file: PolygonFile, legend: Sequence[ClassRecord], classes: Sequence[int]) -> None:
-    """Add the table by which QGIS shows the layer in the classes' colours, as QGIS itself writes it."""
+def _style(legend: Sequence[ClassRecord], classes: Sequence[int]) -> dict[str, str | bool]:
+    """Return the row by which QGIS shows the layer in the classes' colours, as QGIS itself writes it."""
     root = Xml.Element("qgis", version="3.22", styleCategories="Symbology")
     renderer = Xml.SubElement(root, "renderer-v2", type="categorizedSymbol", attr="class")
     categories, symbols = Xml.SubElement(renderer, "categories"), Xml.SubElement(renderer, "symbols")
@@ -160,16 +155,9 @@ def _add_style(file: PolygonFile, legend: Sequence[ClassRecord], classes: Sequen
         layer = Xml.SubElement(symbol, "layer", {"class": "SimpleFill", "enabled": "1", "pass": "0"})
         for key, value in (("color", colour), ("style", "solid"), ("outline_style", "no")):
             Xml.SubElement(layer, "prop", k=key, v=value)
-    row = ("", "", LAYER, "geom", LAYER, Xml.tostring(root, encoding="unicode"), 1)
-    try:  # no locks, no journal: the file is nobody else's yet
-        with closing(sqlite3.connect(f"{file.temporary.absolute().as_uri()}?vfs=unix-none", uri=True)) as base, base:
-            base.execute("PRAGMA journal_mode = OFF")
-            base.execute(f"CREATE TABLE {STYLES} (id INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL, {_STYLE_COLUMNS})")
-            base.execute(f"INSERT INTO {STYLES} ({_STYLED}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-            contents = "INSERT INTO gpkg_contents (table_name, data_type, identifier) VALUES (?, 'attributes', ?)"
-            base.execute(contents, (STYLES, STYLES))
-    except sqlite3.Error as error:
-        raise write_error(file.path, error) from error
+    words: dict[str, str | bool] = dict.fromkeys(("f_table_catalog", "f_table_schema", "styleSLD", "owner", "ui"), "")
+    words |= {"f_table_name": LAYER, "f_geometry_column": "geom", "styleName": LAYER, "useAsDefault": True}
+    return words | {"styleQML": Xml.tostring(root, encoding="unicode")}
 
 
 def pixels_of(area: str | None, info: RasterInfo) -> float:

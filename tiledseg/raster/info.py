@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -53,6 +54,9 @@ def ground_of(path: str, dataset: Any) -> GroundControl | None:
 
 
 _TOLERANCE_PIXELS = 0.01
+_MOST_POINTS = 10_922
+"""Control points in a TIFF. Of more, rasterio 1.4 writes freed memory into a sidecar, which only Python 3.11 leaves."""
+
 _OF_VIEWERS = (".aux.xml", ".ovr")
 
 Colour = tuple[int, int, int, int]
@@ -67,8 +71,7 @@ class RasterInfo:
     what must be decoded at once. `has_mask`: pixels may be invalid. `band_numbers` are the file's own, from 1.
     `palette` is (index, (red, green, blue, alpha)) for each entry of a one-band raster's colour table, and
     `class_names` (value, name) of each of its values that has a name. `holds_classes`: its values are class numbers
-    already, whatever the classes' raw values, and `drawn` says by what they were made of polygons, beside the file.
-    `times`: of so many rasters are the bands, one after the other.
+    already, whatever the classes' raw values. `times`: of so many rasters are the bands, one after the other.
     `tiling` is the one that a tile store was cut by. `notes` are one-line warnings for the user; `references` is one
     on the files that this one names, empty where it holds all of its pixels. `size`: bytes of the file at `path`, 0
     where it is no local one.
@@ -94,7 +97,6 @@ class RasterInfo:
     ground: GroundControl | None = None
     class_names: tuple[tuple[int, str], ...] = ()
     holds_classes: bool = False
-    drawn: str = ""
     size: int = 0
     times: int = 1
 
@@ -196,13 +198,18 @@ def whole_turn(crs: CRS) -> float | None:
     return math.tau / crs.units_factor[1] if crs.is_geographic else None
 
 
+def loses_points(info: RasterInfo) -> bool:
+    """Return True if a file made here cannot hold the control points of a raster."""
+    return info.ground is not None and len(info.ground.points) > _MOST_POINTS and sys.version_info >= (3, 12)
+
+
 def placement(info: RasterInfo) -> dict[str, Any]:
     """Return the arguments of `rasterio.open` that make a file lie where `info` does."""
     arguments: dict[str, Any] = {"crs": info.crs}
     ground = info.ground or GroundControl()
     if is_placed(info.transform):
         arguments["transform"] = info.transform
-    elif ground.points:
+    elif ground.points and not loses_points(info):
         arguments["gcps"] = [GroundControlPoint(row, col, x, y, z) for row, col, x, y, z in ground.points]
         arguments["crs"] = CRS.from_wkt(ground.crs) if ground.crs else CRS()  # rasterio takes no None here
     if ground.coefficients:

@@ -21,8 +21,17 @@ from urllib.parse import unquote, urlsplit
 from tiledseg.config.checks import ITEM_ENDINGS, LIST_ENDINGS, TIME, shown
 from tiledseg.errors import ConfigError, RasterError, install
 from tiledseg.raster.array_names import file_of, parse_array_name
-from tiledseg.raster.composed import BANDS, TIMES, VALID, Composed, parse_composed
-from tiledseg.raster.joined import JOINED, joined_paths
+from tiledseg.raster.composed import (
+    BANDS,
+    JOINED,
+    TIMES,
+    VALID,
+    Composed,
+    joined_label,
+    joined_paths,
+    label_of,
+    parse_composed,
+)
 from tiledseg.raster.labels.classes import csv_rows
 from tiledseg.raster.mirrored_reader import reading
 from tiledseg.raster.remote import REFERENCES, is_named
@@ -46,16 +55,17 @@ _ALL = "none"  # --valid, where the training's is not wanted
 
 
 class RasterSource(NamedTuple):
-    """A raster's path, its `labels` where a list gives some, the texts of its glob's `wildcards`, and the `place` in a
-    list that names it, with its `split` there. `tile` and `time`: where and when an item is of."""
+    """A raster's path, its `labels` where a list gives some, the texts of its glob's `wildcards` (of an item: its
+    place), and the `place` in a list that names it, with its `split` and its `time` there. `entry`: what the user has
+    typed for it."""
 
     path: str
     labels: str | None = None
     wildcards: tuple[str, ...] = ()
     place: str = ""
     split: str | None = None
-    tile: str = ""
     time: str = ""
+    entry: str = ""
 
 
 class Composing(NamedTuple):
@@ -149,36 +159,47 @@ def listed(path: str, key: str, parts: Parts, references: bool, composing: Compo
             )
         for name in names:
             existing(name, entry.place)
-    of_times = composing.times and path.lower().endswith(ITEM_ENDINGS)
-    return _of_times(path, entries, composing.times) if of_times else entries
-
-
-def _of_times(path: str, entries: Sequence[RasterSource], times: Sequence[str]) -> list[RasterSource]:
-    """Join the items of one place, in the order of the times; items of other times are left out. Raises RasterError
-    where one is missing, or cannot be told from another."""
-    tiles: dict[str, dict[str, RasterSource]] = {}
+    if not composing.times or not path.lower().endswith(ITEM_ENDINGS):
+        return entries
     for entry in entries:
-        if not (entry.tile and entry.time):
-            what = "datetime" if entry.tile else "grid:code and bbox: it is no STAC item"
+        if not (entry.wildcards and entry.time):
+            what = "datetime" if entry.wildcards else "grid:code and bbox: it is no STAC item"
             raise RasterError(f"{entry.place} has no {what}, and data.times is given; mend it, or leave it out")
-        tile = tiles.setdefault(entry.tile, {})
-        own = [time for time in times if entry.time.startswith(time)]
+        own = [time for time in composing.times if entry.time.startswith(time)]
         if len(own) > 1:
             raise RasterError(f"{entry.place} is of data.times {own[0]} and {own[1]}; give times of different items")
-        for time in own:
-            if time in tile:
-                remedy = "remove one" if tile[time].time == entry.time else "give longer ones"
-                raise RasterError(f"{entry.place} and {tile[time].place} are both of data.times {time}; {remedy}")
-            tile[time] = entry
-    for name, tile in tiles.items():
-        missing = next((time for time in times if time not in tile), None)
-        if missing is not None:
-            raise RasterError(f"{path}: {name} has no item of data.times {missing}; add it, or leave its others out")
-    images = ((name, [tile[time] for time in times]) for name, tile in tiles.items())
-    return [
-        each[0]._replace(path=str(Composed.of(f"{path}#{name}", TIMES, [one.path for one in each])))
-        for name, each in images
-    ]
+    runs = [[entry for entry in entries if entry.time.startswith(time)] for time in composing.times]
+    return joined(runs, [f"data.times {time}" for time in composing.times], key)
+
+
+def joined(runs: Sequence[Sequence[RasterSource]], times: Sequence[str], key: str) -> list[RasterSource]:
+    """Join each raster of the first of `times` with those of the others for which wildcards stand for the same, or with
+    those at its place. Raises RasterError for one that is missing, or cannot be told from another."""
+    tables: list[dict[tuple[str, ...], RasterSource]] = []
+    for run, time in zip(runs, times, strict=True):
+        table: dict[tuple[str, ...], RasterSource] = {}
+        for at, source in enumerate(run):
+            other = table.setdefault(source.wildcards or (str(at),), source)
+            if other is not source:
+                raise RasterError(
+                    f"{source.place} and {other.place} are both of {time}; remove one, or give longer ones"
+                )
+        tables.append(table)
+    for name in dict.fromkeys(name for table in tables for name in table):
+        one, missing = (
+            next((k for k, t in enumerate(tables) if (name in t) == there), None) for there in (True, False)
+        )
+        if one is not None and missing is not None:
+            raise RasterError(
+                f"{key}: {label_of(tables[one][name].path)} is to be joined with its like of {times[missing]}, which "
+                "is missing; add it, or leave the others out"
+            )
+    images = []
+    for name, first in tables[0].items():
+        paths = [table[name].path for table in tables]
+        label = f"{label_of(first.path).rpartition('#')[0]}#{name[0]}" if first.time else joined_label(paths)
+        images.append(first._replace(path=str(Composed.of(label, TIMES, paths))))
+    return images
 
 
 def existing(path: str, key: str) -> str:
@@ -245,8 +266,8 @@ def _entry(path: str, fields: Mapping[str, Any], place: str, composing: Composin
         return source
     box = fields.get("bbox")  # in GeoParquet a record of xmin, ymin, xmax, ymax
     numbers = list(box.values()) if isinstance(box, Mapping) else box if isinstance(box, list) else []
-    tile = properties.get("grid:code") or ",".join(map(str, numbers))
-    return source._replace(tile=str(tile), time=str(properties.get("datetime") or ""))
+    tile = str(properties.get("grid:code") or ",".join(map(str, numbers)))
+    return source._replace(wildcards=(tile,) if tile else (), time=str(properties.get("datetime") or ""))
 
 
 def _located(folder: str, name: str) -> str:

@@ -160,8 +160,7 @@ def _asking(what: str, name: RemoteName, seconds: int = _ASKING_SECONDS, retries
         raise
     except Exception as error:
         words = said(error)
-        remedy = certificate_advice(os.environ, words) or advice(os.environ)
-        raise RasterError(f"cannot {what}: {words}; {remedy}") from error
+        raise RasterError(f"cannot {what}: {words}; {advice(os.environ, name.url, words)}") from error
 
 
 def said(error: Exception) -> str:
@@ -180,8 +179,18 @@ def said(error: Exception) -> str:
     return f"the server said {status[1].strip()}" + (f", {code[1]}" if code else "")
 
 
-def advice(environ: Mapping[str, str]) -> str:
-    """Return what to do where a server refuses: the names of the variables that were read, never their values."""
+def advice(environ: Mapping[str, str], url: str, words: str = "") -> str:
+    """Return what to do where the server of a URL refuses, or a client, with these `words`: the names of the variables
+    that were read, never the values of keys."""
+    if any(word in words.lower() for word in ("certificate", "ssl", "tls")):
+        name = _certificates(environ)
+        state = f"{name} is {environ[name]}" if name else "no variable names the authorities to trust"
+        return (
+            f"{state}; set {_CERTIFICATES[1]} to the file (PEM) of the authority that has signed it, on every rank, "
+            "and name the server as its certificate does"
+        )
+    if not gdal_path(url).startswith("/vsis3/"):
+        return "see that its server can be reached"
     present = [name for name in (*_KEYS, *_URLS, *_PLACE) if name in environ]
     if any(name in environ for name in _KEYS):
         return f"look at the variables that it was asked with: {', '.join(present)}"
@@ -192,19 +201,6 @@ def advice(environ: Mapping[str, str]) -> str:
 def _certificates(environ: Mapping[str, str]) -> str:
     """Return the variable that names the file of the authorities to trust; empty where none does."""
     return next((name for name in _CERTIFICATES if environ.get(name)), "")
-
-
-def certificate_advice(environ: Mapping[str, str], words: str = "certificate") -> str:
-    """Return what to do where a client's `words` are about a certificate that it does not trust, or the file of those
-    that it may: which variable was read. Empty for other words."""
-    if not any(word in words.lower() for word in ("certificate", "ssl", "tls")):
-        return ""
-    name = _certificates(environ)
-    state = f"{name} is {environ[name]}" if name else "no variable names the authorities to trust"
-    return (
-        f"{state}; set {_CERTIFICATES[1]} to the file (PEM) of the authority that has signed it, on every rank, and "
-        "name the server as its certificate does"
-    )
 
 
 def gdal_options(environ: Mapping[str, str], silent_seconds: int = STALLED_SECONDS) -> dict[str, str]:
@@ -236,7 +232,8 @@ def store_options(bucket: str, environ: Mapping[str, str], seconds: int, retries
         try:
             client["root_certificate"] = Path(authorities).read_bytes()
         except OSError as error:
-            raise RasterError(f"cannot read {authorities}: {error.strerror}; {certificate_advice(environ)}") from None
+            remedy = advice(environ, "", "certificate")
+            raise RasterError(f"cannot read {authorities}: {error.strerror}; {remedy}") from None
     scheme, host, by_host = _server(environ)
     options: dict[str, Any] = {
         "client_options": client,

@@ -28,14 +28,12 @@ import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
 
-from tiledseg.config.checks import shown
-from tiledseg.errors import OutputError, RasterError
+from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, Tiling, make_tiling
 from tiledseg.raster.info import GroundControl, RasterInfo, named_crs
 from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, prefetch, reading
-from tiledseg.raster.remote import is_named
 from tiledseg.raster.statistics import NO_VALID_PIXEL
 from tiledseg.system.files import replacing, temporary
 from tiledseg.system.run_lock import check_unclaimed, claimed, is_at, taken
@@ -264,36 +262,6 @@ class StorePlan:
         return int(sum(sizes))
 
 
-def is_cut(path: str, plan: StorePlan) -> bool:
-    """Return True where the store at `path` is the one that `plan` makes, False where nothing is there.
-
-    Raises OutputError for another store or another file, RasterError for a store that cannot be read.
-    """
-    if not os.path.exists(path):
-        check_unclaimed(temporary(path), path)
-        return False
-    if not is_tile_store(path):
-        raise OutputError(f"{path} exists and is no tile store; remove it or give another --output")
-    advice = "remove it, or give another --output"
-    with open_store(path) as file:
-        counts = tuple(len(file.get(kind, ())) for kind in ("images", "labels"))
-        planned = len(plan.images), len(plan.labels or ())
-        if counts != planned:
-            raise OutputError(
-                f"{path} holds {counts[0]} images and {counts[1]} labels, not the {planned[0]} and {planned[1]} of "
-                f"this command; {advice}"
-            )
-        for name, info, tiling in plan.rasters():
-            written = _described(file, name._replace(store=path))[0]
-            for key, value in json.loads(_identity(info, tiling)).items():
-                if written.get(key) != value:
-                    raise OutputError(
-                        f"{path} was cut from another state of {info.path}: its {key} was {shown(written.get(key))}, "
-                        f"now it is {shown(value)}; {advice}"
-                    )
-    return True
-
-
 def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advance: Callable[[int], object]) -> None:
     """Cut every raster of `plan` into the store at `path`, where nothing is.
 
@@ -302,6 +270,7 @@ def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advanc
     """
     import h5py
 
+    check_unclaimed(temporary(path), path)
     with replacing(path) as part, _HdfTarget(part, "xb+") as target, claimed(part, path):
         with h5py.File(target, "w", libver="latest") as file:
             file.attrs.update(format=FORMAT, version=VERSION)
@@ -364,7 +333,11 @@ class _HdfTarget(io.FileIO):
 def _create(file: h5py.File, name: StoreName, info: RasterInfo, tiling: Tiling) -> tuple[h5py.Dataset, h5py.Dataset]:
     """Create the empty datasets of a raster, in chunks of whole rows of one tile."""
     group = file.create_group(name.group)
-    text = _identity(info, tiling)
+    raster: dict[str, Any] = {"source": info.path, **{key: getattr(info, key) for key in _PLAIN}}
+    raster["crs"] = info.crs.to_wkt() if info.crs else None
+    raster["transform"] = list(info.transform)[:6] if info.transform is not None else None
+    raster |= {"grid": tiling.grid, "footprint": asdict(tiling.footprint), "times": info.times}
+    text = json.dumps(raster | ({"class_names": info.class_names} if info.holds_classes else {}))
     group.attrs.update(raster=text, crc32=_checksum(text))
     bands, height, width = _slot_shape(name.labels, info, tiling)
     dtype = np.dtype(info.dtype)
@@ -375,24 +348,3 @@ def _create(file: h5py.File, name: StoreName, info: RasterInfo, tiling: Tiling) 
     pixels = group.create_dataset("pixels", shape, dtype, chunks=chunk, **options)
     invalid = group.create_dataset("invalid", (shape[0], *shape[2:]), "u1", chunks=(1, rows, width), **options)
     return pixels, invalid
-
-
-def _identity(info: RasterInfo, tiling: Tiling) -> str:
-    """Return one raster and its tiling as JSON, with the state of its file, and of those beside it that hold a part of
-    it. Two cuts with equal JSON are the same."""
-
-    def state(path: str) -> dict[str, int]:
-        if is_named(path) or not os.path.exists(path):
-            return {}
-        status = os.stat(path)
-        return {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}
-
-    source: dict[str, Any] = {"path": info.path, **state(info.path)}
-    if beside := {path: state(path) for path in info.beside}:
-        source["beside"] = beside
-    raster = {"source": source, **{key: getattr(info, key) for key in _PLAIN}}
-    raster["crs"] = info.crs.to_wkt() if info.crs else None
-    raster["transform"] = list(info.transform)[:6] if info.transform is not None else None
-    raster |= {"grid": tiling.grid, "footprint": asdict(tiling.footprint)}
-    drawn = {"drawn": info.drawn, "class_names": info.class_names} if info.holds_classes else {}
-    return json.dumps({**raster, **drawn, **({"times": info.times} if info.times > 1 else {})})

@@ -90,8 +90,9 @@ class GuardedStore(WrapperStore[Any]):
         try:
             value: Buffer | None = await super().get(key, prototype, byte_range)
         except Exception as error:
-            remedy = advice(os.environ) if remote else _DAMAGED
-            raise RasterError(f"cannot read {key} of {self._place}: {said(error)}; {remedy}") from error
+            words = said(error)
+            remedy = advice(os.environ, self._place, words) if remote else _DAMAGED
+            raise RasterError(f"cannot read {key} of {self._place}: {words}; {remedy}") from error
         name = key.rpartition("/")[2]
         if name in (*STORE_FILES, ".zattrs"):
             if value is not None and name != ".zattrs":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,10 +101,7 @@ class PairReading:
                         f"({', '.join(names[:9])}); add it to the values of a class, or of one that is ignored"
                     )
                 numbers.append(number)
-        # All that the numbers follow from, beside the polygons' file.
-        values = label_map.pairs, label_map.texts, label_map.ignore_index
-        how = json.dumps([layer, attribute, given, *values])
-        return PolygonReader(path, image, polygons, numbers, background, names, how)
+        return PolygonReader(path, image, polygons, numbers, background, names)
 
     def check_used(self, paths: Sequence[str]) -> None:
         """Raise ConfigError for keys of polygons where no labels are polygons."""

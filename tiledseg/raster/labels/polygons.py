@@ -246,7 +246,7 @@ def _on_grid(path: str, image: RasterInfo, features: _Features) -> Polygons:
 
 class PolygonReader(RasterReader):
     """A raster without a file: the numbers `drawn` (uint8, one a polygon) on the grid of `image`, and `background`
-    elsewhere. `names`: of the classes; `how`: the JSON of all that the numbers follow from.
+    elsewhere. `names`: of the classes.
 
     A pixel has the number of the last polygon of the file that holds its centre. Pixels are drawn in blocks of a fixed
     grid, each as a whole, whatever box is read: a tile's labels do not depend on the tiles.
@@ -260,7 +260,6 @@ class PolygonReader(RasterReader):
         drawn: Sequence[int],
         background: int,
         names: Sequence[str] = (),
-        how: str = "",
     ) -> None:
         import shapely
 
@@ -282,7 +281,6 @@ class PolygonReader(RasterReader):
             files=vector_files(path),
             class_names=tuple(enumerate(names)),
             holds_classes=True,
-            drawn=how,
         )
 
     @property
