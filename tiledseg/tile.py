@@ -168,15 +168,24 @@ def plan_store(
 
 def _work(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
     """Cut on rank 0: HDF5 files have one writer."""
+    from tiledseg.execution.progress import StepProgress
+    from tiledseg.raster.tile_store import write_store
 
     def cut() -> str:
         plan, reading, names = _planned(config, output, inputs, classes_given)
-        _write(config, output, plan, reading, names)
+        _say(config, plan)
+        total, done = sum(map(len, plan.tilings)), count(1)
+        with closing(StepProgress(total, 0, config.run.verbosity)) as progress, doing("writing tiles"):
+
+            def advance(image: int) -> None:
+                tick()
+                progress.advance(next(done), f"image {image}")
+
+            write_store(output, plan, *_openers(plan, reading, names), advance)
         height, width = (max(tiling.context_max[dim] for tiling in plan.tilings) for dim in (0, 1))
         return (
-            f"{output}: {counted(len(plan.images), 'image')}, {counted(sum(map(len, plan.tilings)), 'tile')}, "
-            f"contexts of up to {height} x {width} px, "
-            f"{plan.bytes / 1e9:.2f} GB; use it as data.images"
+            f"{output}: {counted(len(plan.images), 'image')}, {counted(total, 'tile')}, contexts of up to "
+            f"{height} x {width} px, {plan.bytes / 1e9:.2f} GB; use it as data.images"
         )
 
     summary = mesh.on_root(cut)
@@ -240,18 +249,3 @@ def _openers(plan: StorePlan, reading: PairReading, names: Sequence[Sequence[str
         lambda number: reading.open_as(names[0][number], plan.images[number]),
         lambda number: reading.open_labels(names[1][number], plan.images[number]),
     )
-
-
-def _write(config: Config, output: str, plan: StorePlan, reading: PairReading, names: Sequence[Sequence[str]]) -> None:
-    from tiledseg.execution.progress import StepProgress
-    from tiledseg.raster.tile_store import write_store
-
-    _say(config, plan)
-    total, done = sum(map(len, plan.tilings)), count(1)
-    with closing(StepProgress(total, 0, config.run.verbosity)) as progress, doing("writing tiles"):
-
-        def advance(image: int) -> None:
-            tick()
-            progress.advance(next(done), f"image {image}")
-
-        write_store(output, plan, *_openers(plan, reading, names), advance)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tiledseg.errors import RasterError, renamed
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.raster.array_names import parse_array_name
+from tiledseg.raster.array_names import file_of, parse_array_name
 from tiledseg.raster.gdal_reader import MOST_PIXELS, GdalReader, as_stored, valid_pixels
 from tiledseg.raster.info import RasterInfo, check_grids_match, is_placed
 from tiledseg.raster.mirrored_reader import RasterReader, RecentReaders, prefetch, reading
@@ -93,7 +93,7 @@ def has_kind(path: str, kind: str) -> bool:
 def joined_paths(name: str) -> tuple[str, ...]:
     """Return the paths, or patterns, of the rasters of several times that a name with braces means; none for another
     path."""
-    match = None if os.path.exists(name) else JOINED.fullmatch(name)
+    match = None if os.path.exists(file_of(name)) else JOINED.fullmatch(name)
     return tuple(match[1] + text + match[3] for text in match[2].split(",")) if match else ()
 
 

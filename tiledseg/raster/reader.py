@@ -22,9 +22,8 @@ from tiledseg.config.checks import checked
 from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.array_names import MEMORY, array_of, file_of, parse_array_name
-from tiledseg.raster.array_open import open_named
+from tiledseg.raster.array_open import ArrayReader, open_named
 from tiledseg.raster.array_place import dims_of, flags
-from tiledseg.raster.array_reader import ArrayReader
 from tiledseg.raster.composed import label_of, open_composed, parse_composed
 from tiledseg.raster.gdal_reader import GdalReader
 from tiledseg.raster.info import RasterInfo
