@@ -161,6 +161,17 @@ def test_a_module_that_looks_at_its_batch_gets_each_crop_alone(kind: str) -> Non
     np.testing.assert_allclose(scores_KHW, defined(first, x_CHW, CropGrid(SIDE)), rtol=0, atol=1e-12)
 
 
+def test_convolutions_take_crops_channels_last() -> None:
+    """A module that is written for rows of channels does not."""
+    module, x_CHW = nn.Conv2d(BANDS, CLASSES, 3, padding=1).double(), np.random.default_rng(5).normal(size=(3, 29, 34))
+    networks = [crops_network(each, BANDS, CropGrid(SIDE)).eval() for each in (module, fixed_size(torch.float64))]
+    layouts = [each.layout for network in networks for each in network.modules() if isinstance(each, CropModule)]
+    assert layouts == [torch.channels_last, torch.contiguous_format]
+    with torch.no_grad():
+        scores_KHW = networks[0](torch.from_numpy(x_CHW)[None])[0].numpy()
+    np.testing.assert_allclose(scores_KHW, defined(module, x_CHW, CropGrid(SIDE)), rtol=0, atol=1e-12)
+
+
 class Halves(nn.Module):
     """A module whose crops see those half a batch away, once a gate is open."""
 

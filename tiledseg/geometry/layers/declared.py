@@ -182,17 +182,13 @@ class CropGrid:
 
     @cached_property
     def weights(self) -> list[float]:
-        """The weights along one dim, of which a pixel of a crop has the product, and at least `least_weight`."""
+        """The weights along one dim, of which a pixel of a crop has the product (at least 0.001 of `gaussian`)."""
         middle, side = (self.window - 1) / 2, self.window
         if self.blend == "gaussian":
             return [math.exp(-(((place - middle) / (side / 8)) ** 2) / 2) for place in range(side)]
         if self.blend == "cosine":
             return [math.sin(math.pi * (place + 0.5) / side) ** 2 for place in range(side)]
         return [1.0] * side
-
-    @property
-    def least_weight(self) -> float:
-        return 1e-3 if self.blend == "gaussian" else 0.0
 
 
 @dataclass(frozen=True)

@@ -84,20 +84,26 @@ class PositionModule(BlockModule):
     def __init__(self, layer: Positions, programs: Mapping[torch.dtype, Program], layout: Layout) -> None:
         super().__init__(layer)
         self.dtypes, self.programs, self.layout = list(programs), nn.ModuleList(programs.values()), layout
+        # The tensor of a whole image, of which all its tiles take parts, and its size and constants.
+        self._last: tuple[object, list[torch.Tensor], torch.Tensor] | None = None
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         return self.on_tile(whole_place(x_BCHW), x_BCHW)
 
     def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
         size = place.row.sizes[0], place.col.sizes[0]
-        at = self.dtypes.index(x_BCHW.dtype) if x_BCHW.dtype in self.dtypes else 0
-        y = self.programs[at](size, x_BCHW.device)
-        y = y.to(torch.promote_types(y.dtype, x_BCHW.dtype))
-        pixels = {"H": size[0], "W": size[1]}
-        y = y.reshape((1,) * (len(self.layout.dims) - y.dim()) + tuple(y.shape))
-        y = y.expand([prod(pixels[a] for a in dim) if dim and dim[0] in pixels else -1 for dim in self.layout.dims])
-        whole_BCHW = from_layout(y, self.layout, (1, 0, *size))
-        part_BCHW = whole_BCHW[:, :, place.row.given.slice, place.col.given.slice]
+        program: Any = self.programs[self.dtypes.index(x_BCHW.dtype) if x_BCHW.dtype in self.dtypes else 0]
+        state, given = (size, x_BCHW.dtype, x_BCHW.device), program.given.tensors()
+        last = None if torch.compiler.is_compiling() else self._last
+        if last is None or last[0] != state or not all(map(torch.equal, last[1], given)):
+            y = program(size, x_BCHW.device)
+            y = y.to(torch.promote_types(y.dtype, x_BCHW.dtype))
+            pixels = {"H": size[0], "W": size[1]}
+            y = y.reshape((1,) * (len(self.layout.dims) - y.dim()) + tuple(y.shape))
+            y = y.expand([prod(pixels[a] for a in dim) if dim and dim[0] in pixels else -1 for dim in self.layout.dims])
+            last = state, [each.clone() for each in given], from_layout(y, self.layout, (1, 0, *size))
+            self._last = None if torch.compiler.is_compiling() else last
+        part_BCHW = last[2][:, :, place.row.given.slice, place.col.given.slice]
         return part_BCHW.clone().expand(len(x_BCHW), -1, -1, -1)
 
     def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from functools import cache
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid
+from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid, largest_window
 from tiledseg.planning.walk.rank_steps import check_countable, is_countable, largest_tensor
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.units import size
@@ -74,7 +74,9 @@ def choose_grid(
         return along * across if fits else None
 
     # Every tile of a coarser grid contains one of the finest, and its context that one's context.
-    height, width = contexts(0, finest[0])[0], contexts(1, finest[1])[0]
+    height, width = (
+        context_sizes(side, 1, footprint)[0] for side in largest_window(raster, footprint.alignment, footprint)
+    )
     check_countable([largest_tensor(graph, bands, (height, width))], "use a smaller network")
     if step_bytes(height, width) > memory_bytes:
         narrow = bytes_per_value > 2 and training_memory(graph, bands, (height, width), 2).total <= memory_bytes

@@ -155,17 +155,17 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
 
 
 def whole_bytes(graph: Graph, bands: int, size: tuple[int, int]) -> int:
-    """Return the bytes that a rank has of a whole image of that size: the most in which it makes positions, and all
-    that a leaf, declared to see the image, keeps there, with its input."""
+    """Return the bytes that a rank has of a whole image of that size: those in which it makes and keeps positions, and
+    all that a leaf, declared to see the image, keeps there, with its input."""
     whole = [(k, layer) for k, layer in enumerate(graph.layers) if isinstance(layer, Positions | WholeLeaf)]
-    shapes, most, kept = tensor_shapes(graph, bands, *size) if whole else (), 0, 0
+    shapes, kept = tensor_shapes(graph, bands, *size) if whole else (), 0
     for k, layer in whole:
-        pixels = SINGLE_BYTES * math.prod(shapes[k + 1][1:])
         if isinstance(layer, Positions):
-            most = max(most, layer.whole_values * pixels)
+            values = layer.whole_values
         else:
-            kept += (layer.kept + layer.out_channels + 5 * shapes[graph.sources[k][0]][0]) * pixels
-    return most + kept
+            values = layer.kept + layer.out_channels + 5 * shapes[graph.sources[k][0]][0]
+        kept += SINGLE_BYTES * values * math.prod(shapes[k + 1][1:])
+    return kept
 
 
 def _time(walk: ForwardWalk, prices: Prices) -> StepTime:
