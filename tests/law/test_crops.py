@@ -161,14 +161,29 @@ def test_a_module_that_looks_at_its_batch_gets_each_crop_alone(kind: str) -> Non
     np.testing.assert_allclose(scores_KHW, defined(first, x_CHW, CropGrid(SIDE)), rtol=0, atol=1e-12)
 
 
-def test_convolutions_take_crops_channels_last() -> None:
-    """A module that is written for rows of channels does not."""
-    module, x_CHW = nn.Conv2d(BANDS, CLASSES, 3, padding=1).double(), np.random.default_rng(5).normal(size=(3, 29, 34))
-    networks = [crops_network(each, BANDS, CropGrid(SIDE)).eval() for each in (module, fixed_size(torch.float64))]
-    layouts = [each.layout for network in networks for each in network.modules() if isinstance(each, CropModule)]
-    assert layouts == [torch.channels_last, torch.contiguous_format]
+class Rows(nn.Conv2d):
+    """A module that is written for rows of channels: others are an error, or mixed up."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(BANDS, CLASSES, 3, padding=1)
+        self.how = how
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y_BKHW = super().forward(x_BCHW)
+        if self.how == "views":
+            return y_BKHW.view(len(y_BKHW), -1).sin().view(y_BKHW.shape)
+        strides = torch.empty(y_BKHW.shape, device="meta").stride()
+        return y_BKHW.as_strided(y_BKHW.shape, strides if self.how == "strides" else y_BKHW.stride())
+
+
+@pytest.mark.parametrize("how", ["views", "strides", "neither"])
+def test_crops_lie_channels_last_where_a_module_runs_so(how: str) -> None:
+    module, x_CHW = Rows(how).double(), np.random.default_rng(5).normal(size=(BANDS, 29, 34))
+    network = crops_network(module, BANDS, CropGrid(SIDE)).eval()
+    layouts = [each.layout for each in network.modules() if isinstance(each, CropModule)]
+    assert layouts == [torch.channels_last if how == "neither" else torch.contiguous_format]
     with torch.no_grad():
-        scores_KHW = networks[0](torch.from_numpy(x_CHW)[None])[0].numpy()
+        scores_KHW = network(torch.from_numpy(x_CHW)[None])[0].numpy()
     np.testing.assert_allclose(scores_KHW, defined(module, x_CHW, CropGrid(SIDE)), rtol=0, atol=1e-12)
 
 

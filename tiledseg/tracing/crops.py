@@ -60,18 +60,19 @@ def crops_network(
         raise ConfigError(f"{what}; use another norm, or train without model.window")
     weight = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
     draw = torch.Generator().manual_seed(0)
-    crops = [torch.randn(1, bands, side, side, generator=draw) for _ in range(2)]
+    crops_BCHW = torch.randn(2, bands, side, side, generator=draw).to(weight.device, weight.dtype)
     with in_mode(module, False), kept_state(module) as changes, torch.no_grad():
         before = generators()
-        one, _ = (scores_of(module, crop_BCHW.to(weight.device, weight.dtype)) for crop_BCHW in crops)
+        one = scores_of(module, crops_BCHW[:1].clone())  # a module may write over its input
+        scores_of(module, crops_BCHW[1:].clone())
         before_again = class_state(module)
         with kept_state(module) as later:
-            again = scores_of(module, crops[0].to(weight.device, weight.dtype, copy=True))
+            again = scores_of(module, crops_BCHW[:1].clone())
         if generators() != before or not torch.equal(one, again):
             raise ConfigError(
                 f"{name} gives other scores when it is run again; let it draw and keep nothing in evaluation"
             )
-        layout = _layout(module, torch.cat(crops).to(weight.device, weight.dtype), one)
+        layout = _layout(module, crops_BCHW, one)
     if changes.buffers:
         raise ConfigError(
             f"{name} changes its buffer '{next(iter(changes.buffers))}' in evaluation; leave it to training"
@@ -85,18 +86,17 @@ def crops_network(
         raise ConfigError(f"{name} gives {channels} channels for {classes or '2 to 255'} classes; give each class one")
     cost = 0, 0
     if trains:  # bytes that autograd keeps of a crop besides weights, and multiply-adds of a pixel
-        x_BCHW = crops[0].to(weight.device, weight.dtype)
         with in_mode(module, True), kept_state(module, False), drawn_from(0), torch.enable_grad():
-            scores_BKHW, kept, work = kept_for(lambda: scores_of(module, x_BCHW), _tensors(module))
-        cost = kept * SINGLE_BYTES // x_BCHW.element_size(), work // scores_BKHW[0, 0].numel()
+            scores_BKHW, kept, work = kept_for(lambda: scores_of(module, crops_BCHW[:1].clone()), _tensors(module))
+        cost = kept * SINGLE_BYTES // crops_BCHW.element_size(), work // scores_BKHW[0, 0].numel()
     return _network(module, bands, Crops(grid, channels, 0, *cost), layout)
 
 
 def _layout(module: nn.Module, x_BCHW: torch.Tensor, scores_BKHW: torch.Tensor) -> torch.memory_format:
     """Return channels last, in which convolutions are faster, if a module gives about the same scores so."""
-    with suppress(ConfigError, RuntimeError):  # of a view, which only rows of channels have
-        found_BKHW = scores_of(module, x_BCHW.contiguous(memory_format=torch.channels_last))[: len(scores_BKHW)]
-        if (found_BKHW - scores_BKHW).abs().max() <= 0.05 * scores_BKHW.abs().max():
+    with suppress(ConfigError):  # of a view, which only rows of channels have; of a module that takes one image
+        found_BKHW = scores_of(module, x_BCHW.clone(memory_format=torch.channels_last))[:1]
+        if (found_BKHW - scores_BKHW).abs().max() <= torch.finfo(x_BCHW.dtype).eps ** 0.5 * scores_BKHW.abs().max():
             return torch.channels_last
     return torch.contiguous_format
 
@@ -257,26 +257,17 @@ class CropModule(BlockModule):
         """Return the crops of a batch: 4 on a CPU, else as many as make about a megapixel, if a crop has the same bits
         at each place of it, and beside others, far brighter ones or of zeros; else 1."""
         assert self.rows.grid is not None, "of crops"
-        side = self.rows.grid.window
-        most = max(1, min(AT_ONCE.get(x_CHW.device.type, 16), _PIXELS // side**2))
-        draw = torch.Generator().manual_seed(0)
-        noise_BCHW = torch.randn(most, len(x_CHW), side, side, generator=draw).to(x_CHW) / 10
+        most = max(1, min(AT_ONCE.get(x_CHW.device.type, 16), _PIXELS // self.rows.grid.window**2))
         if most == 1:
             return 1
-
-        def run(changed_BCHW: torch.Tensor, moved: int) -> torch.Tensor:
-            with torch.no_grad():
-                return scores_of(self.module, self._empty(x_CHW, most).copy_(changed_BCHW.roll(moved, 0))).roll(
-                    -moved, 0
-                )
-
-        number = torch.arange(most)
-        kept = [number >> bit & 1 == 0 for bit in range((most - 1).bit_length())]  # of two crops one is changed in one
-        changed = [torch.where(each, 1, -10000 * (number % 2)).to(x_CHW)[:, None, None, None] for each in kept]
-        with suppress(ConfigError):  # of a module that takes one image
-            alone_BKHW, moved = run(noise_BCHW, 0), range(1, most)
-            besides = (run(noise_BCHW * factors, places) for factors, places in zip(changed, moved, strict=False))
-            if all(torch.equal(alone_BKHW[each], y[each]) for each, y in zip(kept, besides, strict=True)):
+        draw, batch_BCHW = torch.Generator().manual_seed(0), self._empty(x_CHW, most)
+        noise_BCHW = torch.randn(batch_BCHW.shape, generator=draw).to(x_CHW) / 10
+        factors = torch.tensor([-10000, 1, 0, 1]).repeat(most)[:most, None, None, None]
+        with torch.no_grad(), suppress(ConfigError):  # of a module that takes one image
+            alike_BKHW = scores_of(self.module, batch_BCHW.copy_(noise_BCHW[1])).clone()
+            beside_BKHW = scores_of(self.module, batch_BCHW.copy_(noise_BCHW * factors.to(x_CHW)))
+            expected_KHW = alike_BKHW[0]
+            if all(torch.equal(y_KHW, expected_KHW) for y_KHW in (*alike_BKHW, beside_BKHW[1])):
                 return most
         return 1
 

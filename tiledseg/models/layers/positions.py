@@ -93,10 +93,11 @@ class PositionModule(BlockModule):
     def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
         size = place.row.sizes[0], place.col.sizes[0]
         program: Any = self.programs[self.dtypes.index(x_BCHW.dtype) if x_BCHW.dtype in self.dtypes else 0]
-        state, given = (size, x_BCHW.dtype, x_BCHW.device), program.given.tensors()
+        device, given = x_BCHW.device, program.given.tensors()
+        state = size, x_BCHW.dtype, device, torch.is_autocast_enabled(device.type)
         last = None if torch.compiler.is_compiling() else self._last
         if last is None or last[0] != state or not all(map(torch.equal, last[1], given)):
-            y = program(size, x_BCHW.device)
+            y = program(size, device)
             y = y.to(torch.promote_types(y.dtype, x_BCHW.dtype))
             pixels = {"H": size[0], "W": size[1]}
             y = y.reshape((1,) * (len(self.layout.dims) - y.dim()) + tuple(y.shape))
