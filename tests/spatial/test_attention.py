@@ -124,11 +124,11 @@ def test_products_over_ranks(opened_mpi: OpenAxes, heads: int, fusion: int) -> N
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("build", [lambda: attending(2, (2, 2)), lambda: of_products(2)])
+@pytest.mark.parametrize(("build", "passing"), [(lambda: attending(2, (2, 2)), 14), (lambda: of_products(2), None)])
 def test_calls_and_bytes_are_those_of_the_plan(
-    opened_mpi: OpenAxes, monkeypatch: pytest.MonkeyPatch, build: Callable[[], GraphNetwork]
+    opened_mpi: OpenAxes, monkeypatch: pytest.MonkeyPatch, build: Callable[[], GraphNetwork], passing: int | None
 ) -> None:
-    """A rank holds keys and values of one other at a time."""
+    """A rank holds keys and values of one other at a time: 1 / ranks of the `passing` bytes for each pixel."""
     rows, cols = opened_mpi.shapes()[0]
     axes, network = opened_mpi.of(rows, cols), build().float()
     found: list[int] = []
@@ -147,5 +147,6 @@ def test_calls_and_bytes_are_those_of_the_plan(
     if run is not None:
         assert SentBytes(len(found), sum(found)) == planned.forward
         assert max(found) == sum(found) // len(found)
+        assert passing is None or max(found) == passing * size[0] * size[1] // (rows * cols)
         run.backward(torch.Size((1, 2, *size)))
         assert SentBytes(len(found), sum(found)) == planned.step

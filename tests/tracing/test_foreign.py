@@ -17,7 +17,7 @@ from tests.conftest import NIGHTLY
 from tests.law.cases import difference, relative, tiled_logits
 from tests.law.steps import Steps, by_one_rank, check, train
 from tests.spatial.drawn import image
-from tests.spatial.twins import OpenAxes, undivided
+from tests.spatial.twins import OpenAxes, copied, undivided
 from tests.tracing.cases import NETWORKS, Foreign, ForeignCase, traced
 from tests.tracing.over_ranks import distance, in_blocks, in_tiles
 from tiledseg.comm.mesh import Mesh
@@ -26,10 +26,13 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import make_tiling
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.layers.times import TimeSeries
 from tiledseg.planning.run.spread import exact_modes
 from tiledseg.planning.walk.cost_model import ASSUMED
-from tiledseg.planning.walk.mode_cost import Task, layer_cost, whole_bytes
+from tiledseg.planning.walk.mode_cost import Task, layer_cost, settled, whole_bytes
+from tiledseg.planning.walk.step_memory import fixed_memory
+from tiledseg.spatial.network import SpatialNetwork
 
 # Seconds each, for what others show too.
 AT_NIGHT = {"MONAI HighResNet", "MONAI FlexibleUNet, ResNet-18", "MONAI VNet", "MONAI DenseNet"}
@@ -137,6 +140,22 @@ def test_plans_count_what_a_rank_has_of_the_whole_image(name: str) -> None:
     least = whole_bytes(graph, 3, (256, 192))
     assert whole_bytes(graph, 3, (512, 384)) == 4 * least > 0
     assert costs[0] > costs[1] > least
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_peak_of_a_leaf_of_the_whole_image_is_planned(meshes: dict[str, Mesh]) -> None:
+    """What a rank allocates in a step fits the plan, which is at most twice as much: it knows no leaf from within."""
+    opened, network, fault = OpenAxes(meshes["mpi"], print), copied(traced("Scanning")).float(), None
+    axes, graph = opened.of(2, 1), traced("Scanning").graph
+    cut = decompose(make_tiling((256, 192), (2, 1), network_footprint(graph)), (2, 1))
+    (rows, cols), x_BCHW = settled(graph, cut), image((1, 3, 256, 192), 5).float()
+    planned = layer_cost(Task(graph, 3, cut), ASSUMED, 1).memory - fixed_memory(graph, 3, 4)
+    if axes.position is not None:
+        part_BCHW = x_BCHW[:, :, rows.owned(axes.position.row).slice].clone()
+        with AllocationMeter([*network.parameters(), part_BCHW]) as meter:
+            SpatialNetwork(network, axes)(part_BCHW, rows, cols).square().mean().backward()
+        fault = None if meter.peak <= planned <= 2 * meter.peak else f"{meter.peak} bytes, planned {planned}"
+    opened.agree(fault)
 
 
 def of(name: str, grid: tuple[int, int], parallel: ParallelConfig, blocks: tuple[int, int] | None = None) -> Steps:
