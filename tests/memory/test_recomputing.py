@@ -56,6 +56,11 @@ def test_everything_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
         assert budget or moving.figures.bytes_out > 0
 
 
+def again_bytes(support: Recomputing) -> int:
+    """Bytes of a step that are not kept, but had from a second run."""
+    return sum(max(part.bytes, part.in_step) for part in support._parts if not part.stays)
+
+
 def recomputing(model: nn.Module, budget: int, store: Path | None = None) -> Recomputing:
     if store is None:
         return Recomputing(model, Mover, budget, NONE, 1)
@@ -150,7 +155,7 @@ def test_random_numbers_statistics_and_attributes_move_once(between: Callable[[n
     assert same(found, expected)
     assert again.odd.calls == plain.odd.calls == 6
     assert torch.equal(again.odd.seen, plain.odd.seen)  # type: ignore[arg-type]
-    assert support.again_bytes > 0
+    assert again_bytes(support) > 0
     assert not any("forward" in module.__dict__ for module in again.modules())
     assert again._forward_pre_hooks == {}
 
@@ -168,7 +173,7 @@ def test_what_fits_the_budget_is_kept() -> None:
                 with AllocationMeter(known) as meter:
                     network(x).square().mean().backward()
                 peaks.append(meter.peak)
-        found[budget] = support.again_bytes, peaks[-1]
+        found[budget] = again_bytes(support), peaks[-1]
         assert support.figures.bytes_out == 0
     (most, least_peak), (some, _), (nothing, most_peak) = found.values()
     assert most > some > nothing == 0
@@ -193,7 +198,7 @@ def test_a_chain_of_small_blocks_holds_no_more_than_without_and_the_end_says_so(
 
     with tiledseg.large_model_support(Chain(), budget=budget) as support:
         support.model(torch.randn(1, 4, 256, 256)).sum().backward()
-    assert (support.again_bytes, support.figures.peak_bytes) == (0, 6 << 20)
+    assert (again_bytes(support), support.figures.peak_bytes) == (0, 6 << 20)
     said = capsys.readouterr().err.splitlines()
     held = "warning: autograd held 6.00 MiB, beyond the budget of 1.00 MiB; give store a folder on a local disk, or"
     assert said == ([f"{held} use a smaller batch"] if budget == "1MiB" else [])
@@ -330,4 +335,4 @@ def test_networks_as_others_write_them(tmp_path: Path, name: str) -> None:
     with Recomputing(third, lambda: FileStore(tmp_path, 1 << 26), 0, 100_000, 1024) as support:
         found = loop(third, x, 2)
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
-    assert support.again_bytes > 0
+    assert again_bytes(support) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def test_refusals_name_the_layer_and_the_reason(name: str) -> None:
     network.add_module("first", nn.Conv2d(4, 4, 3))
     network.add_module("odd one", module)
     with pytest.raises(ConfigError) as refused:
-        convert_layers(network, lambda: serial_axes().image)
+        convert_layers(network, itertools.repeat(serial_axes().image))
     message = str(refused.value)
     assert "layer 'odd one'" in message
     assert reason in message

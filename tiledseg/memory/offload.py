@@ -142,11 +142,6 @@ class Recomputing(Offload):
         self._without = 0  # most bytes that are held with all parts computed once more
         self._replaced = ExitStack()
 
-    @property
-    def again_bytes(self) -> int:
-        """Bytes of a step that are not kept, but had from a second run."""
-        return sum(max(part.bytes, part.in_step) for part in self._parts if not part.stays)
-
     def __enter__(self) -> Self:
         super().__enter__()
         if len(self._entered) == 1:

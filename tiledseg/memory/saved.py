@@ -15,16 +15,13 @@ import torch
 from tiledseg.errors import TiledsegError
 
 
-def _nothing() -> None: ...
-
-
 class Hooks(NamedTuple):
     """Functions that keep a tensor somewhere, and give it back. `passed` is called where a node has run, which holds
     none of its tensors any more."""
 
     pack: Callable[[torch.Tensor], Any]
     unpack: Callable[[Any], torch.Tensor]
-    passed: Callable[[], None] = _nothing
+    passed: Callable[[], None] = lambda: None
 
 
 def hooks_around() -> Hooks | None:

@@ -53,22 +53,11 @@ NORMS: dict[str, Callable[[Norm, int], nn.Module]] = {
 }
 
 
-def _convolution(at: ModuleSite) -> nn.Module:
-    layer: Convolution = at.layer
-    options = _options(at, "stride", "padding", "dilation")
-    return SteadyConvolution(at.channels[0], layer.out_channels, bias=layer.bias, groups=layer.groups, **options)
-
-
-def _transposed(at: ModuleSite) -> nn.Module:
-    layer: TransposedConvolution = at.layer
-    options = _options(at, "padding", "output_padding", "dilation") | {"stride": (layer.step, at.cols.step)}
-    return OneDnnTransposed(at.channels[0], layer.out_channels, bias=layer.bias, groups=layer.groups, **options)
-
-
-def _options(at: ModuleSite, *names: str) -> dict[str, Any]:
-    """Return the options `names` of a convolution along rows and along columns, and its kernel."""
-    pairs = {name: (getattr(at.layer, name), getattr(at.cols, name)) for name in names}
-    return pairs | {"kernel_size": (at.layer.kernel, at.cols.kernel)}
+def _convolution(at: ModuleSite, stride: str, *names: str) -> dict[str, Any]:
+    """Return the arguments of a convolution; `stride` and the options `names` are those along rows and columns."""
+    pairs = {name: (getattr(at.layer, name), getattr(at.cols, name)) for name in ("kernel", stride, "dilation", *names)}
+    made = {"in_channels": at.channels[0], "out_channels": at.layer.out_channels, "bias": at.layer.bias}
+    return made | {"groups": at.layer.groups, "kernel_size": pairs.pop("kernel"), "stride": pairs.pop(stride), **pairs}
 
 
 def _pooling(at: ModuleSite) -> Any:
@@ -76,20 +65,15 @@ def _pooling(at: ModuleSite) -> Any:
     return list(zip(at.layer.sizes, at.cols.sizes, strict=True))
 
 
-def _upsample(at: ModuleSite) -> nn.Module:
-    align = None if at.layer.mode == "nearest" else False
-    return resampling.UpsampleModule(scale_factor=at.layer.factor, mode=at.layer.mode, align_corners=align)
-
-
 BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
-    Convolution: _convolution,
+    Convolution: lambda at: SteadyConvolution(**_convolution(at, "stride", "padding")),
     FixedFilters: lambda at: FilterBank(at.channels[0], at.layer),
-    TransposedConvolution: _transposed,
+    TransposedConvolution: lambda at: OneDnnTransposed(**_convolution(at, "step", "padding", "output_padding")),
     MaxPool: lambda at: pooling.MaxPoolModule(*_pooling(at)),
     AveragePool: lambda at: pooling.AveragePoolModule(*_pooling(at)[:3]),
     MaxIndices: lambda at: pooling.MaxIndicesModule(*at.layer.sizes),
     MaxUnpool: lambda at: pooling.MaxUnpoolModule(at.layer.factor),
-    Upsample: _upsample,
+    Upsample: lambda at: resampling.UpsampleModule(scale_factor=at.layer.factor, mode=at.layer.mode),
     AlignedUpsample: lambda at: resampling.AlignedUpsampleModule((at.layer.factor, at.cols.factor)),
     PixelShuffle: lambda at: nn.PixelShuffle(at.layer.factor),
     PixelUnshuffle: lambda at: nn.PixelUnshuffle(at.layer.factor),

@@ -241,14 +241,11 @@ class PooledBranchModule(BlockModule):
         self.inner = nn.ModuleList(modules)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self._branch(whole_place(x_BCHW, (self.rows.factor, self.cols.factor)), None, x_BCHW)
+        return self.on_block(whole_place(x_BCHW, (self.rows.factor, self.cols.factor)), None, x_BCHW)
 
-    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Ranks | None, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Compute a block. Collective over `ranks`, backward too, in the order of the nodes: it cannot deadlock."""
-        return self._branch(place, None if place.is_whole else ranks, x_BCHW)
-
-    def _branch(self, place: BlockPlace, ranks: Ranks | None, x_BCHW: torch.Tensor) -> torch.Tensor:
-        dims = (place.row, self.rows), (place.col, self.cols)
+        dims, among = ((place.row, self.rows), (place.col, self.cols)), None if place.is_whole else ranks
         shares = []  # the weight of each owned position in each bin's mean: (bins, positions), float64
         for dim, layer in dims:
             size, weights = dim.sizes[0], torch.zeros(layer.bins, dim.owned.size, dtype=torch.float64)
@@ -256,7 +253,7 @@ class PooledBranchModule(BlockModule):
                 part = Interval(index * size // layer.bins, -(-(index + 1) * size // layer.bins))
                 weights[index, part.clip(dim.owned).relative_to(dim.owned.start).slice] = 1 / part.size
             shares.append(weights)
-        means_BCHW: torch.Tensor = BinMeans.apply(x_BCHW, place.owned(x_BCHW), *shares, ranks, None)
+        means_BCHW: torch.Tensor = BinMeans.apply(x_BCHW, place.owned(x_BCHW), *shares, among, None)
         tensors, graph = {0: means_BCHW}, self.rows.inner
         run_nodes(graph, lambda k, inputs: self.inner[k](*inputs), tensors, 0, len(graph))
         made_BCHW = tensors[graph.results[0]]

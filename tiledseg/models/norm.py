@@ -7,13 +7,12 @@ torch.compile, which writes kernels itself. One pixel goes to torch everywhere, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from tiledseg.memory.second_run import noted
-from tiledseg.models.normalise import MomentSets, NormScope, Ranks, Slices, Statistics, joined_over, measure, normalise
+from tiledseg.models.normalise import MomentSets, NormScope, Ranks, Slices, Statistics, measure, normalise
 
 
 class PixelNorm(nn.LayerNorm):
@@ -103,29 +102,6 @@ def sharing_of(norm: StatisticsNorm, x_BCHW: torch.Tensor) -> MomentSets:
 def each_time(norm: StatisticsNorm) -> bool:
     """Return True if it measures each of several times by itself."""
     return bool(getattr(norm, "each", False))
-
-
-def normed_together(
-    norm: nn.BatchNorm2d, blocks: Sequence[tuple[torch.Tensor, Slices | None]], ranks: Ranks, device: torch.device
-) -> tuple[torch.Tensor, ...]:
-    """Normalise several tensors or blocks by a batch norm; their owned pixels on all ranks have one mean and variance.
-
-    Collective over `ranks`, forward and backward. A rank without a tensor measures none, and tracks the same running
-    statistics; backward it has to call `no_gradients` in its place.
-    """
-    sets = [sharing_of(norm, x_BCHW) for x_BCHW, _ in blocks]
-    parts = [measure(x if part is None else x[part], own) for (x, part), own in zip(blocks, sets, strict=True)]
-    found = joined_over(parts, norm.num_features, ranks, device)
-    track(norm, found)
-    if not blocks:
-        return ()
-    hows = [NormScope(own, part, x.dtype, ranks) for (x, part), own in zip(blocks, sets, strict=True)]
-    return normalise([x for x, _ in blocks], norm, found, hows)
-
-
-def no_gradients(norm: nn.BatchNorm2d, ranks: Ranks, device: torch.device) -> None:
-    """Run the backward pass of `normed_together` on a rank that had no tensor."""
-    ranks.all_reduce_sum(torch.zeros(2, norm.num_features, dtype=torch.float64, device=device)).wait()
 
 
 def takes_statistics(norm: nn.BatchNorm2d) -> bool:

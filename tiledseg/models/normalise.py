@@ -240,15 +240,10 @@ def normalise(
     """
     kind = tensors_BCHW[0].device.type
     with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):  # a rehearsal's tensors have no autocast
-        weights = (repeated(each, norm) for each in (norm.weight, norm.bias))
+        times, both = getattr(norm, "times", 1), (norm.weight, norm.bias)
+        weights = (each if times == 1 or each is None else each.repeat(times) for each in both)
         made: tuple[torch.Tensor, ...] = _Normalised.apply(*weights, found, norm.eps, hows, *tensors_BCHW)
     return made
-
-
-def repeated(weight_C: torch.Tensor | None, norm: Any) -> torch.Tensor | None:
-    """Return a norm's weight of each channel of all its times."""
-    times = getattr(norm, "times", 1)
-    return weight_C if times == 1 or weight_C is None else weight_C.repeat(times)
 
 
 def _gradient_sums(

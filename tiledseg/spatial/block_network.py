@@ -168,14 +168,9 @@ class BlockNetwork:
 
     def __init__(self, network: GraphNetwork | nn.Sequential) -> None:
         self.turn = Turn()
-        self.ranks: list[BlockRanks] = []
         self.modules = list(network.layers.values() if isinstance(network, GraphNetwork) else network)
-
-        def ranks_of_a_layer() -> BlockRanks:
-            self.ranks.append(BlockRanks(self.turn, len(self.ranks)))
-            return self.ranks[-1]
-
-        self.layers, self.graph, self.along_columns = convert_layers(network, ranks_of_a_layer)
+        self.ranks = [BlockRanks(self.turn, k) for k in range(len(self.modules))]
+        self.layers, self.graph, self.along_columns = convert_layers(network, self.ranks)
         self._graph = network.graph if isinstance(network, GraphNetwork) else self.graph
         self.tracking = frozenset(k for k, module in enumerate(self.modules) if _any(module, "track_running_stats"))
         self._programs: dict[tuple[Partition, Partition, TilePlace | None, ImageRanks, bool], BlockProgram] = {}

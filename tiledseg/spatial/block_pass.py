@@ -82,7 +82,9 @@ class BlockPass:
         statistics = [image.statistics for image in self.images]
         self._sums = StatisticSums(network, statistics, self._axes.image, together, self.joins)
         for image in self.images:
-            image.measure_input()
+            image.begin()
+            for block in image.program.own if list(image.statistics.nodes(INPUT)) else ():
+                image.statistics.add(INPUT, block, image.values.own_input(block))
         self._complete(INPUT)
 
     def forward(self, keep: bool = True) -> None:
@@ -163,12 +165,6 @@ class ImagePass:
         if turn.image is not self:
             turn.image, turn.blocks = self, self._blocks
             self._begin()
-
-    def measure_input(self) -> None:
-        """Add the input's blocks to the statistics that layers take of it."""
-        self.begin()
-        for block in self.program.own if list(self.statistics.nodes(INPUT)) else ():
-            self.statistics.add(INPUT, block, self.values.own_input(block))
 
     def compute(self, index: int, block: int) -> None:
         """Run a segment that is not the last, and store the block that it gives."""

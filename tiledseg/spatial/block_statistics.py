@@ -19,8 +19,8 @@ import torch
 from tiledseg.comm.collectives import Communicator
 from tiledseg.memory.second_run import still_statistics
 from tiledseg.models.layers.block import BlockPlace, DimPlace
-from tiledseg.models.norm import track
-from tiledseg.models.normalise import Statistics, joined, joined_over, over_ranks, summed
+from tiledseg.models.norm import sharing_of, track
+from tiledseg.models.normalise import Statistics, joined, joined_over, measure, moment_gradient, over_ranks, summed
 from tiledseg.spatial.block_network import BlockNetwork, BlockProgram, Sums
 from tiledseg.spatial.twins import SpatialBatchNorm, SpatialNorm
 
@@ -54,7 +54,7 @@ class ImageStatistics:
         for k in self.nodes(tensor):
             layer = self._network.layers[k]
             if isinstance(layer, SpatialNorm):
-                self.parts.setdefault(k, []).append(layer.measured(x_BCHW))
+                self.parts.setdefault(k, []).append(measure(x_BCHW, sharing_of(layer.module, x_BCHW)))
                 continue
             self.turn(block, self.forward, adds=True)
             with torch.no_grad(), self._cast(), self.still([k], True):
@@ -81,7 +81,8 @@ class ImageStatistics:
             if k in self.backward:
                 layer = self._network.layers[k]
                 if isinstance(layer, SpatialNorm):
-                    more = layer.moment_gradient(self.measured[k], self.backward[k], x_BCHW)
+                    norm, sharing = layer.module, sharing_of(layer.module, x_BCHW)
+                    more = moment_gradient(x_BCHW, self.backward[k], self.measured[k], norm.eps, sharing)
                 else:  # through the sums of a node that is no norm
                     leaf_BCHW = x_BCHW.detach().requires_grad_()
                     self.turn(block, self.forward)

@@ -6,7 +6,7 @@ checkpoints keep to that and do not know how the image is spread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from torch import nn
@@ -75,10 +75,10 @@ class ConvertedNetwork(NamedTuple):
     cols: Graph
 
 
-def convert_layers(network: GraphNetwork | nn.Sequential, ranks: Callable[[], Ranks]) -> ConvertedNetwork:
+def convert_layers(network: GraphNetwork | nn.Sequential, ranks: Iterable[Ranks]) -> ConvertedNetwork:
     """Convert every layer of a network, or raise one ConfigError that names each that cannot be, and why.
 
-    `ranks`: asked once for each layer, who shares the image.
+    `ranks`: for each layer those that share the image.
     """
     layers: list[SpatialLayer] = []
     faults: list[str] = []
@@ -86,9 +86,9 @@ def convert_layers(network: GraphNetwork | nn.Sequential, ranks: Callable[[], Ra
         modules = dict(zip(network.graph.names[1:], network.layers.values(), strict=True))
     else:
         modules = dict(network.named_children())
-    for name, module in modules.items():
+    for (name, module), sharing in zip(modules.items(), ranks, strict=False):
         try:
-            layers.append(convert_layer(name, module, ranks()))
+            layers.append(convert_layer(name, module, sharing))
         except ConfigError as error:
             faults.append(str(error))
     if faults:

@@ -7,6 +7,7 @@ before it runs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,9 +22,10 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import KEEP
 from tiledseg.geometry.sharing.decomposition import BlockExchange, Partition, block_exchange
 from tiledseg.geometry.sharing.layer_windows import NodeWindows, layer_windows, settle
-from tiledseg.models.layers.block import BlockPlace, DimPlace, cropped
+from tiledseg.models.layers.block import BlockPlace, DimPlace, cropped, part_of
 from tiledseg.models.network import Compute, GraphNetwork, Tensors, run_nodes
-from tiledseg.models.norm import no_gradients, normed_together
+from tiledseg.models.norm import sharing_of, track
+from tiledseg.models.normalise import NormScope, Statistics, joined_over, measure, normalise
 from tiledseg.spatial.convert import convert_layers
 from tiledseg.spatial.halo_exchange import exchanged
 from tiledseg.spatial.twins import SpatialBatchNorm, SpatialConvolution, SpatialLayer
@@ -156,7 +158,7 @@ class SpatialNetwork:
         self._network = network
         self.fusion = fusion
         self.overlap = overlap
-        self._converted = convert_layers(network, lambda: axes.image)
+        self._converted = convert_layers(network, itertools.repeat(axes.image))
         self._programs: dict[tuple[Partition, Partition], tuple[Action, ...]] = {}
 
     def settle(self, rows: Partition, cols: Partition) -> tuple[Partition, Partition]:
@@ -203,19 +205,27 @@ class SpatialNetwork:
         device: torch.device,
     ) -> None:
         """Run node `k`, a batch norm, on this rank's blocks of several images, as `run_nodes` for each of them; its
-        statistics are those of all images of all `ranks`. Collective over these; a rank may have none."""
-        graph, norm, blocks = self._converted.rows, self._batch_norm(k), []
+        statistics, and the running ones, are those of all images of all `ranks`. Collective over these, backward too. A
+        rank without an image calls `no_gradients` in the place of the backward pass."""
+        graph, norm, tensors_BCHW = self._converted.rows, self._batch_norm(k), list[torch.Tensor]()
+        parts, hows = list[Statistics](), list[NormScope]()
         for tensors, rows, cols in images:
             action = self._program(rows, cols)[k]
             x_BCHW = action.inputs[0].window(tensors[graph.sources[k][0]], norm.fill, self.axes)
-            blocks.append((x_BCHW, action.place.owned(x_BCHW)))
-        made = normed_together(norm.module, blocks, ranks, device)
+            owned, sharing = action.place.owned(x_BCHW), sharing_of(norm.module, x_BCHW)
+            tensors_BCHW.append(x_BCHW)
+            parts.append(measure(part_of(x_BCHW, owned), sharing))
+            hows.append(NormScope(sharing, owned, x_BCHW.dtype, ranks))
+        found = joined_over(parts, norm.module.num_features, ranks, device)
+        track(norm.module, found)
+        made = normalise(tensors_BCHW, norm.module, found, hows) if images else ()
         for (tensors, _, _), y_BCHW in zip(images, made, strict=True):
             run_nodes(graph, lambda _, __, y_BCHW=y_BCHW: y_BCHW, tensors, k, k + 1)  # type: ignore[misc]
 
     def no_gradients(self, k: int, ranks: Communicator, device: torch.device) -> None:
         """Run the backward pass of `norm_together` on a rank that had no image. Collective over `ranks`."""
-        no_gradients(self._batch_norm(k).module, ranks, device)
+        features = self._batch_norm(k).module.num_features
+        ranks.all_reduce_sum(torch.zeros(2, features, dtype=torch.float64, device=device)).wait()
 
     def _batch_norm(self, k: int) -> SpatialBatchNorm:
         layer = self._converted.layers[k]

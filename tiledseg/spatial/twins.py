@@ -39,7 +39,7 @@ from tiledseg.models.norm import (
     sharing_of,
     takes_statistics,
 )
-from tiledseg.models.normalise import NormScope, Ranks, Statistics, measure, moment_gradient, normalise
+from tiledseg.models.normalise import NormScope, Ranks, Statistics, normalise
 from tiledseg.spatial.halo_exchange import OverlapJob, OverlappedConvolution
 
 # No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero, and
@@ -276,19 +276,11 @@ class SpatialNorm(SpatialLayer):
         """Return True if it takes statistics of its input now."""
         return True
 
-    def measured(self, x_BCHW: torch.Tensor) -> Statistics:
-        """Return the statistics of a block, without any halo. No communication."""
-        return measure(x_BCHW, sharing_of(self.module, x_BCHW))
-
     def of(self, found: Statistics, x_BCHW: torch.Tensor, ranks: Ranks) -> torch.Tensor:
         """Normalise by statistics that are known, on any window. Backward `ranks` sum what goes to these; its way
-        through them to x is left to `moment_gradient`."""
+        through them to x is left to `models.normalise.moment_gradient`."""
         how = NormScope(sharing_of(self.module, x_BCHW), _NO_PIXEL, self._dtype(x_BCHW), ranks)
         return normalise([x_BCHW], self.module, found, [how])[0]
-
-    def moment_gradient(self, found: Statistics, sums: torch.Tensor, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return what goes to the gradient of a block through the statistics, by the sums of all blocks."""
-        return moment_gradient(x_BCHW, sums, found, self.module.eps, sharing_of(self.module, x_BCHW))
 
     def _dtype(self, x_BCHW: torch.Tensor) -> torch.dtype:
         """Return the dtype of torch's norm: autocast makes a group norm float32 on a GPU, bfloat16 on a CPU."""

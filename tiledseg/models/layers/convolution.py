@@ -173,10 +173,8 @@ class FilterBank(BlockModule):
         self.register_buffer("filters", kernels.to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self._filtered(x_BCHW, self.padding)
+        return functional.conv2d(x_BCHW, self.filters, padding=self.padding, groups=self.channels)
 
     def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self._filtered(x_BCHW, place.own_padding(self.padding))
-
-    def _filtered(self, x_BCHW: torch.Tensor, padding: tuple[int, int]) -> torch.Tensor:
+        padding = place.own_padding(self.padding)
         return functional.conv2d(x_BCHW, self.filters, padding=padding, groups=self.channels)

@@ -38,14 +38,11 @@ class JoinModule(BlockModule):
         self.crops, self.join = layer.crops, JOINS[type(layer)]
 
     def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.join([_cropped(x_BCHW, crop) for x_BCHW, crop in zip(inputs_BCHW, self.crops, strict=True)])
+        sides = ((x_BCHW, slice(crop, -crop or None)) for x_BCHW, crop in zip(inputs_BCHW, self.crops, strict=True))
+        return self.join([cropped(x_BCHW, side, side) for x_BCHW, side in sides])
 
     def on_block(self, place: BlockPlace, ranks: Ranks, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         return self.join(inputs_BCHW)
-
-
-def _cropped(x_BCHW: torch.Tensor, crop: int) -> torch.Tensor:
-    return cropped(x_BCHW, slice(crop, -crop), slice(crop, -crop)) if crop else x_BCHW
 
 
 class WholeImageMean(BlockModule):
@@ -118,15 +115,12 @@ class WholeImageMax(BlockModule):
         self.even = even
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _Max.apply(x_BCHW, None, (0, 0), x_BCHW.shape[3], None, self.even)
-        return result
+        return self.on_block(whole_place(x_BCHW), None, x_BCHW)
 
-    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Ranks | None, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Compute a block. Collective over `ranks`, backward too, in the order of the nodes: it cannot deadlock."""
-        if place.is_whole:
-            return self.forward(x_BCHW)
-        start = place.row.owned.start, place.col.owned.start
-        result: torch.Tensor = _Max.apply(x_BCHW, place.owned(x_BCHW), start, place.col.sizes[0], ranks, self.even)
+        start, among = (place.row.owned.start, place.col.owned.start), None if place.is_whole else ranks
+        result: torch.Tensor = _Max.apply(x_BCHW, place.owned(x_BCHW), start, place.col.sizes[0], among, self.even)
         return result
 
 

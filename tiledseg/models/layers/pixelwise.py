@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers import pixelwise as geometry
-from tiledseg.geometry.layers.declared import DeclaredLeaf, Returned, WholeLeaf
+from tiledseg.geometry.layers.declared import DeclaredLeaf, WholeLeaf
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout
 from tiledseg.models.dropout import LeafDepth
@@ -39,16 +39,11 @@ class PixelFunction(BlockModule):
     def __init__(self, layer: geometry.Pixelwise, given: Weights | None = None) -> None:
         super().__init__(layer)
         self.layer = layer
-        self._function = resolve(layer.function)
         self.given = given or Weights([nn.Parameter(torch.ones(shape)) for shape in layer.weights])
 
     def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         tensors = [to_layout(x, layout) for x, layout in zip(inputs_BCHW, self.layer.before, strict=True)]
-        weights = self.given.tensors()
-        arguments = _filled(self.layer.arguments, tensors, weights)
-        keywords = {name: _filled(value, tensors, weights) for name, value in self.layer.keywords}
-        made = self._function(*arguments, **keywords)
-        y = made if self.layer.part is None else made[self.layer.part]
+        y = computed(self.layer, self.given.tensors(), tensors)
         return from_layout(y, self.layer.after, tuple(inputs_BCHW[0].shape))
 
     def on_block(self, place: BlockPlace, ranks: Ranks, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
@@ -156,10 +151,10 @@ def _atoms(factors: int) -> tuple[str, ...]:
     return ("B", *(f"C{index}" for index in range(factors)), "H", "W")
 
 
-def computed(formula: Formula, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Compute a formula for these weights."""
-    arguments = _filled(formula.arguments, (), weights)
-    keywords = {name: _filled(value, (), weights) for name, value in formula.keywords}
+def computed(formula: Any, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+    """Compute a formula, or the function of a layer, for these weights and tensors."""
+    arguments = _filled(formula.arguments, tensors, weights)
+    keywords = {name: _filled(value, tensors, weights) for name, value in formula.keywords}
     made = resolve(formula.function)(*arguments, **keywords)
     result: torch.Tensor = made if formula.part is None else made[formula.part]
     return result
@@ -295,9 +290,6 @@ def _beside(place: DimPlace, layer: Any) -> tuple[int, int]:
 
 class ReturnedModule(BlockModule):
     """A tensor as it is: see `geometry.layers.declared.Returned`."""
-
-    def __init__(self, rows: Returned, cols: Returned) -> None:
-        super().__init__(rows, cols)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         return x_BCHW

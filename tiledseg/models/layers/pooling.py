@@ -66,15 +66,8 @@ class AveragePoolModule(nn.AvgPool2d):
     """torch's by `average_pool`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return average_pool(
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-        )
+        options = self.ceil_mode, self.count_include_pad, self.divisor_override
+        return average_pool(input, self.kernel_size, self.stride, self.padding, *options)
 
 
 def average_pool(
