@@ -99,7 +99,7 @@ def test_a_script_says_what_was_planned_and_its_lines_are_short(capsys: pytest.C
         assert "Planned for 4 bands, 2 classes, U-Net of 5 levels" in head
         assert "Memory: all tensors are kept; " in head
         assert re.search(r"Predicted: a step [\d.]+ m?s, an epoch [\d.]+ m?s for \d image", head)
-    words = "GPUs: 80 at work; 16 idle: --gpus 80 does as much."
+    words = "GPUs: 80 at work, on 10 nodes of 8; 16 idle."
     assert f"# {words}" in idle
     assert warned == f"warning: {words}\n"
     assert "bsub -P PROJECT < FILE" in lsf

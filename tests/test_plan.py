@@ -85,7 +85,6 @@ def test_the_papers_image_in_all_modes(tmp_path: Path, capsys: pytest.CaptureFix
     assert [row["efficiency"] for row in rows.values()] == [1.2869, 1.2869, 1.0]
     assert [row["messages_rank"] for row in rows.values()] == [0, 8, 36 * 8 - 8]
     assert rows["exchange"]["bytes_rank"] == 8257536
-    assert rows["exchange"]["backward"] == {"messages_rank": 0, "bytes_rank": 0}
     assert [row["pixels_read"] for row in rows.values()][1:] == [10000**2] * 2
     assert rows["layer"]["multiply_adds"] == part["multiply_adds_undivided"] < rows["read"]["multiply_adds"]
     assert part["choice"]["mode"] == "layer"
@@ -96,12 +95,10 @@ def test_memory_norms_and_small_grids(tmp_path: Path, capsys: pytest.CaptureFixt
     tight = answer(capsys, "--size 2000 --grid 4 --mesh 1 --gpu-memory 4GiB")["modes"]
     assert [row["fits"] for row in tight["costs"]] == [True, True, False]
     assert tight["choice"]["mode"] == "read"
-    assert "layer 2" not in tight["choice"]["reason"]
     norm = answer(capsys, f"--size 1000 --grid 2 --norm batch {slow_links(tmp_path)}")["modes"]
     assert norm["choice"]["mode"] == "layer"
-    assert "(not exact)" in norm["choice"]["reason"]
+    assert [row["exact"] for row in norm["costs"]] == [False, False, True]
     one = answer(capsys, "--size 1000 --grid 1 --norm batch")["modes"]
-    assert "all modes are the same" in one["choice"]["reason"]
     assert {row["milliseconds"] for row in one["costs"]} == {one["costs"][0]["milliseconds"]}
 
 
@@ -148,13 +145,6 @@ def test_table_shows_the_same_figures(capsys: pytest.CaptureFixture[str]) -> Non
         assert words in text
     assert all(line == line.rstrip() for line in text.splitlines())
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    assert main(["--size", "1000", "--grid", "3", "--plot", str(tmp_path / "a.png")]) == 0
-    assert "grid" in capsys.readouterr().out
-    assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
 
 
 @pytest.mark.parametrize(
@@ -216,10 +206,10 @@ def test_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (f"{SMALL} --grid 4 --show modes --format json", ["--show is modes, but only the plan's table has sections"]),
         (f"{SMALL} --grid 4 --show modes --emit slurm", ["--show is modes"]),
         ("--search --size 900 --gpus 4", ["--search ranks by predicted time, but no machine is known; give --machine"]),
-        ("--size 600 --csv a.csv", ["--csv is a.csv, but --scaling is not given"]),
         (f"{SCALING} --gpus 4", ["--gpus is 4, but --scaling has GPUs of its own"]),
         (f"{SCALING} --mesh 2", ["--mesh is 2, but --scaling finds settings"]),
-        (f"{SCALING} --plot a.png --csv a.png", ["a.png"]),
+        (f"{SCALING} --plot a.png", ["--plot is a.png, but --scaling finds settings"]),
+        ("--size 600 --window 60", ["--window is 60, but --build is not given"]),
         (f"{SEARCH} --mesh 2", ["--mesh is 2, but --search finds settings; leave one of them out"]),
         (f"{SEARCH} --plot a.png", ["--plot is a.png, but --search finds settings"]),
         (f"{SEARCH} --stride 2", ["--search is given, but networks of --stride 2"]),

@@ -43,8 +43,8 @@ def _main(argv: Sequence[str] | None) -> int:
         raise ConfigError("--size is not given; give the side of the raster, or --calibrate OUT; see --help")
     from tiledseg.commands.plan_flags import answered  # who asks for help waits for no planner
 
-    found = answered(flags)
-    answer(json.dumps(found.part, indent=2) if flags.format == "json" else found.text())
+    values, text = answered(flags)
+    answer(json.dumps(values, indent=2) if flags.format == "json" else text)
     return 0
 
 
@@ -53,7 +53,7 @@ def plan(size: int | tuple[int, int], **flags: Any) -> dict[str, Any]:
     """Plan a job as `tiledseg plan` does: the values that `--format json` prints.
 
     `size`: side of the raster, or (height, width) in pixels. `flags`: any other flag of the command by its name, with
-    `_` for `-`: `gpus=64`, `grid=(4, 8)`, `gpu_memory="16GiB"`, `search=True`; `plot` and `csv` write files. Raises
+    `_` for `-`: `gpus=64`, `grid=(4, 8)`, `gpu_memory="16GiB"`, `search=True`; `plot` writes a file. Raises
     ConfigError, GeometryError or OutputError with the line that the command prints.
     """
     from tiledseg.commands.plan_flags import answered
@@ -64,7 +64,7 @@ def plan(size: int | tuple[int, int], **flags: Any) -> dict[str, Any]:
     from tiledseg.commands.options import words_of  # YAML, for which the command does not wait
 
     parser = _parser()
-    return answered(parser.parse_args(words_of(parser, {"size": size, **flags}))).part
+    return answered(parser.parse_args(words_of(parser, {"size": size, **flags})))[0]
 
 
 make_callable(__name__, plan)
@@ -85,9 +85,11 @@ def _parser() -> Parser:
         metavar="Q",
         help="Q, or rows and columns of tiles, or auto (default where a memory is known; else 8)",
     )
-    raster.add_argument("--window", type=int, metavar="N", help="side of random windows (px), of train.window")
     raster.add_argument(
-        "--overlap", type=float, metavar="PART", help="of crops of --window, by which --build is mapped, not traced"
+        "--window", type=int, metavar="N", help="side of crops (px), by which --build is mapped, not traced"
+    )
+    raster.add_argument(
+        "--overlap", type=float, metavar="PART", help="share of a side that crops of --window have in common"
     )
     raster.add_argument("--bands", type=int, default=4, help="input bands (default 4)")
     raster.add_argument("--classes", type=int, default=2, help="classes (default 2)")
@@ -149,7 +151,6 @@ def _parser() -> Parser:
     found.add_argument(
         "--scaling", metavar="A:B", help="time and efficiency on A to B GPUs, 64:1536 say, in place of it"
     )
-    found.add_argument("--csv", metavar="FILE.csv", help="writes the points of --scaling")
     job = parser.add_argument_group("batch job")
     job.add_argument("--emit", choices=SYSTEMS, help="prints a batch script for the plan in place of the plan")
     job.add_argument("--site", help="generic (default), frontier, perlmutter; under lsf generic, summit")
@@ -159,5 +160,5 @@ def _parser() -> Parser:
     parser.add_argument(
         "--show", metavar="SECTIONS", help="adds sections, memory,modes say, or all (docs/reference/plan-output.md)"
     )
-    parser.add_argument("--plot", metavar="FILE.png", help="draws the tiles, and E against the grid; or --scaling")
+    parser.add_argument("--plot", metavar="FILE.png", help="draws the tiles, and E against the grid")
     return parser

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.planning.asked import asked_of
@@ -10,7 +8,8 @@ from tiledseg.planning.answer.report import cluster_part, formula, plan
 
 
 def test_the_papers_setting() -> None:
-    answer, tiling, _ = plan(asked_of((10000, 10000), UNet(), (8, 8), images=100, gpus=1200))
+    planned = plan(asked_of((10000, 10000), UNet(), (8, 8), images=100, gpus=1200))
+    answer, tiling = planned.values, planned.tiling
     assert tiling is not None
     assert answer["paper"] == {
         "shrink": 2,
@@ -31,10 +30,9 @@ def test_the_papers_setting() -> None:
 
 
 def test_image_work_is_the_sum_over_tiles() -> None:
-    question = asked_of((500, 700), UNet(4, base_channels=4), (3, 2))
-    answer, tiling, _ = plan(question)
+    planned, whole = (plan(asked_of((500, 700), UNet(4, base_channels=4), grid)) for grid in ((3, 2), (1, 1)))
+    tiling, network, single = planned.tiling, planned.values["network"], whole.values["network"]
     assert tiling is not None
-    network, single = answer["network"], plan(asked_of((500, 700), UNet(4, base_channels=4), (1, 1)))[0]["network"]
     assert network["multiply_adds_context"] == sum(layer["multiply_adds"] for layer in network["by_layer"])
     assert network["parameters"] == single["parameters"] == sum(layer["parameters"] for layer in network["by_layer"])
     # Convolutions cost the same for each pixel, so the work of an image grows as its contexts' pixels do.
@@ -44,7 +42,7 @@ def test_image_work_is_the_sum_over_tiles() -> None:
 
 @pytest.mark.parametrize(("images", "tiles", "gpus"), [(100, 64, 1200), (7, 5, 4), (3, 4, 12), (1, 9, 10), (200, 1, 1)])
 def test_dealing_tiles_one_by_one_takes_these_rounds(images: int, tiles: int, gpus: int) -> None:
-    part = cluster_part(asked_of((6000, 6000), UNet(3), (1, tiles), images=images, gpus=gpus), (1, tiles))
+    part = cluster_part(asked_of((6000, 6000), UNet(3), (1, tiles), images=images, gpus=gpus), (1, tiles)).values
     left, rounds, last = images * tiles, 0, 0
     while left:
         last = min(gpus, left)
@@ -54,9 +52,7 @@ def test_dealing_tiles_one_by_one_takes_these_rounds(images: int, tiles: int, gp
 
 
 def test_another_stride_has_the_formula_only() -> None:
-    answer, tiling, _ = formula(asked_of((1000, 1000), UNet(), (4, 4)), 2)
-    assert tiling is None
-    assert set(answer) == {"paper", "omitted", "cluster"}
-    assert "stride 2" in answer["omitted"]
-    assert answer["paper"]["shrink"] == (1000 * 1 + 3) / 2 - 1
-    json.dumps(answer)
+    planned = formula(asked_of((1000, 1000), UNet(), (4, 4)), 2)
+    assert set(planned.values) == {"paper", "omitted", "cluster"}
+    assert "nothing is exact for stride 2" in planned.text()
+    assert planned.values["paper"]["shrink"] == (1000 * 1 + 3) / 2 - 1

@@ -114,7 +114,7 @@ def test_plan_prints_what_the_run_would_be_planned_with(mesh: tuple[int, int], m
     """Time, memory and fusion of each mode: of the same function, asked as `train` asks it."""
     asked = question(grid=(2, 3), ranks=mesh[0] * mesh[1], machine=machine, memory=1 << 40)
     sizes = asked_of((150, 230), asked.network, (2, 3), mesh=mesh, machine=machine)
-    rows = plan(sizes)[0]["modes"]["costs"]
+    rows = plan(sizes).values["modes"]["costs"]
     assert [row["mode"] for row in rows] == ["read", "exchange", "layer"]
     assert (rows[-1]["fusion"] != 1) == (machine.latency > 0)
     for row in rows:

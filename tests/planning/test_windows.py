@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.planning.test_run_plan import question
-from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import window_tile
-from tiledseg.plan import main
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion, WindowSteps
 from tiledseg.planning.walk.step_memory import training_memory
@@ -92,22 +89,3 @@ def test_a_validation_beside_small_windows_is_exact_or_refused() -> None:
         plan_run(asked("instance", exact=False, held_out=RASTERS, grid=(2, 2)))
     batch = plan_run(asked("batch", exact=False, halo="layer", held_out=RASTERS, grid=(2, 2)))
     assert [tiling.grid for tiling in batch.held_out] == [(2, 2), (2, 2)]
-
-
-def test_plan_says_what_a_window_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--size", "150", "230", "--grid", "2", "--levels", "3", "--convs-per-level", "1", "--base-channels", "8"]
-    assert main([*flags, "--window", "32", "--format", "json"]) == 0
-    part = json.loads(capsys.readouterr().out)["windows"]
-    bands, graph = 4, UNet(3, 1, base_channels=8).graph()
-    footprint = network_footprint(graph)
-    context = window_tile((150, 230), (56, 96), 32, footprint).context.shape
-    assert part["exact"]["context"] == list(context)
-    assert part["none"]["context"] == [32, 32]
-    assert part["exact"]["efficiency"] == round(context[0] * context[1] / 1024, 4)
-    for kind in ("exact", "none"):
-        assert part[kind]["bytes"] == training_memory(graph, bands, tuple(part[kind]["context"]), 4).total
-    assert part["epoch"] == -(-150 * 230 // 1024)
-    assert main([*flags, "--window", "32", "--show", "windows"]) == 0
-    assert "windows: drawn anywhere" in capsys.readouterr().out
-    assert main([*flags, "--window", "151"]) == 2
-    assert "--window is 151, but the raster has 150 px" in capsys.readouterr().err

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from importlib import import_module
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledseg.architecture.network import ForeignNetwork, Network
 from tiledseg.architecture.presets import PRESETS, build_network
@@ -21,13 +18,11 @@ from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError, install
 from tiledseg.geometry.layers.declared import CropGrid
 from tiledseg.planning.answer.report import formula, plan
-from tiledseg.planning.answer.table import heading, table
 from tiledseg.planning.jobs.job import Job, Site, batch_script, find_site, parse_minutes, planned_job, searched_job
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, parallelism
 from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.system.console import say
-from tiledseg.system.files import replacing
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.units import MOST_BYTES, parse_bytes
 
@@ -42,85 +37,60 @@ _MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding
 _MOST_STAGES, _MOST_MICRO_BATCHES = 32, 256  # with these the simulation takes a few seconds at most
 
 
-class Answered(NamedTuple):
-    """An answer as plain values, and what makes its text: a table, or a batch script."""
-
-    part: dict[str, Any]
-    text: Callable[[], str]
-
-
-def answered(flags: Namespace) -> Answered:
-    """Make the plan that the flags ask for, and draw its picture. Raises ConfigError, OutputError."""
+def answered(flags: Namespace) -> tuple[dict[str, Any], str]:
+    """Make the plan that the flags ask for, and draw its picture: its values, and its text or batch script. Raises
+    ConfigError, OutputError."""
     if flags.scaling or flags.emit or flags.search or flags.format == "json":
         refuse_given(flags, ("show",), "only the plan's table has sections")
     if flags.stride != 1:
         refuse_given(flags, _EXACT, f"networks of --stride {flags.stride} have no exact plan")
-    if flags.scaling is not None:
-        return _scaling(flags)
-    refuse_given(flags, ("csv",), "--scaling is not given")
-    if flags.search:
-        return _search(flags)
+    if flags.scaling is not None or flags.search:
+        return _searched(flags)
     question, budget, job = _question(flags), _bytes(flags.memory_budget), _job_asked(flags)
     stages = _stages(flags)
-    _check_files(flags)
-    exact = flags.stride == 1
-    planned = plan(question, stages, budget, flags.window) if exact else formula(question, flags.stride)
+    if flags.plot is not None:
+        check_ending("--plot", flags.plot, ".png")
+        check_outputs([whole("--plot", flags.plot)])
+    planned = plan(question, stages, budget) if flags.stride == 1 else formula(question, flags.stride)
     if flags.plot is not None and planned.tiling is not None:
-        plotter = _plotter()
-        plotter.write(flags.plot, plotter.draw(question, planned.tiling))
-    if job is None:
-        return Answered(planned.answer, lambda: table(question, planned.answer, flags.show))
-    script = _script(*job, planned_job(question, planned, budget, flags.halo))
-    return Answered(planned.answer, lambda: script)
+        try:  # late: matplotlib is slow to import, and an extra
+            from tiledseg.planning.answer.plot import draw
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"--plot needs {error.name}, which is not installed: {install('plot')}") from None
+        draw(flags.plot, question, planned.tiling)
+    if job is not None:
+        return planned.values, _script(*job, planned_job(question, planned, budget, flags.halo))
+    return planned.values, planned.text(flags.show)
 
 
-def _search(flags: Namespace) -> Answered:
-    """Answer --search: the best settings, or the batch script of the winner."""
-    from tiledseg.planning.answer.search import search_part, search_table, searchable
+def _searched(flags: Namespace) -> tuple[dict[str, Any], str]:
+    """Answer --search, the best settings or the batch script of the winner, or --scaling, the time over GPUs."""
+    from tiledseg.planning.answer.search import parse_range, scaling_part, search_part, searchable
     from tiledseg.planning.search import FREE, search
 
-    own = [name for name in (*_SEARCHED, "plot") if name != "halo"]
-    refuse_given(flags, own, "--search finds settings", "leave one of them out")
-    job, question = _job_asked(flags), searchable(_question(flags))
-    free = FREE
+    flag = "--search" if flags.scaling is None else "--scaling"
+    own = [name for name in (*_SEARCHED, "plot") if name != "halo" or flag == "--scaling"]
+    refuse_given(flags, own, f"{flag} finds settings", "leave one of them out")
+    if flags.scaling is not None:
+        numbers = parse_range(flags.scaling)
+        words = "--scaling has GPUs of its own and no job"
+        refuse_given(flags, ("search", "gpus", "emit", "site", "time"), words, "leave one of them out")
+        part = scaling_part(searchable(replace(_question(flags), ranks=numbers[0])), numbers)
+        return {"scaling": part.values}, part.text
+    job, question, free = _job_asked(flags), searchable(_question(flags)), FREE
     if flags.halo is not None:
         question, free = replace(question, parallel=replace(question.parallel, halo=flags.halo)), FREE - {"halo"}
     found = search(question, question.figures.ranks_per_host, free=free)
     part = search_part(question, found, flags.images > 1 and flags.images_per_step is None)
-    if job is None:
-        return Answered({"search": part}, lambda: search_table(part))
-    script = _script(*job, searched_job(question, found.winner))
-    return Answered({"search": part}, lambda: script)
+    text = part.text if job is None else _script(*job, searched_job(question, found.winner))
+    return {"search": part.values}, text
 
 
 def _script(site: Site, minutes: int, job: Job) -> str:
     """Return the batch script, and warn of idle GPUs and slow values."""
-    for line in job.warnings:
+    for line in job.about[4:]:
         say(f"warning: {line}")
     return batch_script(site, job, minutes)
-
-
-def _scaling(flags: Namespace) -> Answered:
-    """Answer --scaling: the time over the number of GPUs."""
-    from tiledseg.planning.answer.search import COLUMNS, parse_range, scaling_part, scaling_table, searchable
-
-    numbers = parse_range(flags.scaling)
-    refuse_given(flags, _SEARCHED, "--scaling finds settings", "leave one of them out")
-    own = "--scaling has GPUs of its own and no job"
-    refuse_given(flags, ("search", "gpus", "emit", "site", "time"), own, "leave one of them out")
-    plotter = None if flags.plot is None else _plotter()
-    _check_files(flags)
-    question = searchable(replace(_question(flags), ranks=numbers[0]))
-    part = scaling_part(question, numbers)
-    if flags.csv is not None:
-        with replacing(flags.csv) as path, path.open("w", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(part["points"])
-    if plotter is not None:
-        images = f"{question.images_per_step} a step on {numbers[0]:,} GPUs, {question.precision}"
-        plotter.write(flags.plot, plotter.draw_scaling(part, f"images of {heading(question)}; {images}"))
-    return Answered({"scaling": part}, lambda: scaling_table(part))
 
 
 def _job_asked(flags: Namespace) -> tuple[Site, int] | None:
@@ -132,22 +102,6 @@ def _job_asked(flags: Namespace) -> tuple[Site, int] | None:
     if flags.format == "json":
         raise ConfigError(f"--emit {flags.emit} prints a script and --format json a plan; leave one of them out")
     return find_site(flags.emit, flags.site or "generic"), parse_minutes(flags.time or "2:00")
-
-
-def _check_files(flags: Namespace) -> None:
-    files = {"--csv": (flags.csv, ".csv"), "--plot": (flags.plot, ".png")}
-    given = {flag: file for flag, file in files.items() if file[0] is not None}
-    for flag, (path, ending) in given.items():
-        check_ending(flag, path, ending)
-    check_outputs([whole(flag, path) for flag, (path, _) in given.items()])
-
-
-def _plotter() -> ModuleType:
-    """Return the module that draws, imported late: matplotlib is slow to import, and an extra."""
-    try:
-        return import_module("tiledseg.planning.answer.plot")
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--plot needs {error.name}, which is not installed: {install('plot')}") from None
 
 
 def _network(flags: Namespace) -> Network:
@@ -264,10 +218,11 @@ def _model(flags: Namespace) -> ModelConfig:
         if (fixed := getattr(preset, key, value)) != value:
             refuse_given(flags, (key,), f"the preset {flags.model} has {fixed}", "leave one of them out")
     own = {"build": flags.build, "arguments": flags.arguments or {}, "series": flags.series}
-    if flags.overlap is not None:
-        if flags.build is None or flags.window is None:
-            refuse_given(flags, ("overlap",), "--build and --window are not given")
-        own |= {"window": flags.window, "overlap": flags.overlap}
+    if flags.build is None:
+        refuse_given(flags, ("window", "overlap"), "--build is not given")
+    if flags.window is None:
+        refuse_given(flags, ("overlap",), "--window is not given")
+    own |= {} if flags.overlap is None else {"window": flags.window, "overlap": flags.overlap}
     model = ModelConfig(name=flags.model, **own, **given)
     model.check()
     return model

@@ -1,4 +1,4 @@
-"""A schedule before it runs: what each rank holds, how long it takes, a drawing, and each rank's moves.
+"""A schedule before it runs: what each rank holds, how long it takes, and each rank's moves.
 
 The model of time: a rank does its actions in order; a send costs the rank nothing, its messages leave one after the
 other; a receive waits for its message. Times are those of one micro-batch, all micro-batches alike.
@@ -27,7 +27,6 @@ from typing import NamedTuple
 from tiledseg.pipeline.schedule import (
     BACKWARD_SLOTS,
     FORWARD_SLOTS,
-    ChunkMap,
     ChunkPass,
     MessageEnd,
     Program,
@@ -98,37 +97,6 @@ def simulate(
             link[rank] = max(clock[rank], link[rank]) + transfer(end.route)
             arrival[end.peer, end.other_end(rank)] = link[rank]
     return Timeline(tuple(map(tuple, spans)))
-
-
-def draw(program: Program, pipeline: ChunkMap, width: int = 116) -> str:
-    """Draw the program as text: a row a rank, a column a time slot; a forward pass takes one slot, a backward pass two.
-
-    `F3`, `B3`: forward and backward of micro-batch 3; `f3`, `b3`: of the rank's second chunk (folded); `.`: it waits.
-    Wider drawings than `width` characters have their middle left out.
-    """
-    chunks = len(pipeline.ranks)
-    line = simulate(program, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)
-    slots = round(line.makespan)
-    rows = [["."] * slots for _ in program]
-    for rank, spans in enumerate(line.spans):
-        first = pipeline.ranks.index(rank)
-        for span in spans:
-            letter = "B" if span.action.backward else "F"
-            letter = letter if span.action.chunk == first else letter.lower()
-            for slot in range(round(span.start), round(span.stop)):
-                rows[rank][slot] = f"{letter}{span.action.micro_batch}"
-    labels = [f"stage {rank} " for rank in range(len(rows))]
-    room = width - max(map(len, labels))
-    cell = max(len(text) for row in rows for text in row) + 1
-    if slots * cell > room:
-        cell = max(cell, 4)
-        columns = max(room // cell, 5)
-        head = (columns - 2) * 2 // 3
-        rows = [[*row[:head], "...", *row[slots - (columns - 2 - head) :]] for row in rows]
-    lines = zip(labels, rows, strict=True)
-    return "\n".join(
-        (f"{label:<{width - room}}" + "".join(f"{text:<{cell}}" for text in row)).rstrip() for label, row in lines
-    )
 
 
 def replay(program: Program) -> tuple[list[Placed], list[Placed]]:

@@ -12,8 +12,7 @@ blocks may be taken, modes `read` and `layer` have them too. A given setting is 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 
 from tiledseg.config.checks import shown
 from tiledseg.config.words import SCHEDULES, chunk_ranks
-from tiledseg.errors import BudgetError, ConfigError, InputError
+from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import context_sizes, finest_grid
 from tiledseg.planning.run.grid import near_squares
@@ -39,7 +38,6 @@ TILES_A_RANK, MESHES = (1, 2, 3, 4, 6, 8), 3  # of mode `read`; for each number 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
 MOST_TILES, MOST_PASSES = 2**13, 256  # of an image, each of which is looked at; of a pipeline a step, each simulated
 FREE = frozenset(("halo", "mesh", "fusion", "stages", "schedule", "micro_batches", "recompute"))
-MEMORY, INEXACT, IMPOSSIBLE, SLOWER = "memory", "not exact", "not possible", "slower"
 TERMS = {
     "forward": "computing forward",
     "backward": "computing backward",
@@ -53,7 +51,6 @@ TERMS = {
 _MOST_OVER = 3  # times the memory: no recomputation saves more
 _MESSAGES = 4  # of a layer in mode `layer`, about: halos of some layers, to four sides, forward and backward
 _BLOCKS_MORE = 1.4  # times the time of a step: in blocks, about
-_LEAST = 0.02  # of the difference of two settings: terms that make up less of it are not named
 Grid = tuple[int, int]
 PLAIN = Parallelism()
 
@@ -120,22 +117,20 @@ class Priced(NamedTuple):
 
 
 class Discarded(NamedTuple):
-    """Settings that cannot be: `why` in one of the words above, and in a line; bytes `needed` where they are known."""
+    """Settings that cannot be, with the reason in a line; bytes `needed` where they are known."""
 
     candidate: Candidate
-    why: str
     reason: str
     needed: int | None = None
 
 
 class Searched(NamedTuple):
     """The best settings, best first; `other`: the best of another kind than the winner's, None where none was planned.
-    `candidates`: how many there are; `discarded`: how many are not among the best, by why."""
+    `candidates`: how many settings there are."""
 
     best: tuple[Priced, ...]
     other: Priced | None
     candidates: int
-    discarded: dict[str, int]
 
     @property
     def winner(self) -> Priced:
@@ -144,8 +139,12 @@ class Searched(NamedTuple):
     @property
     def reason(self) -> str:
         """One line: the winner beside the best of another kind, else beside the second."""
-        other = self.other or (self.best[1] if len(self.best) > 1 else None)
-        return explained(self.winner, other) if other else f"nothing but {self.winner.candidate.in_words} can be"
+        winner, other = self.winner, self.other or (self.best[1] if len(self.best) > 1 else None)
+        if other is None:
+            return f"nothing but {winner.candidate.in_words} can be"
+        less = f"{100 * (1 - winner.seconds / other.seconds):.2g} % less than {other.candidate.in_words}"
+        times = f"{1000 * winner.seconds:.4g} ms a step, {less} ({1000 * other.seconds:.4g} ms)"
+        return f"{winner.candidate.in_words} takes {times}"
 
 
 def candidates(question: RunQuestion, footprint: Footprint, host: int, free: Collection[str]) -> list[Candidate]:
@@ -246,14 +245,14 @@ class Pricing:
         images = 1 if together else question.images_per_step
         fault = norm_fault(self.graph, parallel.halo, candidate.tiles, images, question.trains, question.keyed)
         if fault and parallel.exact:
-            return Discarded(candidate, INEXACT, fault)
+            return Discarded(candidate, fault)
         if parallel.stages > 1:
             needed = self._weights // parallel.stages
-            return Discarded(candidate, MEMORY, f"needs {size(needed)} for its weights") if needed > memory else None
+            return Discarded(candidate, f"needs {size(needed)} for its weights") if needed > memory else None
         if not (layers or candidate.blocks or question.store):
             context, width = self._contexts(candidate.grid)[0], self.question.value_bytes
             needed = training_memory(self.graph, self.bands, context, width).total
-        return Discarded(candidate, MEMORY, f"needs {size(needed)}", needed) if needed > _MOST_OVER * memory else None
+        return Discarded(candidate, f"needs {size(needed)}", needed) if needed > _MOST_OVER * memory else None
 
     def passes(self, candidate: Candidate) -> StepTime:
         """Estimate the passes of the busiest rank, or pipeline: its contexts one after the other, and in mode `layer`
@@ -291,8 +290,7 @@ class Pricing:
         try:
             plan = plan_run(question)
         except InputError as error:
-            why = MEMORY if parallel.stages > 1 and isinstance(error, BudgetError) else IMPOSSIBLE
-            return Discarded(candidate, why, str(error))
+            return Discarded(candidate, str(error))
         memory, waiting, ranks = plan.memory, 0.0, plan.spread.mesh.ranks
         if parallel.stages > 1:  # the ranks wait where they do not compute; the plan's seconds recompute nothing
             assert plan.pipeline, "a plan of stages has a pipeline"
@@ -306,7 +304,7 @@ class Pricing:
         else:
             time = plan.cost.time
         if memory > question.memory:
-            return Discarded(candidate, MEMORY, f"needs {size(memory)} of {size(question.memory)}", memory)
+            return Discarded(candidate, f"needs {size(memory)} of {size(question.memory)}", memory)
         short = plan.blocks or plan.rebuilt
         again = short.extra * (time.forward + time.backward) if short else 0.0
         time = time._replace(again=again, waiting=waiting)
@@ -347,40 +345,13 @@ def search(
         priced += [result] if isinstance(result, Priced) else []
         discarded += [result] if isinstance(result, Discarded) else []
     if not priced:
-        raise ConfigError(_nothing(question, discarded))
+        nearest = min(discarded, key=lambda each: math.inf if each.needed is None else each.needed)
+        lacks = "" if nearest.needed is None else f", {size(nearest.needed - question.memory)} more"
+        raise ConfigError(
+            f"none of {len(discarded)} settings for {question.ranks} ranks of {size(question.memory)} can be; the "
+            f"nearest, {nearest.candidate.in_words}: {nearest.reason}{lacks}; use memory.blocks with memory.store, a "
+            f"folder on a local disk, more memory or ranks, or a smaller model{question.or_bf16}"
+        )
     priced.sort(key=lambda each: each.seconds)
     other = next((each for each in priced if each.candidate.kind != priced[0].candidate.kind), None)
-    counts = Counter({SLOWER: len(space) - len(discarded) - len(priced[:BEST])}) + Counter(e.why for e in discarded)
-    return Searched(tuple(priced[:BEST]), other, len(space), dict(counts))
-
-
-def explained(winner: Priced, other: Priced) -> str:
-    """Return one line with both, and the terms that make the difference, the largest first."""
-    apart = other.seconds - winner.seconds
-    more = {name: mine - theirs for name, mine, theirs in zip(TERMS, winner.time, other.time, strict=True)}
-    terms = [
-        f"{'+' if more[name] > 0 else '-'}{1000 * abs(more[name]):.4g} ms of {TERMS[name]}"
-        for name in sorted(TERMS, key=lambda name: -abs(more[name]))
-        if more[name] and abs(more[name]) >= _LEAST * max(apart, 1e-9)
-    ]
-    less = f"{100 * apart / other.seconds:.2g} % less than"
-    return (
-        f"{winner.candidate.in_words} takes {1000 * winner.seconds:.4g} ms a step, {less} {other.candidate.in_words} "
-        f"({1000 * other.seconds:.4g} ms): {', '.join(terms[:4]) or 'no term differs'}"
-    )
-
-
-def _nothing(question: RunQuestion, discarded: Sequence[Discarded]) -> str:
-    """Return why there is nothing to choose, with the settings nearest to the memory and what they lack."""
-    why = ", ".join(f"{count} {word}" for word, count in Counter(each.why for each in discarded).most_common())
-    nearest = min(discarded, key=lambda each: math.inf if each.needed is None else each.needed)
-    example = f"; {nearest.candidate.in_words}: {nearest.reason}"
-    if nearest.needed is not None:
-        lacks = size(nearest.needed - question.memory)
-        example = f"; the nearest, {nearest.candidate.in_words}, needs {size(nearest.needed)}, {lacks} more"
-    may_narrow = question.value_bytes > 2 and (nearest.needed or math.inf) <= 2 * question.memory
-    return (
-        f"none of {len(discarded)} settings for {question.ranks} ranks of {size(question.memory)} can be ({why}"
-        f"{example}); use memory.blocks with memory.store, a folder on a local disk, more memory or ranks, or a "
-        f"smaller model{', or precision bf16 or fp16' * may_narrow}"
-    )
+    return Searched(tuple(priced[:BEST]), other, len(space))

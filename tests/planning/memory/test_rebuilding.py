@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,9 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.plan import main, plan
-from tiledseg.planning.answer.rebuilding import rebuilding_part, rebuilding_text
+from tiledseg.planning.answer.rebuilding import rebuilding_part
+from tiledseg.planning.answer.text import Part
+from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.walk.choice import step_choices
 from tiledseg.planning.walk.cost_model import CopyRates
 from tiledseg.planning.walk.step_memory import training_memory
@@ -21,22 +22,22 @@ from tiledseg.user_files.machine import find_machine
 MODEL = ("--levels", "3", "--base-channels", "8")
 
 
-@pytest.fixture(scope="module")
-def tight() -> dict[str, Any]:
-    """The answer for a budget that keeps little of a tile."""
-    part: dict[str, Any] = plan(1000, levels=3, base_channels=8, grid=3, memory_budget="40MiB")["rebuilding"]
-    return part
+def part_of(asked: RunQuestion, budget: int) -> Part:
+    """The part for a budget on the whole tiling of a question."""
+    assert asked.grid is not None
+    return rebuilding_part(asked, make_tiling(asked.shape, asked.grid, network_footprint(asked.graph)), budget)
 
 
-def test_the_choice_fits(tight: dict[str, Any]) -> None:
-    part, budget, network = tight, 40 << 20, UNet(3, base_channels=8)
+def test_the_choice_fits() -> None:
+    budget, network = 40 << 20, UNet(3, base_channels=8)
+    part, text = part_of(asked_of((1000, 1000), network, (3, 3)), budget)
     assert part["choice"]["peak"] <= budget < part["kept_all"]
     assert part["kept_all"] == training_memory(network.graph(), 4, tuple(part["context"])).total
     assert part["choice"]["items"]
     assert part["store"] == "a disk of 2 GB/s out and 5 GB/s in, assumed"
     assert part["leaving"]["peak"] <= budget
     assert part["leaving"]["extra"] <= part["choice"]["extra"]
-    text = " ".join(rebuilding_text(part).split())
+    text = " ".join(text.split())
     assert f"where everything is kept, recomputing {part['choice']['items'][0]}" in text
     assert "in blocks: at most " in text
 
@@ -67,9 +68,9 @@ def test_a_gpus_tensors_leave_by_the_profiles_way_to_the_host() -> None:
     profile = replace(find_machine("summit"), host_store=CopyRates(1e15, 2e15))
     network, budget = UNet(3, base_channels=8), 80 << 20
     asked = asked_of((512, 512), network, (1, 1), machine=profile)
-    part = rebuilding_part(asked, make_tiling((512, 512), (1, 1), network_footprint(network.graph())), budget)
+    part, text = part_of(asked, budget)
     assert part["store"] == "the host's memory of 1e+06 GB/s out and 2e+06 GB/s in, by the profile V100 on Summit"
-    assert f"with memory.offload auto, to {part['store']}: " in " ".join(rebuilding_text(part).split())
+    assert f"with memory.offload auto, to {part['store']}: " in " ".join(text.split())
     assert part["leaving"]["away"]
     assert part["leaving"]["peak"] <= budget
     rebuilt = step_choices(network.graph(), 4, (512, 512), 4, machine=profile).choose(budget)

@@ -14,7 +14,7 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.search import FREE, INEXACT, TERMS, Candidate, Priced, Pricing, explained, search
+from tiledseg.planning.search import FREE, Candidate, Priced, Pricing, search
 from tiledseg.planning.walk.choice import step_choices
 from tiledseg.planning.walk.cost_model import STAYING, CopyRates, Link, Machine, Store
 from tiledseg.planning.walk.items import price
@@ -69,11 +69,7 @@ def test_the_dozen_has_about_the_best_of_all(case: str, monkeypatch: pytest.Monk
     assert dozen.winner.seconds <= 1.02 * thorough.winner.seconds
     assert dozen.winner.memory <= asked.memory
     assert (dozen.other is None) == (case == "one rank"), "which shares no image with anybody"
-    assert dozen.candidates == thorough.candidates == sum(dozen.discarded.values()) + len(dozen.best)
-    if dozen.other:
-        pairs = zip(TERMS.values(), dozen.winner.time, dozen.other.time, strict=True)
-        more, name = max((abs(mine - theirs), name) for name, mine, theirs in pairs)
-        assert f"{1000 * more:.4g} ms of {name}" in explained(dozen.winner, dozen.other)
+    assert dozen.candidates == thorough.candidates
 
 
 @pytest.mark.parametrize(("grid", "ranks", "images"), [((3, 5), 4, 1), ((4, 4), 6, 2), ((2, 2), 8, 1), ((5, 7), 3, 3)])
@@ -91,13 +87,12 @@ def test_dealt_tiles_take_about_what_the_busiest_rank_of_training_has(
 def test_a_norm_over_the_image_leaves_mode_layer_and_whole_images() -> None:
     result = search(question(4, norm="instance"), 1)
     assert result.winner.candidate.parallel.halo == "layer"
-    assert result.discarded[INEXACT] > 0
     assert all(each.candidate.parallel.halo == "layer" or each.candidate.tiles == 1 for each in result.best)
 
 
 def test_where_nothing_fits_the_nearest_is_named_with_what_it_lacks() -> None:
     words = (
-        r"none of \d+ settings for 2 ranks of 2.00 MiB .*; the nearest, .*, needs .* MiB, .* MiB more\); use memory.bl"
+        r"none of \d+ settings for 2 ranks of 2.00 MiB can be; the nearest, .*: needs .*, .* MiB more; use memory.bl"
     )
     with pytest.raises(ConfigError, match=words) as told:
         search(question(2, memory=2 << 20, grid=(3, 4)), 1)
@@ -190,8 +185,7 @@ def test_tensors_leave_where_the_disk_is_quicker_than_computing_once_more() -> N
     assert quick.plan.offloaded is not None
     assert slow.plan.offloaded is None
     assert quick.seconds < slow.seconds
-    more = 1000 * (slow.time.again - quick.time.again)
-    assert f"-{more:.4g} ms of computing once more, and the store" in explained(quick, slow)
+    assert quick.time.again < slow.time.again
     asked = Candidate(Parallelism(stages=2), (2, 2)).question(tight(QUICK))
     assert asked.store is asked.blocks is None, "stages have no store"
 

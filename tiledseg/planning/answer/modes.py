@@ -1,11 +1,8 @@
-"""The halo modes in the planner's answer, and its first lines: does it fit, on which GPUs, how long it takes, and what
-would be better."""
+"""The halo modes in the planner's answer: a step in each, and which is quickest."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,17 +10,17 @@ from typing import Any
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import decompose
-from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
-from tiledseg.planning.answer.text import milliseconds, time_of
+from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.answer.step import PlannedStep, epoch_steps, machine_words
+from tiledseg.planning.answer.text import Part, milliseconds, tabled, time_of
 from tiledseg.planning.run.grid import finer_grid
-from tiledseg.planning.run.plan import RunPlan, plan_run, run_grid
+from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.walk.mode_cost import ModeCost, Task, fusion_word, gradient_bytes, label
-from tiledseg.planning.walk.rank_steps import SentBytes
+from tiledseg.planning.walk.mode_cost import Task, fusion_word, gradient_bytes, label
+from tiledseg.system.console import counted
 from tiledseg.units import size
 
-SHORTER = 0.98  # times the epoch: what saves less is not named
 Shape = tuple[int, int]
 
 
@@ -61,11 +58,30 @@ class ModePlans:
         alone = math.prod(self.mesh)
         return min(images, ranks // alone) * alone
 
-    def values(self, plan: RunPlan) -> dict[str, Any]:
-        """Return the mode, bytes, GPUs and seconds of an epoch as plain values."""
-        epoch = -(-self.question.images // self.question.images_per_step) * plan.cost.seconds
-        of_mode = {"mode": plan.spread.mode, "fusion": fusion_word(plan.cost.fusion), "memory": plan.memory}
-        return of_mode | {"gpus": self.at_work, "epoch_seconds": round(epoch, 6)}
+    @property
+    def remedy(self) -> str:
+        """The way to a step that fits."""
+        asked = self.question
+        if not any(plan.cost.mode == "read" for plan in self.exact):
+            return "use more ranks an image"
+        return finer_grid(self.tiling, asked.graph, asked.network.bands, asked.memory, asked.value_bytes)
+
+    @property
+    def reason(self) -> str:
+        """The reason why a mode is chosen, or none."""
+        if not self.plans:
+            return "no mode takes a tile whole on this mesh"
+        if self.best is None:
+            return "no mode can compute this exactly on this mesh; use fewer ranks an image, or another norm"
+        mode = label(self.best.cost)
+        if self.fitting:
+            return f"{mode} takes the least predicted time of those that fit and are exact"
+        least = f"{mode} needs least, {size(self.best.memory)}"
+        return f"no mode fits {size(self.question.memory)} a rank: {least}; {self.remedy}"
+
+    def step(self, plan: RunPlan) -> PlannedStep:
+        epoch = epoch_steps(self.question) * plan.cost.seconds
+        return PlannedStep(self.question, self.at_work, plan.memory, plan.cost.seconds, epoch, plan.rebuilt)
 
 
 def with_step(question: RunQuestion, tiles: int) -> RunQuestion:
@@ -97,76 +113,79 @@ def mode_plans(question: RunQuestion, tiling: Tiling, exact: bool = True) -> Mod
     return ModePlans(asked, tiling, shape, tuple(plans), impossible)
 
 
-def modes_part(modes: ModePlans) -> dict[str, Any]:
+def modes_part(modes: ModePlans) -> Part:
     """Return a training step in each halo mode, and the choice; bytes, whole messages, milliseconds."""
-    question, tiling, mesh = modes.question, modes.tiling, modes.mesh or modes.tiling.grid
+    question, mesh = modes.question, modes.mesh or modes.tiling.grid
     machine, graph, bands = question.figures, question.graph, question.network.bands
-    task = Task(graph, bands, decompose(tiling, mesh), question.value_bytes)
-    undivided, all_reduce, chosen = task.undivided_work, gradient_bytes(task), modes.best if modes.fitting else None
+    task = Task(graph, bands, decompose(modes.tiling, mesh), question.value_bytes)
+    undivided, sums = task.undivided_work, gradient_bytes(task)
+    reduce = {"bytes": sums, "milliseconds": milliseconds(machine.all_reduce_seconds(1, sums, modes.at_work))}
+    chosen, reason = modes.best if modes.fitting else None, modes.reason
     figures: dict[str, Any] = {"flops": machine.flops, "bandwidth": machine.bandwidth, "latency": machine.latency}
     if machine.known:
         figures |= {"profile": machine.name, "measured": machine.measured, "base_bytes": machine.base}
-    impossible = [{"mode": mode, "possible": False, "reason": why} for mode, why in modes.impossible.items()]
-    return {
+    rows = [_row(modes, plan, undivided) for plan in modes.plans]
+    values = {
         "mesh": list(mesh),
-        "ranks": task.ranks,
+        "ranks": math.prod(mesh),
         "gpus": modes.at_work,
         "images_per_step": question.images_per_step,
         "machine": figures,
         "multiply_adds_undivided": undivided,
-        "gradient_all_reduce": {
-            "bytes": all_reduce,
-            "milliseconds": milliseconds(machine.all_reduce_seconds(1, all_reduce, modes.at_work)),
-        },
-        "costs": [_row(plan.cost, undivided, plan in modes.exact, question.limit) for plan in modes.plans] + impossible,
+        "gradient_all_reduce": reduce,
+        "costs": [*rows, *({"mode": m, "possible": False, "reason": why} for m, why in modes.impossible.items())],
         "choice": {
             "mode": chosen and chosen.cost.mode,
             "fusion": chosen and fusion_word(chosen.cost.fusion),
-            "reason": _reason(modes),
+            "reason": reason,
         },
     }
+    text = tabled(
+        f"modes: a training step of {counted(question.images_per_step, 'image')} on {counted(modes.at_work, 'rank')}, "
+        "by the busiest rank",
+        rows,
+        {
+            "mode": lambda row: row["mode"] + f" ({row['fusion']})" * (row["fusion"] not in (None, 1)),
+            "E": lambda row: f"{row['efficiency']:.4f}",
+            "reads": lambda row: f"{row['pixels_read_rank'] / 1e6:.4g} Mpx",
+            "messages": lambda row: f"{row['messages_rank']:,}",
+            "sent": lambda row: size(row["bytes_rank"]),
+            "memory": lambda row: size(row["memory_rank"]),
+            "predicted": lambda row: time_of(row["milliseconds"]),
+            "": lambda row: ", ".join(
+                filter(
+                    None,
+                    (
+                        "chosen" * (chosen is not None and row["mode"] == chosen.cost.mode),
+                        "not exact" * (not row["exact"]),
+                        "does NOT fit" * (not row.get("fits", True)),
+                    ),
+                )
+            ),
+        },
+        [
+            *(f"{mode}: not possible: {why}" for mode, why in modes.impossible.items()),
+            f"in all modes: one all-reduce of gradients, {size(sums)}, {reduce['milliseconds']:.4g} ms of the time "
+            "predicted",
+            f"{machine_words(question)}: {machine.flops / 1e12:.4g} Tflop/s a rank, {machine.bandwidth / 1e9:.4g} GB/s "
+            f"between ranks, {machine.latency * 1e6:.4g} us a message",
+            f"choice: {reason}",
+        ],
+    )
+    return Part(values, text)
 
 
-def _reason(modes: ModePlans) -> str:
-    """Return why a mode is chosen, or none."""
-    question, best = modes.question, modes.best
-    if not modes.plans:
-        return "no mode takes a tile whole on this mesh"
-    if best is None:
-        return "no mode can compute this exactly on this mesh; use fewer ranks an image, or another norm"
-    if not modes.fitting:
-        use = "use more ranks an image"
-        if any(plan.cost.mode == "read" for plan in modes.exact):
-            of_step = question.graph, question.network.bands, question.memory, question.value_bytes
-            use = finer_grid(modes.tiling, *of_step)
-        least = f"{label(best.cost)} needs least, {size(best.memory)}"
-        return f"no mode fits {size(question.memory)} a rank: {least}; {use}"
-    if all((plan.cost.work, plan.cost.traffic.step) == (best.cost.work, SentBytes()) for plan in modes.plans):
-        return "all modes are the same here: each computes the same tiles, nothing twice, and sends nothing"
-    against = [
-        f"{label(plan.cost)} {time_of(1000 * plan.cost.seconds)}"
-        + ("" if plan in modes.fitting else " (does not fit)" if plan in modes.exact else " (not exact)")
-        for plan in modes.plans
-        if plan is not best
-    ]
-    least = f"{label(best.cost)} takes the least predicted time, {time_of(1000 * best.cost.seconds)}"
-    return f"{least}{', against ' * bool(against)}{', '.join(against)}"
-
-
-def _row(cost: ModeCost, undivided: int, exact: bool, memory: int | None) -> dict[str, Any]:
-    passes = {name: getattr(cost.busiest, name) for name in ("forward", "backward")}
+def _row(modes: ModePlans, plan: RunPlan, undivided: int) -> dict[str, Any]:
+    cost, limit = plan.cost, modes.question.limit
     row = {
         "mode": cost.mode,
         "fusion": fusion_word(cost.fusion),
         "possible": True,
-        "exact": exact,
+        "exact": plan in modes.exact,
         "efficiency": round(cost.work / undivided, 4),
-        "redundant_percent": round(100 * (cost.work / undivided - 1), 2),
         "multiply_adds": cost.work,
-        "multiply_adds_rank": cost.work_max,
         "messages_rank": cost.busiest.step.messages,
         "bytes_rank": cost.busiest.step.bytes,
-        **{name: {"messages_rank": sent.messages, "bytes_rank": sent.bytes} for name, sent in passes.items()},
         "messages": cost.traffic.step.messages,
         "bytes": cost.traffic.step.bytes,
         "pixels_read": cost.read,
@@ -175,113 +194,4 @@ def _row(cost: ModeCost, undivided: int, exact: bool, memory: int | None) -> dic
         "memory_rank": cost.memory,
         "milliseconds": milliseconds(cost.seconds),
     }
-    return row if memory is None else row | {"fits": cost.memory <= memory}
-
-
-def summary_part(question: RunQuestion, answer: dict[str, Any], modes: ModePlans) -> dict[str, Any]:
-    """Return the figures of the first lines; bytes, milliseconds, seconds of an epoch. `answer`: the other parts."""
-    tiling, best = modes.tiling, modes.best
-    part = basis_part(question, modes.at_work) | {
-        "grid": list(tiling.grid),
-        "tiles": len(tiling),
-        "halo": answer["exact"]["halo"],
-        "context": answer["exact"]["context_max"],
-        "recomputed": 0,
-        "recompute_percent": 0.0,
-    }
-    if "stages" in answer:
-        staged = answer["stages"]
-        pipelines, step = max(1, question.ranks // staged["stages"]), staged["step"]["milliseconds"]
-        steps = -(-question.images * len(tiling) // (staged["micro_batches"] * pipelines))
-        memory = max(row["memory"]["total"] for row in staged["by_stage"])
-        return part | {
-            "fits": None if question.limit is None else memory <= question.limit,
-            "memory": memory,
-            "modes": [{"mode": "read", "fusion": None, "milliseconds": step}],
-            "gpus": pipelines * staged["stages"],
-            "micro_batches": staged["micro_batches"] * pipelines,
-            "milliseconds": step,
-            "epoch_seconds": round(steps * step / 1000, 6),
-            "better": [],
-        }
-    part["better"] = _better(question, modes)
-    if best is None:
-        reason = next(iter(modes.impossible.values()), "no mode is exact on this grid")
-        return part | {"fits": False, "reason": reason, "modes": []}
-    if best.rebuilt is not None:
-        part |= {"recomputed": len(best.rebuilt.items), "recompute_percent": round(100 * best.rebuilt.extra, 2)}
-    costs = [best.cost, *(plan.cost for plan in modes.exact if plan is not best)]
-    rows = [{"mode": c.mode, "fusion": fusion_word(c.fusion), "milliseconds": milliseconds(c.seconds)} for c in costs]
-    return part | {
-        **modes.values(best),
-        "fits": None if question.limit is None else best in modes.fitting,
-        "modes": rows,
-        "images_per_step": modes.question.images_per_step,
-        "milliseconds": rows[0]["milliseconds"],
-    }
-
-
-def basis_part(question: RunQuestion, gpus: int) -> dict[str, Any]:
-    """Return the facts that figures of a plan on so many GPUs rest on."""
-    machine, precision = question.figures, question.precision
-    slow = machine.known and question.value_bytes == 2 and machine.flops <= machine.rates.get("fp32", 0.0)
-    basis = f"{machine.name}, {'measured' if machine.measured else 'by its datasheet, not measured'}"
-    return {
-        "gpu": question.limit,
-        "gpus_asked": question.ranks,
-        "gpus_per_node": question.figures.ranks_per_host,
-        "slow_precision": f"{precision} is no faster than fp32 on {machine.name}" if slow else "",
-        "proposed": question.images > 1 and not question.images_per_step,
-        "images": question.images,
-        "epoch_values": question.images * math.prod(question.shape) * question.network.bands,
-        "machine": basis if machine.known else f"{machine.flops / 1e12:.4g} Tflop/s assumed, give --machine",
-        "reading": not machine.has_free_core(gpus),
-    }
-
-
-def better_precision(question: RunQuestion) -> str | None:
-    """Return a precision of 16 bits for wider values, or the other one where the machine has a quicker rate for it."""
-    rates = question.figures.rates
-    usual = "fp16" if rates.get("fp16", 0.0) > rates.get("bf16", question.figures.flops) else "bf16"
-    quicker = rates.get(usual, 0.0) > 1.5 * rates.get(question.precision, math.inf)
-    return usual if question.value_bytes > 2 or quicker else None
-
-
-def _better(question: RunQuestion, here: ModePlans) -> list[dict[str, Any]]:
-    """Return other settings, each with its figures: those that fit where these do not, or have a shorter epoch."""
-    longest, found = math.inf, list[dict[str, Any]]()
-    if here.best and here.fitting:
-        longest = SHORTER * here.values(here.best)["epoch_seconds"]
-    for flags, other in _others(question, here):
-        assert other.grid is not None, "a grid is given"
-        with contextlib.suppress(InputError):
-            modes = mode_plans(other, make_tiling(other.shape, other.grid, here.tiling.footprint))
-            values = modes.values(modes.best) if modes.best and modes.fitting else {"epoch_seconds": math.inf}
-            found += [{"flags": flags, **values}] if values["epoch_seconds"] < longest else []
-    return found
-
-
-def _others(question: RunQuestion, here: ModePlans) -> Iterator[tuple[str, RunQuestion]]:
-    """Yield flags, and the question with them, all tensors kept: narrower values, a GPU a tile, the grid of the fewest
-    tiles that fit where these do not, and a finer one where GPUs are not counted."""
-    tiling = here.tiling
-    kept = "none" if question.recompute == "auto" else question.recompute
-    question = replace(question, grid=tiling.grid, recompute=kept)
-    if usual := better_precision(question):
-        yield f"--precision {usual}", replace(question, precision=usual)
-    if 0 < question.ranks < len(tiling):
-        yield f"--gpus {len(tiling)}", replace(question, ranks=len(tiling))
-    if question.parallel.mesh is not None:
-        return
-    grids = list[Shape]()
-    if not here.fitting:
-        ranks = -(-max(1, question.ranks) // question.images)
-        asked = replace(question, ranks=ranks, grid=None, parallel=Parallelism(halo="layer"))
-        with contextlib.suppress(InputError):
-            grids.append(run_grid(asked, tiling.footprint, question.rasters[0]))
-    if not question.ranks:
-        finest = finest_grid(question.shape, tiling.footprint)
-        grids.append((min(finest[0], 2 * tiling.grid[0]), min(finest[1], 2 * tiling.grid[1])))
-    for grid in dict.fromkeys(grids):
-        if grid != tiling.grid:
-            yield f"--grid {grid[0]} {grid[1]}", replace(question, grid=grid)
+    return row if limit is None else row | {"fits": cost.memory <= limit}

@@ -7,7 +7,7 @@ from typing import Any
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.answer.text import wrapped
+from tiledseg.planning.answer.text import Part, words, wrapped
 from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, blocks_of
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.walk.choice import MemoryChoice, step_choices
@@ -16,7 +16,7 @@ from tiledseg.planning.walk.rank_steps import MOST_VALUES, is_countable
 from tiledseg.units import size
 
 
-def rebuilding_part(question: RunQuestion, tiling: Tiling, budget: int) -> dict[str, Any]:
+def rebuilding_part(question: RunQuestion, tiling: Tiling, budget: int) -> Part:
     """Return, for the budget and the largest context of `tiling`, the choice of what is recomputed, that with a store,
     and blocks. Each is None where none fits, or where kernels do not take the context `whole`. Times are shares of that
     of a step that keeps everything."""
@@ -24,20 +24,35 @@ def rebuilding_part(question: RunQuestion, tiling: Tiling, budget: int) -> dict[
     machine, whole = question.figures, is_countable(graph, bands, context)
     known, store = store_of(machine), store_of(machine) or _assumed(question)
     ways = [step_choices(graph, bands, context, question.value_bytes, s, store.machine) for s in (None, store)]
-    choice, leaving = (_plain(way.choose(budget)) if whole else None for way in ways)
+    choice, leaving = (way.choose(budget) if whole else None for way in ways)
+    kept, blocks = ways[0].kept, blocks_within(question, context, budget)
     place = "the host's memory" if known and machine.has_devices else "a disk"
     basis = f"by the profile {machine.name}" if known else "assumed"
-    blocks = blocks_within(question, context, budget)
-    return {
+    rates = f"{place} of {store.written / 1e9:.3g} GB/s out and {store.read / 1e9:.3g} GB/s in, {basis}"
+    values = {
         "budget": budget,
         "context": list(context),
-        "kept_all": ways[0].kept,
+        "kept_all": kept,
         "whole": whole,
-        "choice": choice,
-        "leaving": leaving,
-        "store": f"{place} of {store.written / 1e9:.3g} GB/s out and {store.read / 1e9:.3g} GB/s in, {basis}",
+        "choice": _plain(choice),
+        "leaving": _plain(leaving),
+        "store": rates,
         "blocks": None if blocks is None else asdict(blocks),
     }
+    line = f"no choice fits; {size(kept)} are needed where everything is kept"
+    if not whole:
+        line = f"not whole: a tensor would have more values than {MOST_VALUES}, to which kernels count"
+    elif choice is not None:
+        again = f", recomputing {', '.join(name for name, _ in choice.items)}" if choice.items else ""
+        line = f"a step: {_words(choice)}, {size(kept)} where everything is kept{again}"
+    lines = [line]
+    if leaving is not None and leaving.away and kept > budget:  # else nothing is to be gained
+        away = f"{len(leaving.away)} tensors, {size(sum(each for _, each in leaving.away))} leave; {_words(leaving)}"
+        lines.append(f"with memory.offload auto, to {rates}: {away}")
+    if blocks is not None and (kept > budget or not whole):
+        lines.append(f"in blocks: {blocks.in_words}")
+    title = f"rebuilding: a training step on {words(context)} px in {size(budget)}"
+    return Part(values, "\n".join([title, *map(wrapped, lines)]))
 
 
 def _assumed(question: RunQuestion) -> Store:
@@ -48,8 +63,8 @@ def _plain(choice: MemoryChoice | None) -> dict[str, Any] | None:
     """Return a choice of a step as plain values, without its policy."""
     if choice is None:
         return None
-    part = asdict(choice) | {"items": [name for name, _ in choice.items], "away": [*map(list, choice.away)]}
-    return {key: value for key, value in part.items() if key != "policy"}
+    of_names = {"items": [name for name, _ in choice.items], "away": [*map(list, choice.away)]}
+    return {"kept": choice.kept, "peak": choice.peak, "extra": choice.extra} | of_names
 
 
 def blocks_within(question: RunQuestion, context: tuple[int, int], budget: int) -> BlockPlan | None:
@@ -66,25 +81,5 @@ def blocks_within(question: RunQuestion, context: tuple[int, int], budget: int) 
     return None
 
 
-def rebuilding_text(part: dict[str, Any]) -> str:
-    """Return a line on each of the ways."""
-    choice, leaving, blocks = part["choice"], part["leaving"], part["blocks"]
-    if not part["whole"]:
-        lines = [f"not whole: a tensor would have more values than {MOST_VALUES}, to which kernels count"]
-    elif choice is None:
-        lines = [f"no choice fits; {size(part['kept_all'])} are needed where everything is kept"]
-    else:
-        again = f", recomputing {', '.join(choice['items'])}" if choice["items"] else ""
-        lines = [f"a step: {_step_words(choice)}, {size(part['kept_all'])} where everything is kept{again}"]
-    if not part["whole"] or part["kept_all"] > part["budget"]:  # else nothing is to be gained
-        if leaving is not None:
-            away = f"{len(leaving['away'])} tensors, {size(sum(each for _, each in leaving['away']))} leave"
-            said = f"{away}; {_step_words(leaving)}" if leaving["away"] else "nothing leaves: that takes longer"
-            lines.append(f"with memory.offload auto, to {part['store']}: {said}")
-        if blocks is not None:
-            lines.append(f"in blocks: {BlockPlan(**blocks).in_words}")
-    return "\n".join(map(wrapped, lines))
-
-
-def _step_words(choice: dict[str, Any]) -> str:
-    return f"{size(choice['peak'])}, {100 * choice['extra']:.2f} % more time"
+def _words(choice: MemoryChoice) -> str:
+    return f"{size(choice.peak)}, {100 * choice.extra:.2f} % more time"

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tiledseg.errors import ConfigError, GeometryError
-from tiledseg.planning.answer.modes import basis_part, better_precision, with_step
+from tiledseg.planning.answer.modes import with_step
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.planning.answer.table import JOB, PROPOSED, beside, idle_words, network_text, precision_words, steps_words
-from tiledseg.planning.answer.text import columns, figures_basis, time_of, words, wrapped, wrapped_lines
+from tiledseg.planning.answer.step import (
+    PROPOSED,
+    PlannedStep,
+    better_precision,
+    epoch_steps,
+    machine_words,
+    network_text,
+    precision_words,
+)
+from tiledseg.planning.answer.text import Part, milliseconds, tabled, time_of, words
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search import FREE, TERMS, Discarded, Priced, Pricing, Searched, search
 from tiledseg.planning.walk.cost_model import disk_of, store_of
-from tiledseg.system.console import counted
 from tiledseg.units import size
 
-_WHY = {
-    "memory": "do not fit the memory",
-    "not exact": "would change what a norm sees",
-    "not possible": "cannot be",
-    "slower": "are slower (most were only estimated)",
-}
-COLUMNS = ("scaling", "gpus", "images_per_step", "step_seconds", "epoch_seconds", "efficiency", "limit", "settings")
 _STUDIES = (
     "strong: the step keeps its images, and the result; weak: its images grow with the GPUs, up to those of an epoch, "
     "in the settings of the first number"
@@ -68,36 +68,67 @@ def with_stores(asked: RunQuestion) -> RunQuestion:
     return replace(asked, store=store_of(machine), blocks=blocks)
 
 
-def _head(question: RunQuestion) -> dict[str, Any]:
-    machine = {"profile": question.figures.name, "measured": question.figures.measured}
-    return basis_part(question, question.ranks) | {"size": list(question.shape), "machine": machine}
+def priced_step(question: RunQuestion, priced: Priced) -> PlannedStep:
+    epoch = epoch_steps(question) * priced.seconds
+    return PlannedStep(question, priced.ranks, priced.memory, priced.seconds, epoch, priced.plan.rebuilt)
 
 
-def _machine(part: dict[str, Any]) -> str:
-    epoch = beside(part | (part["best"] if "best" in part else part["points"])[0])
-    rate = f"; the first row's epoch holds{epoch[1:]}" if epoch else ""
-    return f"machine: {figures_basis(part['machine'])}{rate}"
+def _machine(step: PlannedStep) -> str:
+    rate = f"; the first row's epoch holds{step.beside[1:]}" if step.beside else ""
+    return f"machine: {machine_words(step.question)}{rate}"
 
 
-def search_part(question: RunQuestion, result: Searched, proposed: bool) -> dict[str, Any]:
-    """Return the settings; bytes, milliseconds, seconds an epoch. `proposed`: nobody has set the images of a step."""
-    return _head(question) | {
-        "proposed": proposed,
+def search_part(question: RunQuestion, result: Searched, proposed: bool) -> Part:
+    """Return the settings; bytes, milliseconds, seconds an epoch: a row for each of the best, one for the best of
+    another kind, and the reason. `proposed`: nobody has set the images of a step."""
+    best = [_row(question, each) for each in result.best]
+    other = None if result.other is None else _row(question, result.other)
+    narrow, winner = better_precision(question), priced_step(question, result.winner)
+    values = {
         "network": network_text(question),
+        "size": list(question.shape),
+        "machine": {"profile": question.figures.name, "measured": question.figures.measured},
         "gpus": question.ranks,
+        "images": question.images,
         "images_per_step": question.images_per_step,
         "memory": question.limit,
         "precision": question.precision,
-        "better_precision": better_precision(question),
+        "better_precision": narrow,
         "candidates": result.candidates,
-        "discarded": result.discarded,
-        "best": [row_of(question, each) for each in result.best],
-        "other": None if result.other is None else row_of(question, result.other),
+        "best": best,
+        "other": other,
         "reason": result.reason,
     }
+    rows = [row | {"place": str(place), "chosen": "chosen" * (place == 1)} for place, row in enumerate(best, 1)]
+    if other and other not in best:
+        rows.append(other | {"place": "-", "chosen": "best of another kind"})
+    title = (
+        f"search: {question.images} images of {words(question.shape)} px, {question.images_per_step} a step"
+        f"{PROPOSED * proposed}: {epoch_steps(question)} steps an epoch, on {question.ranks} GPUs of "
+        f"{size(question.memory)}; all rows fit"
+    )
+    columns = {
+        "#": lambda row: row["place"],
+        "step": lambda row: time_of(row["milliseconds"]),
+        "epoch": lambda row: time_of(1000 * row["epoch_seconds"]),
+        "computing": lambda row: time_of(row["milliseconds"] - _talking(row) - row["by_term"]["waiting"]),
+        "communication": lambda row: time_of(_talking(row)),
+        "waiting": lambda row: time_of(row["by_term"]["waiting"]),
+        "memory": lambda row: size(row["memory"]),
+        "": _remarks,
+    }
+    below = [
+        _machine(winner),
+        f"network: {network_text(question).replace(chr(10), ', ')}",
+        f"precision: {precision_words(question)}{f'; --precision {narrow} takes less time' if narrow else ''}",
+        f"{result.candidates:,} settings, most of which were only estimated",
+        f"choice: {result.reason}",
+        f"GPUs: {winner.gpu_words}",
+    ]
+    return Part(values, tabled(title, rows, columns, below))
 
 
-def row_of(question: RunQuestion, priced: Priced) -> dict[str, Any]:
+def _row(question: RunQuestion, priced: Priced) -> dict[str, Any]:
     candidate, plan = priced.candidate, priced.plan
     return {
         "settings": candidate.in_words,
@@ -108,8 +139,8 @@ def row_of(question: RunQuestion, priced: Priced) -> dict[str, Any]:
         "recomputes": plan.rebuilt is not None or candidate.parallel.recompute[0] != "never",
         "ranks": priced.ranks,
         "milliseconds": round(1000 * priced.seconds, 6),
-        "epoch_seconds": round(-(-question.images // question.images_per_step) * priced.seconds, 6),
-        "by_term": {name: round(1000 * seconds, 4) for name, seconds in zip(TERMS, priced.time, strict=True)},
+        "epoch_seconds": round(epoch_steps(question) * priced.seconds, 6),
+        "by_term": {name: milliseconds(seconds) for name, seconds in zip(TERMS, priced.time, strict=True)},
         "memory": priced.memory,
     }
 
@@ -123,47 +154,16 @@ def memory_keys(question: RunQuestion, priced: Priced) -> dict[str, Any]:
     return {"offload": "auto"} | ({"store": "host"} if question.figures.has_devices else {})
 
 
-def search_table(part: dict[str, Any]) -> str:
-    """Return a row for each of the best, one for the best of another kind, the discarded settings, and the reason."""
-    rows: list[tuple[str, ...]] = [("#", "step", "epoch", "computing", "communication", "waiting", "memory", "")]
-    for place, row in enumerate(part["best"], 1):
-        rows.append(_cells(str(place), row, "chosen" * (place == 1)))
-    if part["other"] and part["other"] not in part["best"]:
-        rows.append(_cells("-", part["other"], "best of another kind"))
-    why = ", ".join(f"{count:,} {_WHY[word]}" for word, count in part["discarded"].items())
-    gain = "half the memory, and less" if part["precision"] in ("fp32", "fp64") else "less"
-    other = f"; --precision {part['better_precision']} takes {gain} time" if part["better_precision"] else ""
-    remarks = [
-        _machine(part),
-        f"precision: {precision_words(part['precision'], part)}{other}",
-        f"{part['candidates']:,} settings: {why or 'all are above'}",
-        f"choice: {part['reason']}",
-    ]
-    busy, images = part["best"][0]["ranks"], f"{part['images']} images of {words(part['size'])} px"
-    nodes = f"{counted(-(-busy // part['gpus_per_node']), 'node')} of {part['gpus_per_node']}"
-    remarks += [f"GPUs: {busy:,} at work, on {nodes}{idle_words({**part, 'gpus': busy})}", f"job: {JOB}"]
-    title = (
-        f"search: {images}, {part['images_per_step']} a step{PROPOSED * part['proposed']}: "
-        f"{steps_words(part)} an epoch, on {part['gpus']} GPUs of "
-        f"{size(part['memory'])}; all rows fit"
-    )
-    network = wrapped_lines(part["network"])
-    return "\n".join([wrapped(title, ""), *network, "", columns(rows), *map(wrapped, remarks)])
+def _talking(row: Mapping[str, Any]) -> float:
+    return row["by_term"]["messages"] + row["by_term"]["all_reduce"]
 
 
-def _cells(place: str, row: dict[str, Any], remark: str) -> tuple[str, ...]:
-    terms, keys = row["by_term"], row["memory_keys"]
-    talking = terms["messages"] + terms["all_reduce"]
-    parts = row["milliseconds"] - talking - terms["waiting"], talking, terms["waiting"]
+def _remarks(row: Mapping[str, Any]) -> str:
+    keys = row["memory_keys"]
     host = f"memory.offload auto, memory.store host for {size(row['away'])}"
     away = host if "store" in keys else "a store" if keys else ""
-    remarks = ", ".join(filter(None, (remark, "recomputing" if row["recomputes"] else "", away)))
-    return (
-        place,
-        *map(time_of, (row["milliseconds"], 1000 * row["epoch_seconds"], *parts)),
-        size(row["memory"]),
-        f"{row['settings']}{': ' * bool(remarks)}{remarks}",
-    )
+    remarks = ", ".join(filter(None, (row["chosen"], "recomputing" if row["recomputes"] else "", away)))
+    return f"{row['settings']}{': ' * bool(remarks)}{remarks}"
 
 
 class Point(NamedTuple):
@@ -220,39 +220,39 @@ def parse_range(text: str) -> tuple[int, ...]:
     return (*(first << power for power in range(20) if first << power < last), last)
 
 
-def scaling_part(question: RunQuestion, numbers: tuple[int, ...]) -> dict[str, Any]:
-    """Return seconds of a step and of an epoch; efficiency 1 at the first number."""
-    studies = scaling(question, numbers, question.figures.ranks_per_host)
-    rows = []
+def scaling_part(question: RunQuestion, numbers: tuple[int, ...]) -> Part:
+    """Return strong, then weak scaling, a row for each number: seconds of a step and of an epoch; efficiency 1 at the
+    first number."""
+    studies, rows = scaling(question, numbers, question.figures.ranks_per_host), list[dict[str, Any]]()
     for name, point in ((name, point) for name, study in studies.items() for point in study if len(study) > 1):
-        seconds = point.priced.seconds
-        epoch = -(-question.images // point.images) * seconds
-        figures = point.ranks, point.images, round(seconds, 6), round(epoch, 6), round(point.efficiency, 4)
-        values = name, *figures, point.limit or "", point.priced.candidate.in_words
-        rows.append(dict(zip(COLUMNS, values, strict=True)))
-    return _head(question) | {"points": rows}
-
-
-def scaling_table(part: dict[str, Any]) -> str:
-    """Return strong, then weak scaling: a row for each number."""
-    rows = [("scaling", "GPUs", "images a step", "step", "epoch", "efficiency", "")]
-    for row in part["points"]:
-        limit = f"; limited by {row['limit']}" if row["limit"] else ""
-        rows.append(
-            (
-                row["scaling"],
-                f"{row['gpus']:,}",
-                f"{row['images_per_step']:,}",
-                time_of(1000 * row["step_seconds"]),
-                time_of(1000 * row["epoch_seconds"]),
-                f"{100 * row['efficiency']:.1f} %",
-                row["settings"] + limit,
-            )
-        )
-    images = f"{part['images']} images of {words(part['size'])} px"
-    title = wrapped(f"scaling: {images} an epoch; efficiency 1 is that of the first number", "")
-    remarks, most = [_machine(part), _STUDIES], {row["scaling"]: row["gpus"] for row in part["points"]}
+        seconds, steps = point.priced.seconds, -(-question.images // point.images)
+        values = {
+            "scaling": name,
+            "gpus": point.ranks,
+            "images_per_step": point.images,
+            "step_seconds": round(seconds, 6),
+            "epoch_seconds": round(steps * seconds, 6),
+            "efficiency": round(point.efficiency, 4),
+            "limit": point.limit or "",
+            "settings": point.priced.candidate.in_words,
+        }
+        rows.append(values)
+    columns = {
+        "scaling": lambda row: row["scaling"],
+        "GPUs": lambda row: f"{row['gpus']:,}",
+        "images a step": lambda row: f"{row['images_per_step']:,}",
+        "step": lambda row: time_of(1000 * row["step_seconds"]),
+        "epoch": lambda row: time_of(1000 * row["epoch_seconds"]),
+        "efficiency": lambda row: f"{100 * row['efficiency']:.1f} %",
+        "": lambda row: row["settings"] + (f"; limited by {row['limit']}" if row["limit"] else ""),
+    }
+    first = studies["strong"][0].priced
+    below, most = [_machine(priced_step(question, first)), _STUDIES], {row["scaling"]: row["gpus"] for row in rows}
     if most.get("weak") != most["strong"]:
         ends = f"weak scaling ends at {most['weak']:,} GPUs" if "weak" in most else "there is no weak scaling"
-        remarks.append(f"{ends}: with more GPUs a step would have more images than an epoch; give more --images")
-    return "\n".join([title, columns(rows), *map(wrapped, remarks)])
+        below.append(f"{ends}: with more GPUs a step would have more images than an epoch; give more --images")
+    images = f"{question.images} images of {words(question.shape)} px"
+    title = f"scaling: {images} an epoch; efficiency 1 is that of the first number"
+    machine = {"profile": question.figures.name, "measured": question.figures.measured}
+    values = {"size": list(question.shape), "images": question.images, "machine": machine, "points": rows}
+    return Part(values, tabled(title, rows, columns, below))

@@ -1,14 +1,62 @@
-"""Figures as words, and lines of plain text of at most 80 columns."""
+"""Figures as words, parts of an answer as values and as lines of plain text of at most 80 columns."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tiledseg.units import size
 
 WIDTH = 80
 _COUNTS = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
-Row = tuple[str, str, str]  # label, value, unit or remark
+
+
+class Row(NamedTuple):
+    """A figure of a part: its key in JSON ("exact.bytes" lies in a map "exact") and its value. Its line of text, if it
+    has a `label`: the value by a `form` (of `format`; B: bytes, #: a count with a prefix), and a remark."""
+
+    key: str
+    value: Any
+    label: str = ""
+    form: str = ""
+    remark: str = ""
+
+
+class Part(NamedTuple):
+    """A part of an answer: its values as JSON has them, and the same as text."""
+
+    values: dict[str, Any]
+    text: str
+
+
+def listed(title: str, rows: Sequence[Row], below: Sequence[str] = ()) -> Part:
+    """Return the part with a line for each row that has a label: labels to the left, values to the right."""
+    values, cells = dict[str, Any](), list[tuple[str, str, str]]()
+    for key, value, label, form, remark in rows:
+        outer, _, inner = key.rpartition(".")
+        (values.setdefault(outer, {}) if outer else values)[inner] = value
+        number, prefix = words(value), ""
+        if form in ("B", "#"):
+            number, prefix = size(value).split() if form == "B" else count_parts(value)
+        elif form:
+            number = format(value, form)
+        cells += [(label, number, f"{prefix} {remark}".strip())] if label else []
+    labels, numbers = (max(len(row[i]) for row in cells) for i in range(2))
+    lines = (f"{label.ljust(labels)}  {number.rjust(numbers)}  {remark}" for label, number, remark in cells)
+    text = [title, *(wrapped(line, other=" " * (labels + numbers + 6)) for line in lines), *map(wrapped, below)]
+    return Part(values, "\n".join(text))
+
+
+def tabled(
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    shown: Mapping[str, Callable[[Mapping[str, Any]], str]],
+    below: Sequence[str] = (),
+) -> str:
+    """Return a title, a table of the rows whose columns are `shown` so, and lines below it."""
+    cells = [tuple(shown), *(tuple(show(row) for show in shown.values()) for row in rows)]
+    return "\n".join([wrapped(title, ""), columns(cells), *map(wrapped, below)])
 
 
 def wrapped(text: str, first: str = "  ", other: str = "    ") -> str:
@@ -19,13 +67,6 @@ def wrapped(text: str, first: str = "  ", other: str = "    ") -> str:
 def wrapped_lines(text: str) -> list[str]:
     """Break each line of a text into lines."""
     return [part for line in text.splitlines() for part in wrapped(line, "", "").splitlines()]
-
-
-def aligned(rows: Sequence[Row]) -> str:
-    """Return a line a row: labels to the left, values to the right, remarks after them."""
-    labels, values = (max(len(row[i]) for row in rows) for i in range(2))
-    lines = (f"{label.ljust(labels)}  {value.rjust(values)}  {remark}" for label, value, remark in rows)
-    return "\n".join(wrapped(line, other=" " * (labels + values + 6)) for line in lines)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
@@ -66,9 +107,3 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * unit:
             return f"{seconds / unit:.3g} {word}"
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.4g} ms"
-
-
-def figures_basis(machine: dict[str, Any]) -> str:
-    """Return the source of a machine's figures."""
-    basis = "measured" if machine["measured"] else "by datasheets and assumed shares of them, not measured"
-    return f"{machine['profile']}, {basis}"

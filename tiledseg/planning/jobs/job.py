@@ -12,16 +12,19 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiledseg.errors import ConfigError
+from tiledseg.planning.walk.mode_cost import fusion_word
 from tiledseg.system.console import counted
 
 if TYPE_CHECKING:
+    from tiledseg.planning.answer.modes import ModePlans
     from tiledseg.planning.answer.report import Planned
-    from tiledseg.planning.answer.table import Part
+    from tiledseg.planning.answer.step import PlannedStep
+    from tiledseg.planning.run.plan import RunPlan
     from tiledseg.planning.run.question import RunQuestion
     from tiledseg.planning.search import Priced
 
@@ -77,15 +80,14 @@ def find_site(system: str, name: str) -> Site:
 
 
 class Job(NamedTuple):
-    """Ranks on `nodes` with `per_node` each, of `gpus`; flags of `train`, lines that say what they do, and those among
-    them that warn. `memory`: bytes of a GPU, if known."""
+    """Ranks on `nodes` with `per_node` each, of `gpus`; flags of `train`, and lines that say what they do; bytes of a
+    GPU, if known."""
 
     nodes: int
     per_node: int
     gpus: int
     flags: Sequence[str]
     about: Sequence[str]
-    warnings: Sequence[str]
     memory: int | None
 
 
@@ -96,22 +98,21 @@ def planned_job(question: RunQuestion, planned: Planned, budget: int | None, hal
     nodes. Raises ConfigError where no mode was chosen, or GPUs do not suffice for one image.
     """
     assert planned.tiling is not None, "the command refuses other strides"
-    part = dict(planned.answer["summary"])
+    assert planned.modes is not None, "a tiling has modes"
     grid = planned.tiling.grid
     gpus, node_gpus = question.ranks or math.prod(grid), question.figures.ranks_per_host
     keys = {"tiling.grid": grid, **_precision(question), "memory.budget": budget}
     keys["memory.recompute"] = None if question.recompute == "auto" else question.recompute
-    if planned.pipeline is None:
-        ranks, more, words, row = _mode(planned.answer["modes"], halo, question.images_per_step, gpus, node_gpus)
-        if (row["mode"], row["fusion"]) != (part["mode"], part["fusion"]):
-            part |= {"memory": row["memory_rank"], "fits": row.get("fits"), "recomputed": 0}
-        longer = row["milliseconds"] / part["milliseconds"]
-        if "train.images_per_step" in more and row["mode"] == "read":  # fewer ranks take more turns
+    if planned.pipeline is None or planned.step is None:
+        plan = _plan_of(planned.modes, halo)
+        ranks, more, words = _mode(planned.modes, plan, question.images_per_step, gpus, node_gpus)
+        step = planned.modes.step(plan)
+        if "train.images_per_step" in more and plan.cost.mode == "read":  # fewer ranks take more turns
             tiles = question.images_per_step * math.prod(grid)
-            longer *= -(-tiles // ranks) / -(-tiles // part["gpus"])
-        part |= {name: part[name] * longer for name in ("milliseconds", "epoch_seconds")}
+            longer = -(-tiles // ranks) / -(-tiles // step.gpus)
+            step = replace(step, seconds=step.seconds * longer, epoch_seconds=step.epoch_seconds * longer)
     elif halo in (None, "read"):
-        case = planned.pipeline.case
+        case, step = planned.pipeline.case, planned.step
         ranks = _full(gpus, case.stages, node_gpus)
         more = {
             "parallel.halo": "read",
@@ -127,13 +128,12 @@ def planned_job(question: RunQuestion, planned: Planned, budget: int | None, hal
         raise ConfigError(f"--halo is {halo}, but the plan of --stages is in mode read; leave one of them out")
     flags = [*_flags({key: value for key, value in keys.items() if value is not None}), *_flags(more)]
     words = f": {grid[0]} x {grid[1]} tiles an image, {words}."
-    return _job(question, ranks, gpus, flags, words, part)
+    return _job(replace(step, question=question, gpus=ranks), gpus, flags, words)
 
 
 def searched_job(question: RunQuestion, priced: Priced) -> Job:
     """Return the job of the winner of a search, on the GPUs that it keeps busy."""
-    from tiledseg.planning.answer.modes import basis_part
-    from tiledseg.planning.answer.search import memory_keys, row_of
+    from tiledseg.planning.answer.search import memory_keys, priced_step
 
     memory, images = memory_keys(question, priced), question.images_per_step
     keys: dict[str, Any] = {"tiling.grid": priced.candidate.grid, "parallel.halo": priced.candidate.parallel.halo}
@@ -144,21 +144,16 @@ def searched_job(question: RunQuestion, priced: Priced) -> Job:
     keys |= {"train.tiles_per_step": "null", "train.images_per_step": images}
     words = f", {counted(images, 'image')} a step: {priced.candidate.in_words}."
     may_idle = priced.candidate.parallel.mesh is not None or priced.candidate.parallel.stages > 1
-    row, again = row_of(question, priced), priced.plan.rebuilt
-    part = basis_part(question, priced.ranks) | {key: row[key] for key in ("memory", "milliseconds", "epoch_seconds")}
-    part |= {"fits": True, "recomputed": len(again.items) if again else 0}
-    part |= {"recompute_percent": 100 * again.extra if again else 0}
-    return _job(question, priced.ranks, question.ranks, _flags(keys), words, part, may_idle)
+    return _job(priced_step(question, priced), question.ranks, _flags(keys), words, may_idle)
 
 
-def _job(
-    question: RunQuestion, ranks: int, gpus: int, flags: Sequence[str], words: str, part: Part, may_idle: bool = False
-) -> Job:
-    """Return the job of so many ranks, as many on each node, at most its GPUs; `part`: figures as of a summary. Where
-    this takes more nodes than `gpus` fill and ranks may idle, nodes are full, and some ranks too many."""
-    from tiledseg.planning.answer.table import beside, idle_words, memory_words, network_text
+def _job(step: PlannedStep, gpus: int, flags: Sequence[str], words: str, may_idle: bool = False) -> Job:
+    """Return the job of a step's ranks, as many on each node, at most its GPUs. Where this takes more nodes than `gpus`
+    fill and ranks may idle, nodes are full, and some ranks too many."""
+    from tiledseg.planning.answer.step import machine_words, network_text, slow_precision
     from tiledseg.planning.answer.text import duration
 
+    question, ranks = step.question, step.gpus
     node_gpus = question.figures.ranks_per_host
     most = min(node_gpus, ranks)
     per_node = next(each for each in range(most, 0, -1) if ranks % each == 0)
@@ -166,51 +161,48 @@ def _job(
     if may_idle and nodes > -(-gpus // node_gpus):
         nodes, per_node = -(-ranks // most), most
         idle, flags = f", {nodes * per_node - ranks} of them idle", [*flags, "--parallel.idle_ranks true"]
-    title = f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{idle}{words}"
-    part = {**part, "gpus": ranks}
-    warnings = [f"GPUs: {ranks} at work{idle_words(part)}."] if idle_words(part) else []
-    warnings += [f"Precision: {part['slow_precision']}."] if part["slow_precision"] else []
-    network, step = network_text(question).replace("\n", ", "), duration(part["milliseconds"] / 1000)
-    epoch = f"an epoch {duration(part['epoch_seconds'])} for {counted(part['images'], 'image')}{beside(part)}"
+    network = network_text(question).replace("\n", ", ")
     policy = f"recompute {question.recompute}; " if question.recomputes else "all tensors are kept; "
     about = [
-        title,
+        f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{idle}{words}",
         f"Planned for {network}, {question.precision}: the configuration must have the same.",
-        f"Memory: {'' if part['recomputed'] else policy}{memory_words(part)}.",
-        f"Predicted: a step {step}, {epoch}; {part['machine']}.",
-        *warnings,
+        f"Memory: {'' if step.rebuilt and step.rebuilt.items else policy}{step.memory_words}.",
+        f"Predicted: a step {duration(step.seconds)}, an epoch {step.epoch_words()}; {machine_words(step.question)}.",
+        *([f"GPUs: {step.gpu_words}."] if question.ranks > ranks else []),
+        *([f"Precision: {slow}."] if (slow := slow_precision(question)) else []),
     ]
-    return Job(nodes, per_node, node_gpus, flags, about, warnings, question.limit)
+    return Job(nodes, per_node, node_gpus, flags, about, question.limit)
 
 
 def _precision(question: RunQuestion) -> dict[str, Any]:
     return {"train.precision": question.precision} if question.precision != "fp32" else {}
 
 
-def _mode(
-    modes: Mapping[str, Any], halo: str | None, images: int, gpus: int, per_node: int
-) -> tuple[int, dict[str, Any], str, Mapping[str, Any]]:
-    """Return ranks, keys, a description and the costs of a run in that mode, or the one that was chosen. `images`: of a
-    step, 0 for as many as the GPUs take."""
-    chosen, image = modes["choice"], modes["ranks"]
-    mode = halo or chosen["mode"]
-    if mode is None:
-        raise ConfigError(f"--emit needs a halo mode that fits, but {chosen['reason']}")
-    row = next(row for row in modes["costs"] if row["mode"] == mode)
-    if not row["possible"]:
-        raise ConfigError(f"--halo is {mode}, but {row['reason']}")
-    if not row["exact"]:
+def _plan_of(modes: ModePlans, halo: str | None) -> RunPlan:
+    """Return the plan in that mode, or in the one that was chosen."""
+    if halo is None and (modes.best is None or not modes.fitting):
+        raise ConfigError(f"--emit needs a halo mode that fits, but {modes.reason}")
+    if halo in modes.impossible:
+        raise ConfigError(f"--halo is {halo}, but {modes.impossible[halo]}")
+    plan = next((plan for plan in modes.plans if plan.cost.mode == halo), modes.best)
+    if plan not in modes.exact or plan is None:
         raise ConfigError(
-            f"--halo is {mode}, which is not exact here; leave it out, and the plan chooses a mode that is"
+            f"--halo is {halo}, which is not exact here; leave it out, and the plan chooses a mode that is"
         )
-    group, ranks = 1 if mode == "read" else image, min(gpus, images * image or gpus)
-    ranks = _full(ranks, group, per_node)
+    return plan
+
+
+def _mode(modes: ModePlans, plan: RunPlan, images: int, gpus: int, per_node: int) -> tuple[int, dict[str, Any], str]:
+    """Return ranks, keys and a description of a run by that plan. `images`: of a step, 0 for all that GPUs take."""
+    mode, fusion, mesh = plan.cost.mode, fusion_word(plan.cost.fusion), modes.mesh or modes.tiling.grid
+    image = math.prod(mesh)
+    ranks = _full(min(gpus, images * image or gpus), 1 if mode == "read" else image, per_node)
     if mode == "read" and not images:
-        return ranks, {"parallel.halo": mode, "train.tiles_per_step": ranks}, "one a GPU", row
-    keys = {"parallel.halo": mode} | ({} if mode == "read" else {"parallel.mesh": modes["mesh"]})
-    keys |= {"parallel.fusion": row["fusion"]} if row["fusion"] not in (None, 1) else {}
+        return ranks, {"parallel.halo": mode, "train.tiles_per_step": ranks}, "one a GPU"
+    keys: dict[str, Any] = {"parallel.halo": mode} | ({} if mode == "read" else {"parallel.mesh": list(mesh)})
+    keys |= {"parallel.fusion": fusion} if fusion not in (None, 1) else {}
     keys |= {"train.tiles_per_step": "null", "train.images_per_step": images or ranks // image}
-    return ranks, keys, "dealt out" if mode == "read" else f"{image} GPUs share one in mode {mode}", row
+    return ranks, keys, "dealt out" if mode == "read" else f"{image} GPUs share one in mode {mode}"
 
 
 def _full(gpus: int, group: int, per_node: int) -> int:

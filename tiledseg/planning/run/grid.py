@@ -51,7 +51,7 @@ def choose_grid(
     )
     if max(finest) > MOST_TILES_A_SIDE:
         raise too_many
-    trials = itertools.count()
+    trials, longest = itertools.count(), max(LONGEST_TILE, max(raster) / max(1, min(raster)))
 
     @cache
     def contexts(dim: int, parts: int) -> tuple[int, int]:
@@ -67,7 +67,8 @@ def choose_grid(
         """Return the pixels that a grid computes in all; None where it is not acceptable."""
         if next(trials) > MOST_TRIALS or step_bytes.cache_info().misses > MOST_STEPS:
             raise too_many
-        if not is_compact(raster, (rows, cols)):
+        sides = raster[0] / rows, raster[1] / cols
+        if max(sides) > longest * min(sides):
             return None
         (height, along), (width, across) = contexts(0, rows), contexts(1, cols)
         fits = is_countable(graph, bands, (height, width)) and step_bytes(height, width) <= memory_bytes
@@ -79,34 +80,22 @@ def choose_grid(
     )
     check_countable([largest_tensor(graph, bands, (height, width))], "use a smaller network")
     if step_bytes(height, width) > memory_bytes:
-        narrow = bytes_per_value > 2 and training_memory(graph, bands, (height, width), 2).total <= memory_bytes
         raise GeometryError(
             f"a training step on the smallest context of {height} x {width} pixels needs "
-            f"{size(step_bytes(height, width))}, but the memory is {size(memory_bytes)}; use a smaller network"
-            f"{', precision bf16 or fp16,' if narrow else ''} or a device with more memory"
+            f"{size(step_bytes(height, width))}, but the memory is {size(memory_bytes)}; use a smaller network, a "
+            "narrower precision, or a device with more memory"
         )
     wanted, most = min(least_tiles, math.prod(finest)), math.prod(finest)
     best, grid = (most + 1, 0, 0), finest
-    longest = longest_tile(raster) * raster[1] / max(1, raster[0])
+    widest = longest * raster[1] / max(1, raster[0])
     for rows in range(1, finest[0] + 1):
-        for cols in range(math.ceil(wanted / rows), min(finest[1], best[0] // rows, int(longest * rows) + 1) + 1):
+        for cols in range(math.ceil(wanted / rows), min(finest[1], best[0] // rows, int(widest * rows) + 1) + 1):
             computed = pixels(rows, cols)
             if computed is not None:
                 if (rows * cols, computed, cols) < best:
                     best, grid = (rows * cols, computed, cols), (rows, cols)
                 break
     return grid
-
-
-def is_compact(shape: tuple[int, int], grid: Grid) -> bool:
-    """Return True if no tile is longer than twice its width, or than the raster is in proportion."""
-    sides = shape[0] / grid[0], shape[1] / grid[1]
-    return max(sides) <= longest_tile(shape) * min(sides)
-
-
-def longest_tile(shape: tuple[int, int]) -> float:
-    """Return the most that a tile's length may be times its width."""
-    return max(LONGEST_TILE, max(shape) / max(1, min(shape)))
 
 
 def near_squares(shape: tuple[int, int], finest: Grid, most: int, count: int) -> list[Grid]:
@@ -146,8 +135,7 @@ def finer_grid(tiling: Tiling, graph: Graph, bands: int, memory_bytes: int, byte
     try:
         rows, cols = choose_grid(tiling.raster, graph, tiling.footprint, memory_bytes, bytes_per_value, 1, bands)
     except GeometryError:
-        narrow = bytes_per_value > 2 and finer_grid(tiling, graph, bands, memory_bytes, 2).startswith("use")
-        return f"no grid does; use {'precision bf16 or fp16, or ' if narrow else ''}a smaller network"
+        return "no grid does; use a smaller network or a narrower precision"
     return f"use --grid {rows} {cols}"
 
 
