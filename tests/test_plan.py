@@ -134,11 +134,16 @@ def test_a_refusal_names_a_grid_that_does(capsys: pytest.CaptureFixture[str], gi
 
 
 def test_table_shows_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--size 10000 --grid 8 --gpu-memory 3GiB --images 100 --gpus 1200 --show all"
-    assert main(flags.split()) == 0
-    text = capsys.readouterr().out
-    titles = [line.split(":")[0] for line in text.splitlines() if line and line[0] != " " and ": " in line[:12]]
-    assert titles == ["network", "memory", "modes", "cluster", "exact", "paper"]
+    flags = "--size 10000 --grid 8 --gpu-memory 3GiB --images 100 --gpus 1200"
+    texts = []
+    for show in ("", " --show memory,modes", " --show all"):
+        assert main(f"{flags}{show}".split()) == 0
+        texts.append(capsys.readouterr().out)
+    plain, some, text = texts
+    assert some.startswith(plain.rstrip("\n"))
+    assert text.startswith(plain.rstrip("\n"))
+    assert re.findall(r"^(\w+): ", some, re.MULTILINE) == ["memory", "modes"]
+    assert re.findall(r"^(\w+): ", text, re.MULTILINE) == ["network", "memory", "modes", "cluster", "exact", "paper"]
     for words in ("92", "1250", "1434", "1.3161", "1.2944", "94", "1264 x 1264", "1440 x 1440", "1.2869", "10.67",
                   "31,032,386", "88.9", "does NOT fit", "46.57 MiB", "759.8 ms", "in mode read",
                   "no mode fits"):  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
@@ -102,14 +101,3 @@ def test_an_epoch_is_without_reading_where_reading_has_time(capsys: pytest.Captu
     steps = -(-3 // part["images_per_step"])
     rates = f"{rate:.2f} GB/s of uint8, {2 * rate:.2f} GB/s of uint16"
     assert f"for 3 images in {steps} steps, if all GPUs together read {rates}" in line
-
-
-def test_sections_follow(capsys: pytest.CaptureFixture[str]) -> None:
-    plain, some, every = (
-        printed(capsys, f"{SMALL} --grid 4{show}") for show in ("", " --show memory,modes", " --show all")
-    )
-    assert some.startswith(plain.rstrip("\n"))
-    assert every.startswith(plain.rstrip("\n"))
-    titles = {text: re.findall(r"^(\w+): ", text, re.MULTILINE) for text in (some, every)}
-    assert titles[some] == ["memory", "modes"]
-    assert titles[every] == ["network", "memory", "modes", "cluster", "exact", "paper"]

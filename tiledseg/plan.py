@@ -85,12 +85,8 @@ def _parser() -> Parser:
         metavar="Q",
         help="Q, or rows and columns of tiles, or auto (default where a memory is known; else 8)",
     )
-    raster.add_argument(
-        "--window", type=int, metavar="N", help="side of crops (px), by which --build is mapped, not traced"
-    )
-    raster.add_argument(
-        "--overlap", type=float, metavar="PART", help="share of a side that crops of --window have in common"
-    )
+    raster.add_argument("--window", type=int, metavar="N", help="side of crops (px) that map --build where not traced")
+    raster.add_argument("--overlap", type=float, metavar="PART", help="share of a side that crops have in common")
     raster.add_argument("--bands", type=int, default=4, help="input bands (default 4)")
     raster.add_argument("--classes", type=int, default=2, help="classes (default 2)")
     model = parser.add_argument_group("network")

@@ -31,8 +31,7 @@ from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import ChannelDropout, DropoutKey
 from tiledseg.models.network import GraphNetwork
-from tiledseg.planning.answer.step import network_text
-from tiledseg.planning.answer.text import wrapped
+from tiledseg.planning.answer.text import network_text, wrapped
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.tracing.build import network_modules

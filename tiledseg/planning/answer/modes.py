@@ -11,8 +11,7 @@ from tiledseg.config.parallel import HALO_MODES
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.answer.step import PlannedStep, epoch_steps, machine_words
-from tiledseg.planning.answer.text import Part, milliseconds, tabled, time_of
+from tiledseg.planning.answer.text import Part, PlannedStep, epoch_steps, machine_words, milliseconds, tabled, time_of
 from tiledseg.planning.run.grid import finer_grid
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion

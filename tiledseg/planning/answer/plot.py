@@ -14,7 +14,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import paper_efficiency, paper_efficiency_linear, paper_halo, paper_shrink
 from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid, tiling_efficiency
-from tiledseg.planning.answer.step import heading
+from tiledseg.planning.answer.text import heading
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.system.files import replacing
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,18 +27,37 @@ from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling, tiling_ef
 from tiledseg.planning.answer.modes import ModePlans, mode_plans, modes_part
 from tiledseg.planning.answer.rebuilding import blocks_within, rebuilding_part
 from tiledseg.planning.answer.stages import stage_pipeline, stages_part
-from tiledseg.planning.answer.step import PlannedStep, heading
-from tiledseg.planning.answer.summary import staged_step, summary_part
-from tiledseg.planning.answer.text import Part, Row, listed, wrapped, wrapped_lines
+from tiledseg.planning.answer.text import (
+    PROPOSED,
+    Part,
+    PlannedStep,
+    Row,
+    better_precision,
+    duration,
+    heading,
+    listed,
+    machine_words,
+    milliseconds,
+    precision_words,
+    words,
+    wrapped,
+    wrapped_lines,
+)
 from tiledseg.planning.run.grid import check_tiles, finer_grid
 from tiledseg.planning.run.pipeline import StagedPipeline
 from tiledseg.planning.run.plan import run_grid
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism, exact_modes
 from tiledseg.planning.walk.cost import layer_costs
+from tiledseg.planning.walk.mode_cost import fusion_word, mode_words
 from tiledseg.planning.walk.step_memory import training_memory
+from tiledseg.system.console import counted
+from tiledseg.units import size
 
 MOST_TILES = 2**15  # some 0.3 ms each
+SHORTER = 0.98  # times the epoch: what saves less is not named
+MOST_HEADING = 4  # lines of the raster and the network
+_LABEL = 11  # columns of the name of a line
 ALWAYS_SHOWN = "summary", "stages", "windows", "rebuilding"  # only the plans have these that ask for them
 
 
@@ -104,19 +124,19 @@ def formula(question: RunQuestion, stride: int) -> Planned:
 def plan_tiling(question: RunQuestion, budget: int | None = None) -> Tiling:
     """Return the tiling of the given grid, or of the one that fits the memory. Kernels take its tiles whole, unless the
     `budget` of a step takes them in blocks."""
-    graph, size, grid = question.graph, question.shape, question.grid
+    graph, shape, grid = question.graph, question.shape, question.grid
     footprint = network_footprint(graph)
     if grid is None:  # of a run in the first of the halo modes that can be exact on several tiles
         ranks = -(-max(1, question.ranks) // question.images)  # tiles of an image that give every GPU one
         asked = replace(question, ranks=ranks, parallel=Parallelism(halo=exact_modes(graph, tiles=2)[0]))
         grid = run_grid(asked, footprint, question.rasters[0])
-    finest = finest_grid(size, footprint)
+    finest = finest_grid(shape, footprint)
     if math.prod(grid) > MOST_TILES and grid[0] <= finest[0] and grid[1] <= finest[1]:
         raise ConfigError(
             f"--grid is {grid[0]} x {grid[1]}, {math.prod(grid)} tiles, but plan computes {MOST_TILES} at most; "
             "give a part of the raster as --size, with a grid in proportion"
         )
-    tiling = make_tiling(size, grid, footprint)
+    tiling = make_tiling(shape, grid, footprint)
     if budget is None or blocks_within(question, tiling.context_max, budget) is None:
         check_tiles(tiling, graph, question.network.bands, question.memory, question.value_bytes)
     return tiling
@@ -125,20 +145,20 @@ def plan_tiling(question: RunQuestion, budget: int | None = None) -> Tiling:
 def paper_part(question: RunQuestion, grid: tuple[int, int], stride: int = 1) -> dict[str, Part]:
     """Return the paper's d, epsilon, T', T and E, with its P = 0; for sides that differ, lengths are [rows, cols].
     Nothing where the network is no U-Net of the paper's kind: its formula is about nothing else."""
-    network, size = question.network, question.shape
+    network, shape = question.network, question.shape
     if not isinstance(network, UNet):
         return {}
-    shrink = paper_shrink(network.kernel, stride, size=max(size))
+    shrink = paper_shrink(network.kernel, stride, size=max(shape))
     halo = paper_halo(network.levels, network.convs_per_level, shrink)
-    tile = size[0] / grid[0], size[1] / grid[1]
-    linear = round(paper_efficiency_linear(size, grid, halo), 4)
+    tile = shape[0] / grid[0], shape[1] / grid[1]
+    linear = round(paper_efficiency_linear(shape, grid, halo), 4)
     rows = [
         Row("shrink", _number(shrink), "d, taken off by a convolution", "", "px"),
         Row("halo", _number(halo), "halo epsilon", "", "px"),
         Row("tile", _number(*tile), "tile T'", "", "px"),
         Row("context", _number(*(side + 2 * halo for side in tile)), "context T = T' + 2 epsilon", "", "px"),
         Row(
-            "efficiency", round(paper_efficiency(size, grid, halo), 4), "efficiency E = T^2 / T'^2", ".4f", "ideally 1"
+            "efficiency", round(paper_efficiency(shape, grid, halo), 4), "efficiency E = T^2 / T'^2", ".4f", "ideally 1"
         ),
         Row("efficiency_linear", linear, "its linear form", ".4f"),
     ]
@@ -254,3 +274,87 @@ def _number(*values: float) -> int | float | list[int | float]:
     """Return a whole number as an int, any other to two decimals; a list of two where they differ."""
     rounded = [int(value) if value == int(value) else round(value, 2) for value in values]
     return rounded if values[0] != values[-1] else rounded[0]
+
+
+def staged_step(question: RunQuestion, part: dict[str, Any], tiles: int) -> tuple[PlannedStep, int]:
+    """Return the step of as many pipelines as there are GPUs for, and its micro-batches; `part`: values of one."""
+    pipelines, seconds = max(1, question.ranks // part["stages"]), part["step"]["milliseconds"] / 1000
+    steps = -(-question.images * tiles // (part["micro_batches"] * pipelines))
+    memory = max(row["memory"]["total"] for row in part["by_stage"])
+    step = PlannedStep(question, pipelines * part["stages"], memory, seconds, steps * seconds)
+    return step, pipelines * part["micro_batches"]
+
+
+def summary_part(
+    question: RunQuestion, modes: ModePlans, staged: tuple[PlannedStep, int] | None, sections: Sequence[str]
+) -> Part:
+    """Return the figures of the first lines; bytes, milliseconds, seconds of an epoch. `staged`: the step of stages and
+    its micro-batches, if there are some."""
+    tiling, best, footprint = modes.tiling, modes.best, modes.tiling.footprint
+    halo, context = max(footprint.before, footprint.after), tiling.context_max
+    values = {"grid": list(tiling.grid), "tiles": len(tiling), "halo": halo, "context": list(context)}
+    lines = {
+        "precision": precision_words(question),
+        "grid": f"{words(tiling.grid)}: {counted(len(tiling), 'tile')}, halo {halo} px, contexts of {words(context)} "
+        "px at most",
+    }
+    better = [] if staged else _better(question, modes)
+    step = staged[0] if staged else modes.step(best) if best else None
+    if step is None:
+        reason = next(iter(modes.impossible.values()), "no mode is exact on this grid")
+        values |= {"fits": False, "reason": reason, "modes": []}
+        lines = {"memory": f"no mode can be: {reason}"} | lines
+    else:
+        rows = [_mode("read", 0) | {"milliseconds": milliseconds(step.seconds)}]
+        if best and not staged:
+            costs = [best.cost, *(plan.cost for plan in modes.exact if plan is not best)]
+            rows = [_mode(cost.mode, cost.fusion) | {"milliseconds": milliseconds(cost.seconds)} for cost in costs]
+        number = staged[1] if staged else modes.question.images_per_step
+        items = {"micro_batches" if staged else "images_per_step": number}
+        values |= rows[0] | step.values | items | {"modes": rows}
+        proposed = question.images > 1 and not question.images_per_step and not staged
+        first, *others = (
+            f"{mode_words(row['mode'], row['fusion'])}{':' * (not at)} {duration(row['milliseconds'] / 1000)}"
+            for at, row in enumerate(rows)
+        )
+        did = f"{counted(number, 'tile' if staged else 'image')}{PROPOSED * proposed}"
+        unfit = "" if staged or modes.fitting else f"; {modes.remedy}"
+        lines = {"memory": step.memory_words + unfit} | lines
+        lines |= {
+            "halo mode": f"{first} a step{', against ' * bool(others)}{', '.join(others)}",
+            "GPUs": step.gpu_words,
+            "step": f"{duration(step.seconds)} for {did}, predicted: {machine_words(question)}",
+            "epoch": step.epoch_words(in_steps=not staged),
+        }
+    offers = [
+        f"{other['flags']}: {mode_words(other['mode'], other['fusion'])}, epoch {duration(other['epoch_seconds'])}, "
+        f"{size(other['memory'])}, {other['gpus']:,} GPUs"
+        for other in better
+    ]
+    text = [*wrapped_lines(heading(question))[:MOST_HEADING], "", *(_line(*pair) for pair in lines.items())]
+    text += [_line("" if place else "better", offer) for place, offer in enumerate(offers)]
+    text += [_line("more", f"--show {','.join(sections)} or all; --help")]
+    return Part(values | {"better": better}, "\n".join(text))
+
+
+def _line(label: str, text: str) -> str:
+    return wrapped(text, label.ljust(_LABEL), " " * _LABEL)
+
+
+def _mode(mode: str, fusion: int) -> dict[str, Any]:
+    return {"mode": mode, "fusion": fusion_word(fusion)}
+
+
+def _better(question: RunQuestion, here: ModePlans) -> list[dict[str, Any]]:
+    """Return a narrower precision with its figures, where that fits and the epoch is shorter, or nothing fits here."""
+    longest, usual = math.inf, better_precision(question)
+    if here.best and here.fitting:
+        longest = SHORTER * here.step(here.best).epoch_seconds
+    if usual is None:
+        return []
+    kept = "none" if question.recompute == "auto" else question.recompute
+    modes = mode_plans(replace(question, precision=usual, recompute=kept), here.tiling)
+    if modes.best is None or not modes.fitting or modes.step(modes.best).epoch_seconds >= longest:
+        return []
+    figures = {key: modes.step(modes.best).values[key] for key in ("memory", "gpus", "epoch_seconds")}
+    return [{"flags": f"--precision {usual}"} | _mode(modes.best.cost.mode, modes.best.cost.fusion) | figures]

@@ -9,16 +9,20 @@ from typing import Any, NamedTuple
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.planning.answer.modes import with_step
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.planning.answer.step import (
+from tiledseg.planning.answer.text import (
     PROPOSED,
+    Part,
     PlannedStep,
     better_precision,
     epoch_steps,
     machine_words,
+    milliseconds,
     network_text,
     precision_words,
+    tabled,
+    time_of,
+    words,
 )
-from tiledseg.planning.answer.text import Part, milliseconds, tabled, time_of, words
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search import FREE, TERMS, Discarded, Priced, Pricing, Searched, search

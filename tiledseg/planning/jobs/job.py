@@ -23,7 +23,7 @@ from tiledseg.system.console import counted
 if TYPE_CHECKING:
     from tiledseg.planning.answer.modes import ModePlans
     from tiledseg.planning.answer.report import Planned
-    from tiledseg.planning.answer.step import PlannedStep
+    from tiledseg.planning.answer.text import PlannedStep
     from tiledseg.planning.run.plan import RunPlan
     from tiledseg.planning.run.question import RunQuestion
     from tiledseg.planning.search import Priced
@@ -150,8 +150,7 @@ def searched_job(question: RunQuestion, priced: Priced) -> Job:
 def _job(step: PlannedStep, gpus: int, flags: Sequence[str], words: str, may_idle: bool = False) -> Job:
     """Return the job of a step's ranks, as many on each node, at most its GPUs. Where this takes more nodes than `gpus`
     fill and ranks may idle, nodes are full, and some ranks too many."""
-    from tiledseg.planning.answer.step import machine_words, network_text, slow_precision
-    from tiledseg.planning.answer.text import duration
+    from tiledseg.planning.answer.text import duration, machine_words, network_text, slow_precision
 
     question, ranks = step.question, step.gpus
     node_gpus = question.figures.ranks_per_host
