@@ -43,7 +43,7 @@ def test_the_first_lines_are_few_and_short(line: str, capsys: pytest.CaptureFixt
         assert {"halo mode", "GPUs", "step", "epoch"} <= set(labels)
 
 
-@pytest.mark.parametrize("line", [*PLANS[:2], f"{SMALL} --grid 2 --gpu-memory 400MiB"])
+@pytest.mark.parametrize("line", [*PLANS[:2], PLANS[3]])
 def test_a_narrower_precision_that_is_better_is(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Planned by itself, it has the figures that were promised."""
     part = summary(capsys, line)

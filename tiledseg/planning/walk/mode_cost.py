@@ -24,7 +24,7 @@ from tiledseg.geometry.layers.pixelwise import Positions
 from tiledseg.geometry.shapes import count_parameters, tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, TileSizes
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
-from tiledseg.planning.walk.cost import ForwardWalk, rank_walk, tile_walk
+from tiledseg.planning.walk.cost import FLOPS_PER_MULTIPLY_ADD, ForwardWalk, rank_walk, tile_walk
 from tiledseg.planning.walk.cost_model import Machine, Prices, StepTime, sum_of
 from tiledseg.planning.walk.rank_steps import (
     RankSteps,
@@ -301,16 +301,24 @@ def choose_fusion(
     if rows.parts * cols.parts == 1:
         return 1
     ranks, dims = rows.parts * cols.parts, ((graph, rows), (graph.along_columns, cols))
-    prices, channels = Prices(graph, bands, value_bytes, machine, ranks), tensor_channels(graph, bands)[1:]
+    prices, channels = Prices(graph, bands, value_bytes, machine, ranks), tensor_channels(graph, bands)
 
-    def busy(kind: tuple[RankSteps, RankSteps]) -> tuple[int, int]:
-        """Return the values that a kind of rank computes, and the parts that it sends along both dims."""
-        values = sum([n * row.computed * col.computed for n, row, col in zip(channels, *kind, strict=True)])
-        return values, sum([len(at.swap.sent) for steps in kind for step in steps for at in step.inputs])
+    def estimate(kind: tuple[RankSteps, RankSteps]) -> float:
+        """Return about the seconds of a kind of rank: of layers three times, and of messages, back and forth."""
+        total = 0.0
+        for k, (layer, sources, row, col) in enumerate(zip(graph.layers, graph.sources, *kind, strict=True)):
+            pixels, work = row.computed * col.computed, layer.multiply_adds(channels[sources[0]])
+            operations = FLOPS_PER_MULTIPLY_ADD * work * pixels
+            total += 3 * machine.kernel(channels[k + 1] * pixels * value_bytes, operations, channels[k + 1])
+            for source, r, c in zip(sources, row.inputs, col.inputs, strict=True):
+                sent = pieces((r.swap.kept, *r.swap.sent), (c.swap.kept, *c.swap.sent))
+                messages = SentBytes(2 * len(sent), 2 * sum(sent) * channels[source] * value_bytes)
+                total += machine.message_seconds(messages, ranks)
+        return total
 
     def seconds(fusion: int) -> float:
         of_rows, of_cols = (rank_kinds(each, partition, fusion) for each, partition in dims)
-        row, col = max(itertools.product(of_rows, of_cols), key=busy)
+        row, col = max(itertools.product(of_rows, of_cols), key=estimate)
         return _time(rank_walk(graph, bands, row, col, ranks, value_bytes), prices).seconds
 
     halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)
