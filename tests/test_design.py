@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pipeline.chained import draw
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import Config
 from tiledseg.config.words import chunk_ranks
@@ -21,7 +22,6 @@ from tiledseg.geometry.halo import minimum_halo, network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import ChunkMap, chunk_routes, program
-from tiledseg.pipeline.simulation import draw
 from tiledseg.raster.samples.sampling import deal
 
 ROOT = Path(__file__).resolve().parents[1]

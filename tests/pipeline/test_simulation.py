@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipeline.chained import FIRST_SKIP, chained, is_sound
+from tests.pipeline.chained import FIRST_SKIP, chained, draw, is_sound
 from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.schedule import ChunkPass, program
-from tiledseg.pipeline.simulation import draw, simulate
+from tiledseg.pipeline.simulation import simulate
 
 law = settings(derandomize=True, max_examples=40, deadline=None)
 TWO = chained((0, 1))
