@@ -12,7 +12,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.plan import main, plan
 from tiledseg.planning.answer.rebuilding import rebuilding_part
-from tiledseg.planning.answer.text import Part
+from tiledseg.planning.answer.text import Section
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.walk.choice import step_choices
 from tiledseg.planning.walk.cost_model import CopyRates
@@ -22,7 +22,7 @@ from tiledseg.user_files.machine import find_machine
 MODEL = ("--levels", "3", "--base-channels", "8")
 
 
-def part_of(asked: RunQuestion, budget: int) -> Part:
+def part_of(asked: RunQuestion, budget: int) -> Section:
     """The part for a budget on the whole tiling of a question."""
     assert asked.grid is not None
     return rebuilding_part(asked, make_tiling(asked.shape, asked.grid, network_footprint(asked.graph)), budget)

@@ -11,7 +11,15 @@ from tiledseg.config.parallel import HALO_MODES
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.answer.text import Part, PlannedStep, epoch_steps, machine_words, milliseconds, tabled, time_of
+from tiledseg.planning.answer.text import (
+    PlannedStep,
+    Section,
+    epoch_steps,
+    machine_words,
+    milliseconds,
+    tabled,
+    time_of,
+)
 from tiledseg.planning.run.grid import finer_grid
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
@@ -112,7 +120,7 @@ def mode_plans(question: RunQuestion, tiling: Tiling, exact: bool = True) -> Mod
     return ModePlans(asked, tiling, shape, tuple(plans), impossible)
 
 
-def modes_part(modes: ModePlans) -> Part:
+def modes_part(modes: ModePlans) -> Section:
     """Return a training step in each halo mode, and the choice; bytes, whole messages, milliseconds."""
     question, mesh = modes.question, modes.mesh or modes.tiling.grid
     machine, graph, bands = question.figures, question.graph, question.network.bands
@@ -171,7 +179,7 @@ def modes_part(modes: ModePlans) -> Part:
             f"choice: {reason}",
         ],
     )
-    return Part(values, text)
+    return Section(values, text)
 
 
 def _row(modes: ModePlans, plan: RunPlan, undivided: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.answer.text import Part, words, wrapped
+from tiledseg.planning.answer.text import Section, words, wrapped
 from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, blocks_of
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.walk.choice import MemoryChoice, step_choices
@@ -16,7 +16,7 @@ from tiledseg.planning.walk.rank_steps import MOST_VALUES, is_countable
 from tiledseg.units import size
 
 
-def rebuilding_part(question: RunQuestion, tiling: Tiling, budget: int) -> Part:
+def rebuilding_part(question: RunQuestion, tiling: Tiling, budget: int) -> Section:
     """Return, for the budget and the largest context of `tiling`, the choice of what is recomputed, that with a store,
     and blocks. Each is None where none fits, or where kernels do not take the context `whole`. Times are shares of that
     of a step that keeps everything."""
@@ -52,7 +52,7 @@ def rebuilding_part(question: RunQuestion, tiling: Tiling, budget: int) -> Part:
     if blocks is not None and (kept > budget or not whole):
         lines.append(f"in blocks: {blocks.in_words}")
     title = f"rebuilding: a training step on {words(context)} px in {size(budget)}"
-    return Part(values, "\n".join([title, *map(wrapped, lines)]))
+    return Section(values, "\n".join([title, *map(wrapped, lines)]))
 
 
 def _assumed(question: RunQuestion) -> Store:

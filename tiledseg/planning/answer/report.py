@@ -29,9 +29,9 @@ from tiledseg.planning.answer.rebuilding import blocks_within, rebuilding_part
 from tiledseg.planning.answer.stages import stage_pipeline, stages_part
 from tiledseg.planning.answer.text import (
     PROPOSED,
-    Part,
     PlannedStep,
     Row,
+    Section,
     better_precision,
     duration,
     heading,
@@ -65,7 +65,7 @@ class Planned(NamedTuple):
     """The parts of an answer by name. The rest is empty for the formula alone: the tiling that it is about, the plans
     of its modes, and its step and pipeline if there are stages."""
 
-    parts: dict[str, Part]
+    parts: dict[str, Section]
     tiling: Tiling | None = None
     modes: ModePlans | None = None
     step: PlannedStep | None = None
@@ -117,8 +117,8 @@ def formula(question: RunQuestion, stride: int) -> Planned:
     reason = f"networks of this project convolve with stride 1, so nothing is exact for stride {stride}"
     cluster, paper = cluster_part(question, question.grid), paper_part(question, question.grid, stride)
     title = "\n".join(wrapped_lines(heading(question)))
-    left_out = Part({"reason": reason}, wrapped(f"left out: {reason}", ""))
-    return Planned({"cluster": Part(cluster.values, f"{title}\n\n{cluster.text}")} | paper | {"omitted": left_out})
+    left_out = Section({"reason": reason}, wrapped(f"left out: {reason}", ""))
+    return Planned({"cluster": Section(cluster.values, f"{title}\n\n{cluster.text}")} | paper | {"omitted": left_out})
 
 
 def plan_tiling(question: RunQuestion, budget: int | None = None) -> Tiling:
@@ -142,7 +142,7 @@ def plan_tiling(question: RunQuestion, budget: int | None = None) -> Tiling:
     return tiling
 
 
-def paper_part(question: RunQuestion, grid: tuple[int, int], stride: int = 1) -> dict[str, Part]:
+def paper_part(question: RunQuestion, grid: tuple[int, int], stride: int = 1) -> dict[str, Section]:
     """Return the paper's d, epsilon, T', T and E, with its P = 0; for sides that differ, lengths are [rows, cols].
     Nothing where the network is no U-Net of the paper's kind: its formula is about nothing else."""
     network, shape = question.network, question.shape
@@ -165,7 +165,7 @@ def paper_part(question: RunQuestion, grid: tuple[int, int], stride: int = 1) ->
     return {"paper": listed("paper: the formula, unpadded convolutions", rows)}
 
 
-def _exact_part(question: RunQuestion, tiling: Tiling) -> Part:
+def _exact_part(question: RunQuestion, tiling: Tiling) -> Section:
     """Return the real tiles: snapped cores, the smallest halo that changes nothing, and E over the whole raster."""
     footprint = tiling.footprint
     halo, border = max(footprint.before, footprint.after), "mirrored" if footprint.mirror else "clipped"
@@ -186,7 +186,7 @@ def _exact_part(question: RunQuestion, tiling: Tiling) -> Part:
     return listed("exact: what changes nothing", rows)
 
 
-def _network_part(question: RunQuestion, tiling: Tiling) -> Part:
+def _network_part(question: RunQuestion, tiling: Tiling) -> Section:
     """Return parameters, multiply-adds of a forward pass, and each layer on the largest context."""
     graph, bands = question.network.graph(), question.network.bands
 
@@ -211,7 +211,7 @@ def _network_part(question: RunQuestion, tiling: Tiling) -> Part:
     return listed("network: on the largest context", rows)
 
 
-def _memory_part(question: RunQuestion, tiling: Tiling) -> Part:
+def _memory_part(question: RunQuestion, tiling: Tiling) -> Section:
     graph, bands, limit = question.graph, question.network.bands, question.limit
     step = training_memory(graph, bands, tiling.context_max, question.value_bytes)
     rows = [
@@ -232,7 +232,7 @@ def _memory_part(question: RunQuestion, tiling: Tiling) -> Part:
     return listed("memory: a training step on one tile, in mode read", rows)
 
 
-def _windows_part(question: RunQuestion, tiling: Tiling, grid: CropGrid) -> Part:
+def _windows_part(question: RunQuestion, tiling: Tiling, grid: CropGrid) -> Section:
     """Return the crops of a module that is not traced. Where each tile is another rank's, both compute shared ones."""
     (height, width), tiles = tiling.raster, [tile.context for tile in tiling.tiles]
     computed = sum(len(grid.needed(at.row, height)) * len(grid.needed(at.col, width)) for at in tiles)
@@ -249,7 +249,7 @@ def _windows_part(question: RunQuestion, tiling: Tiling, grid: CropGrid) -> Part
     return listed("windows: crops of a module that is not traced", rows)
 
 
-def cluster_part(question: RunQuestion, grid: tuple[int, int]) -> Part:
+def cluster_part(question: RunQuestion, grid: tuple[int, int]) -> Section:
     """Return GPUs and nodes an image, one tile a GPU, and the rounds of an epoch: a tile for every GPU each, but the
     last one may leave GPUs idle."""
     tiles, per_node = grid[0] * grid[1], question.figures.ranks_per_host
@@ -287,7 +287,7 @@ def staged_step(question: RunQuestion, part: dict[str, Any], tiles: int) -> tupl
 
 def summary_part(
     question: RunQuestion, modes: ModePlans, staged: tuple[PlannedStep, int] | None, sections: Sequence[str]
-) -> Part:
+) -> Section:
     """Return the figures of the first lines; bytes, milliseconds, seconds of an epoch. `staged`: the step of stages and
     its micro-batches, if there are some."""
     tiling, best, footprint = modes.tiling, modes.best, modes.tiling.footprint
@@ -334,7 +334,7 @@ def summary_part(
     text = [*wrapped_lines(heading(question))[:MOST_HEADING], "", *(_line(*pair) for pair in lines.items())]
     text += [_line("" if place else "better", offer) for place, offer in enumerate(offers)]
     text += [_line("more", f"--show {','.join(sections)} or all; --help")]
-    return Part(values | {"better": better}, "\n".join(text))
+    return Section(values | {"better": better}, "\n".join(text))
 
 
 def _line(label: str, text: str) -> str:

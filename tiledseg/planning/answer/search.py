@@ -11,8 +11,8 @@ from tiledseg.planning.answer.modes import with_step
 from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.planning.answer.text import (
     PROPOSED,
-    Part,
     PlannedStep,
+    Section,
     better_precision,
     epoch_steps,
     machine_words,
@@ -82,7 +82,7 @@ def _machine(step: PlannedStep) -> str:
     return f"machine: {machine_words(step.question)}{rate}"
 
 
-def search_part(question: RunQuestion, result: Searched, proposed: bool) -> Part:
+def search_part(question: RunQuestion, result: Searched, proposed: bool) -> Section:
     """Return the settings; bytes, milliseconds, seconds an epoch: a row for each of the best, one for the best of
     another kind, and the reason. `proposed`: nobody has set the images of a step."""
     best = [_row(question, each) for each in result.best]
@@ -129,7 +129,7 @@ def search_part(question: RunQuestion, result: Searched, proposed: bool) -> Part
         f"choice: {result.reason}",
         f"GPUs: {winner.gpu_words}",
     ]
-    return Part(values, tabled(title, rows, columns, below))
+    return Section(values, tabled(title, rows, columns, below))
 
 
 def _row(question: RunQuestion, priced: Priced) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def parse_range(text: str) -> tuple[int, ...]:
     return (*(first << power for power in range(20) if first << power < last), last)
 
 
-def scaling_part(question: RunQuestion, numbers: tuple[int, ...]) -> Part:
+def scaling_part(question: RunQuestion, numbers: tuple[int, ...]) -> Section:
     """Return strong, then weak scaling, a row for each number: seconds of a step and of an epoch; efficiency 1 at the
     first number."""
     studies, rows = scaling(question, numbers, question.figures.ranks_per_host), list[dict[str, Any]]()
@@ -259,4 +259,4 @@ def scaling_part(question: RunQuestion, numbers: tuple[int, ...]) -> Part:
     title = f"scaling: {images} an epoch; efficiency 1 is that of the first number"
     machine = {"profile": question.figures.name, "measured": question.figures.measured}
     values = {"size": list(question.shape), "images": question.images, "machine": machine, "points": rows}
-    return Part(values, tabled(title, rows, columns, below))
+    return Section(values, tabled(title, rows, columns, below))

@@ -9,7 +9,7 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import is_skip, kept_of
 from tiledseg.pipeline.simulation import in_flight
-from tiledseg.planning.answer.text import Part, milliseconds, tabled, time_of, words
+from tiledseg.planning.answer.text import Section, milliseconds, tabled, time_of, words
 from tiledseg.planning.run.pipeline import StagedPipeline, balanced_pipeline, modelled
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import MicroBatchSize, Parallelism
@@ -27,7 +27,7 @@ def stage_pipeline(question: RunQuestion, tiling: Tiling, asked: Parallelism) ->
     return balanced_pipeline(asked, graph, bands, largest, question.limit, times, "--balance")
 
 
-def stages_part(question: RunQuestion, tiling: Tiling, asked: Parallelism, staged: StagedPipeline) -> Part:
+def stages_part(question: RunQuestion, tiling: Tiling, asked: Parallelism, staged: StagedPipeline) -> Section:
     """Return the pipeline's balance, stages and step; bytes, milliseconds, shares of 1."""
     held = in_flight(staged.actions, len(staged.pipeline.ranks))
     rows = [_stage(staged, rank, held, question.limit) for rank in range(asked.stages)]
@@ -73,7 +73,7 @@ def stages_part(question: RunQuestion, tiling: Tiling, asked: Parallelism, stage
             f"{size(values['bytes_step'])} sent a step",
         ],
     )
-    return Part(values, text)
+    return Section(values, text)
 
 
 def _stage(staged: StagedPipeline, rank: int, held: Sequence[int], limit: int | None) -> dict[str, Any]:

@@ -31,14 +31,14 @@ class Row(NamedTuple):
     remark: str = ""
 
 
-class Part(NamedTuple):
+class Section(NamedTuple):
     """A part of an answer: its values as JSON has them, and the same as text."""
 
     values: dict[str, Any]
     text: str
 
 
-def listed(title: str, rows: Sequence[Row], below: Sequence[str] = ()) -> Part:
+def listed(title: str, rows: Sequence[Row], below: Sequence[str] = ()) -> Section:
     """Return the part with a line for each row that has a label: labels to the left, values to the right."""
     values, cells = dict[str, Any](), list[tuple[str, str, str]]()
     for key, value, label, form, remark in rows:
@@ -53,7 +53,7 @@ def listed(title: str, rows: Sequence[Row], below: Sequence[str] = ()) -> Part:
     labels, numbers = (max(len(row[i]) for row in cells) for i in range(2))
     lines = (f"{label.ljust(labels)}  {number.rjust(numbers)}  {remark}" for label, number, remark in cells)
     text = [title, *(wrapped(line, other=" " * (labels + numbers + 6)) for line in lines), *map(wrapped, below)]
-    return Part(values, "\n".join(text))
+    return Section(values, "\n".join(text))
 
 
 def tabled(
