@@ -241,6 +241,7 @@ def _say(config: Config, plan: StorePlan) -> None:
     if config.run.verbosity:
         warn(left_out(config.data.joined(config.data.images, "--images"), "--images"))
         warn([*reference_notes((*plan.images, *(plan.labels or ()))), *code_notes(plan.images)])
+        warn(note for image in plan.images for note in image.notes)
 
 
 def _openers(plan: StorePlan, reading: PairReading, names: Sequence[Sequence[str]]) -> tuple[Opener, Opener]:

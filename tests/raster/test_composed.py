@@ -150,6 +150,18 @@ def test_values_of_a_mask_are_compared_in_its_dtype(tmp_path: Path) -> None:
     np.testing.assert_array_equal(valid_HW, pixels_CHW[0] == 2)
 
 
+def test_a_mask_of_a_part_is_told_and_one_of_the_only_band_is_refused(tmp_path: Path) -> None:
+    data = write_raster(tmp_path / "data.tif", scene("uint8")[:1])
+    for name, size, shift, told in (("half", 20, 0, True), ("far", HEIGHT, 1e6, True), ("rim", HEIGHT - 1, 0, False)):
+        place = PLACE @ rasterio.Affine.translation(shift, 0)
+        mask = write_raster(tmp_path / f"{name}.tif", np.ones((1, size, WIDTH), "uint8"), transform=place)
+        with open_raster(str(Composed(data, VALID, (data, mask)))) as reader:
+            line = f"{data}: {mask} of data.valid covers a part alone, and no pixel beyond it is valid"
+            assert reader.info.notes == ((line,) if told else ())
+    with pytest.raises(RasterError, match=r"data.tif has no band but 1, its mask by data.valid"):
+        open_raster(str(Composed(data, VALID, (data,), 1)))
+
+
 def test_parts_that_do_not_fit_are_named_both(tmp_path: Path) -> None:
     pixels_CHW = scene("uint8")[:1]
     good = write_raster(tmp_path / "good.tif", pixels_CHW)

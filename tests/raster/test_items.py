@@ -199,7 +199,7 @@ def test_assets_of_no_item_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gti.gpkg", "gti.fgb", "parquet"])
-def test_rows_of_a_tile_index_are_images(kind: str) -> None:
+def test_rows_of_a_tile_index_are_images(kind: str, recwarn: pytest.WarningsRecorder) -> None:
     touch("set/a.tif", "set/b.tif", "set/c.tif", "set/lb.tif", "set/lc.tif")
     places, labels, splits = ["a.tif", "./b.tif", "c.tif"], [None, "lb.tif", "lc.tif"], ["test", "", "val"]
     path = f"set/index.{kind}"
@@ -216,10 +216,12 @@ def test_rows_of_a_tile_index_are_images(kind: str) -> None:
     assert pair_sources([path], [], KEYS) == (("set/./b.tif",), ("set/lb.tif",))
     assert pair_sources([path], [], KEYS, HELD_OUT) == (("set/c.tif",), ("set/lc.tif",))
     assert has_validation([path])
-    Path(path).write_bytes(b"<VRTDataset>" + bytes(80))
+    damage = {"gti.gpkg": b"SQLite format 3\0" + bytes(900)}.get(kind, b"<VRTDataset>" + bytes(80))
+    Path(path).write_bytes(damage)
     with pytest.raises(RasterError, match=f"index.{kind}") as caught:
         expand_sources([path], KEYS[0])
     assert "\n" not in str(caught.value)
+    assert not recwarn.list
 
 
 def test_rows_of_geoparquet_are_items() -> None:
@@ -280,6 +282,10 @@ def test_items_of_one_place_are_times() -> None:
     write("items.json", dated("T1", dates[0]), dated("T1", dates[1]), dated("T2", dates[0]))
     with pytest.raises(RasterError, match=r"T2-2024-06-20 .* its like of data.times 2024-04, which is missing"):
         expand_sources([path], KEYS[0], composing=timed)
+    write("items.json", dated("T1", dates[0]), dated("T1", dates[1]), dated("T3", dates[2]))
+    with pytest.raises(RasterError, match=r"feature 2 has a place without items of data.times"):
+        expand_sources([path], KEYS[0], composing=timed)
+    write("items.json", dated("T1", dates[0]), dated("T1", dates[1]))
     with pytest.raises(RasterError, match=r"feature 1 and set/items.json, feature 0 are both of data.times 2024;"):
         expand_sources([path], KEYS[0], composing=ASSETS._replace(times=("2024", "2025")))
     write("items.json", dated("T1", dates[0]), dated("T1", dates[1], datetime=None))

@@ -234,7 +234,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _UNIONS = Union, types.UnionType
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-_LISTS = {int: "a list of whole numbers [a,b]", float: "a list of numbers [a,b]"}
+_LISTS = {int: "a list of whole numbers [a,b]", float: "a list of numbers [a,b]", str: "a list of texts ['a','b']"}
 _WIDER: dict[Any, Any] = {int: Integral, float: Real, Path: os.PathLike}  # numpy's numbers are some too
 
 

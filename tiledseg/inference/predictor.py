@@ -97,7 +97,8 @@ def _map_all(
     first = requests[0]
     usual = SOME_CPU if mesh.device.type == "cpu" else None
     plan, infos, classes = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, usual))
-    warn((*reference_notes(infos), *code_notes(infos), *plan.warnings))
+    notes = [note for info in infos for note in info.notes]
+    warn((*reference_notes(infos), *code_notes(infos), *notes, *plan.warnings))
     pairs = zip(requests, infos, strict=True) if mesh.is_root else ()
     images = [identify(request.image, info.beside) for request, info in pairs]
     use_one_kernel(True)

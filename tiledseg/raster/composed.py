@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from tiledseg.raster.array_names import file_of, parse_array_name
 from tiledseg.raster.gdal_reader import MOST_PIXELS, GdalReader, as_stored, valid_pixels
 from tiledseg.raster.info import RasterInfo, check_grids_match, is_placed
 from tiledseg.raster.mirrored_reader import RasterReader, RecentReaders, prefetch, reading
-from tiledseg.raster.places import warped_reader
+from tiledseg.raster.places import covers, warped_reader
 from tiledseg.raster.statistics import check_alike
 
 BANDS, TIMES, MOSAIC, VALID = "bands", "times", "mosaic", "valid"
@@ -158,6 +159,8 @@ def _open_valid(image: Composed, bands: Sequence[int] | None, opener: Opener) ->
     source = opener(names[0], bands, True)
     if image.number is not None and bands is None:
         data = [number for number in source.info.band_numbers if number != image.number]
+        if not data:
+            raise RasterError(f"{source.info.path} has no band but {image.number}, its mask by data.valid; give others")
         source = opener(names[0], data, True)
     with renamed({} if image.number is None else {"data.bands": "data.valid"}):
         mask = opener(names[-1], None if image.number is None else [image.number], False)
@@ -171,7 +174,10 @@ def _open_valid(image: Composed, bands: Sequence[int] | None, opener: Opener) ->
         if source.info.crs is not None and mask.info.crs is None:
             raise RasterError(f"{mask.info.path} is not placed")  # which warping refuses
     except RasterError:
-        mask = warped_reader(mask, source.info, "data.valid", nearest=True)
+        own, mask = mask.info, warped_reader(mask, source.info, "data.valid", nearest=True)
+        if not covers(own, source.info):
+            part = f"{source.info.path}: {own.path} of data.valid covers a part alone, and no pixel beyond it is valid"
+            source.info = replace(source.info, notes=(*source.info.notes, part))
 
     dtype = np.dtype(mask.info.dtype)
     stored = [value for value in (as_stored(value, dtype) for value in image.values) if value is not None]
@@ -255,7 +261,7 @@ class MosaicReader(RasterReader):
         infos = [part.info for part in parts]
         check_alike(infos)
         self._parts, boxes = tuple(parts), [_place(infos[0], info) for info in infos]
-        hull = Box(*(_hull([getattr(box, side) for box in boxes]) for side in ("row", "col")))
+        hull = Box(*(reduce(Interval.hull, (getattr(box, side) for box in boxes)) for side in ("row", "col")))
         if hull.area > MOST_PIXELS:
             raise RasterError(f"{label} spans {hull.height} x {hull.width} px, of at most {MOST_PIXELS} in all; cut it")
         if len({info.palette for info in infos}) > 1:
@@ -295,10 +301,6 @@ class MosaicReader(RasterReader):
                 pixels_CHW[:, *at] = np.where(valid_HW[at], pixels_CHW[:, *at], part_CHW)
                 valid_HW[at] |= part_HW
         return pixels_CHW, valid_HW
-
-
-def _hull(sides: Sequence[Interval]) -> Interval:
-    return Interval(min(side.start for side in sides), max(side.stop for side in sides))
 
 
 def _place(first: RasterInfo, info: RasterInfo) -> Box:

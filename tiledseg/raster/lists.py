@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
+from warnings import catch_warnings, simplefilter
 
 from tiledseg.config.checks import ITEM_ENDINGS, LIST_ENDINGS, TIME, shown
 from tiledseg.errors import ConfigError, RasterError, install
@@ -161,7 +162,10 @@ def listed(path: str, key: str, parts: Parts, references: bool, composing: Compo
             existing(name, entry.place)
     if not composing.times or not path.lower().endswith(ITEM_ENDINGS):
         return entries
+    known = {entry.wildcards for entry in entries if entry.time.startswith(composing.times)}
     for entry in entries:
+        if entry.wildcards and entry.time and entry.wildcards not in known:
+            raise RasterError(f"{entry.place} has a place without items of data.times; add them, or leave it out")
         if not (entry.wildcards and entry.time):
             what = "datetime" if entry.wildcards else "grid:code and bbox: it is no STAC item"
             raise RasterError(f"{entry.place} has no {what}, and data.times is given; mend it, or leave it out")
@@ -222,7 +226,14 @@ def _read_list(path: str, composing: Composing | None = None) -> list[RasterSour
     ending = os.path.splitext(path)[1].lower()
     rows: Iterable[tuple[str, Any]]
     if ending == ".txt":
-        rows = _lines(path, read_list(path))
+        text = ((f"line {at}", line) for at, line in enumerate(read_list(path).splitlines(), 1))
+        lines = [
+            (place, line.split("\t")) for place, line in text if line.strip() and not line.lstrip().startswith("#")
+        ]
+        for place, words in lines:
+            if len(words) > 2:
+                raise RasterError(f"{path}, {place} has {len(words)} columns; give an image, or a tab and its labels")
+        rows = [(place, dict(zip(("image", "label"), words, strict=False))) for place, words in lines]
     elif ending == ".csv":
         rows = csv_rows(path, read_list(path), "image", "image,label,split", RasterError)
     elif ending in (".parquet", *_TABLES):
@@ -234,16 +245,6 @@ def _read_list(path: str, composing: Composing | None = None) -> list[RasterSour
     if not entries:
         raise RasterError(f"{path} lists no image; give a line for each")
     return entries
-
-
-def _lines(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        words = [word.strip() for word in line.split("\t")]
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        if len(words) > 2:
-            raise RasterError(f"{path}, line {number} has {len(words)} columns; give an image, or a tab and its labels")
-        yield f"line {number}", dict(zip(("image", "label"), words, strict=False))
 
 
 def _entry(path: str, fields: Mapping[str, Any], place: str, composing: Composing | None) -> RasterSource:
@@ -321,7 +322,8 @@ def _table(path: str) -> list[dict[str, Any]]:
     from tiledseg.raster.labels.polygons import check_begin
 
     check_begin(path)
-    with reading(f"open {path}", "give a GeoPackage or FlatGeobuf with the column location"):
+    with reading(f"open {path}", "give a GeoPackage or FlatGeobuf with the column location"), catch_warnings():
+        simplefilter("ignore", RuntimeWarning)  # of a damaged file, which is an error then
         columns = [name for name in pyogrio.read_info(path)["fields"] if name.lower() in _COLUMNS]
         _, _, _, values = pyogrio.raw.read(path, columns=columns, read_geometry=False)
         return [dict(zip(map(str.lower, columns), row, strict=True)) for row in zip(*values, strict=True)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -117,6 +118,15 @@ def warped_reader(source: RasterReader, target: RasterInfo, key: str, nearest: b
     place = {"height": target.height, "width": target.width, "crs": target.crs, "transform": target.transform}
     info = replace(source.info, **place, ground=target.ground, has_mask=True)
     return PlacedReader(source, info, lambda box: _warped(box, target, source.info), nearest, owns=True)
+
+
+def covers(source: RasterInfo, target: RasterInfo) -> bool:
+    """Return True if a raster lies under all corners of another, but for a pixel of its own."""
+    for row, col in product((0, target.height - 1), (0, target.width - 1)):
+        places = _warped(Box.of_shape((1, 1)).shift(row, col), target, source)
+        if any(not -1.5 <= at.item() <= size + 0.5 for at, size in zip(places, source.shape, strict=True)):
+            return False
+    return True
 
 
 def _warped(box: Box, target: RasterInfo, source: RasterInfo) -> Places:

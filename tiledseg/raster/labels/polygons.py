@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +102,8 @@ def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attrib
     check_begin(path)
     if image.crs is None or not is_placed(image.transform):
         raise RasterError(f"{image.path} has no CRS, so {path} cannot be placed in it; give an image with one")
-    with reading(f"open {path}", "give a GeoJSON, GeoPackage, shapefile or FlatGeobuf file"):
+    with reading(f"open {path}", "give a GeoJSON, GeoPackage, shapefile or FlatGeobuf file"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a damaged file, which is an error then
         read = _read_binary if path.lower().endswith(tuple(_BEGINS)) else _read_geojson
         return _on_grid(path, image, read(path, image, layer, attribute))
 
