@@ -303,36 +303,35 @@ REAL: dict[str, Foreign] = {
     ),
     "timm EdgeNeXt-XXS": shared("timm", "Levels(create_model('edgenext_xx_small', features_only=True))", 128, 192),
     "timm XCiT-N, 3 blocks": shared("timm", XCIT, 64, 128),
-    "smp Unet, Swin": shared(SMP, f"Unet({_SWIN_T}, {_THIN}, {_THREE})", 448, 448),
+    "smp Unet, Swin-T, windows of 2": shared(SMP, f"Unet({_SWIN_T}, {_THIN}, window_size=2, {_THREE})", 192, 128),
     "smp UPerNet, Swin": shared(SMP, f"UPerNet({_SWIN_T}, {_THIN}, decoder_channels=32)", 448, 448, maps=True),
     "MONAI SwinUNETR": shared(MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2, window_size=4)", 256, 256),
     "transformers SegFormer-B0": shared(HF, f"Scores(hf.SegformerForSemanticSegmentation({_SEGFORMER})))", 128, 192),
-    "transformers UperNet, Swin v2": shared(
+    "transformers UperNet, Swin v2, windows of 2": shared(
         HF,
         f"{_UPER}, backbone_config=hf.Swinv2Config(embed_dim=24, depths=[2, 2, 2, 2], num_heads=[1, 2, 4, 8],"
-        f" window_size=4, drop_path_rate=0.0, {_STAGES})))",
-        256,
-        256,
+        f" window_size=2, drop_path_rate=0.0, {_STAGES})))",
+        192,
+        128,
         maps=True,
     ),
     "smp FPN, Swin-T, windows of 2": shared(
         SMP, f"FPN({_SWIN_T}, {_ANY}, window_size=2, decoder_dropout=0.0)", 192, 128
     ),
     "smp UPerNet, Swin-T, windows of 2": shared(SMP, f"UPerNet({_SWIN_T}, {_ANY}, window_size=2)", 192, 128, maps=True),
-    "smp Unet, Swin v2": shared(SMP, f"Unet({_SWIN2_T}, {_THIN}, {_THREE})", 512, 512),
+    "smp Unet, Swin v2, windows of 2": shared(SMP, f"Unet({_SWIN2_T}, {_THIN}, window_size=2, {_THREE})", 192, 128),
     "smp Unet, PVT v2": shared(
         SMP, f"Unet('tu-pvt_v2_b0', encoder_weights=None, classes=2, drop_path_rate=0.0, {_THREE})", 128, 192
     ),
-    "transformers UperNet, Swin": shared(
+    "transformers UperNet, Swin, windows of 2": shared(
         HF,
         f"{_UPER}, backbone_config=hf.SwinConfig(embed_dim=24, depths=[2, 2, 2, 2], num_heads=[1, 2, 4, 8],"
-        f" window_size=4, drop_path_rate=0.0, {_STAGES})))",
-        256,
-        256,
+        f" window_size=2, drop_path_rate=0.0, {_STAGES})))",
+        192,
+        128,
         maps=True,
     ),
-    "MONAI SwinUNETR, v2": shared(
-        MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2, window_size=4, use_v2=True)", 256, 256
+    "MONAI SwinUNETR, v2, windows of 2": shared(
+        MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2, window_size=2, use_v2=True)", 192, 128
     ),
-    "smp Unet, Swin-T": shared(SMP, f"Unet({_SWIN_T}, {_ANY})", 448, 448),
 }
