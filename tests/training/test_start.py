@@ -19,8 +19,7 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config
-from tiledseg.errors import InputError, OutputError
-from tiledseg.training.run_files import check_run_folder
+from tiledseg.errors import InputError
 from tiledseg.training.run_journal import Journal
 from tiledseg.training.start import start
 
@@ -39,24 +38,6 @@ def config_of(material: Material, folder: Path, **train: Any) -> Config:
 def run(config: Config) -> int:
     mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
     return start(config, to_yaml(config), mesh)
-
-
-@pytest.fixture(scope="module")
-def finished(material: Material) -> Path:
-    folder = material.root / "finished"
-    assert run(config_of(material, folder)) == 0
-    return folder
-
-
-def copy(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "run"))
-
-
-@pytest.mark.parametrize("below", ["", "/run", "/a/b/run"])
-def test_a_file_in_the_way_is_named(tmp_path: Path, below: str) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"run\.output is .*file.*, but .*/file is a file; give a folder"):
-        check_run_folder(Path(f"{tmp_path}/file{below}"), [])
 
 
 def test_a_failure_before_the_first_step_leaves_no_trace(
@@ -100,22 +81,3 @@ def test_a_raster_that_is_written_to_in_mid_run_is_said(
     (note,) = json.loads((tmp_path / "other" / "summary.json").read_text())["warnings"]
     assert note.startswith(f"{image} {said}")
     assert ("train anew" in note) == (key == "images"), "validation trains nothing"
-
-
-def test_never_refuses_a_used_folder_and_takes_an_unused_one(
-    material: Material, finished: Path, tmp_path: Path
-) -> None:
-    assert run(config_of(material, tmp_path / "new", resume="never")) == 0
-    before = tree(finished)
-    with pytest.raises(OutputError, match="resume is never"):
-        run(config_of(material, finished, resume="never"))
-    assert tree(finished) == before
-
-
-def test_an_older_checkpoint_of_the_same_folder_is_refused(material: Material, finished: Path) -> None:
-    """Else the folder would hold two pasts."""
-    older = finished / "checkpoints" / "step-000002"
-    before = tree(finished)
-    with pytest.raises(OutputError, match=r"step-000002, but .* holds the newer step-000003"):
-        run(config_of(material, finished, resume=str(older)))
-    assert tree(finished) == before
