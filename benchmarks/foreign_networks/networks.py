@@ -257,7 +257,9 @@ _THREE = "decoder_channels=(64, 32, 16, 8, 8)"
 _SWIN_T, _SWIN2_T = "'tu-swin_tiny_patch4_window7_224'", "'tu-swinv2_tiny_window8_256'"
 _SEGFORMER = "hf.SegformerConfig(num_labels=2, drop_path_rate=0.0, classifier_dropout_prob=0.0"
 _STAGES = "out_features=['stage1', 'stage2', 'stage3', 'stage4']"
-_UPER = "hf.UperNetForSemanticSegmentation(hf.UperNetConfig(num_labels=2, hidden_size=32, use_auxiliary_head=False"
+_UPER = (
+    "Scores(hf.UperNetForSemanticSegmentation(hf.UperNetConfig(num_labels=2, hidden_size=32, use_auxiliary_head=False"
+)
 
 
 def shared(where: str, expression: str, height: int, width: int, **more: Any) -> Foreign:
@@ -310,7 +312,7 @@ REAL: dict[str, Foreign] = {
     "transformers UperNet, Swin v2, windows of 2": shared(
         HF,
         f"{_UPER}, backbone_config=hf.Swinv2Config(embed_dim=24, depths=[2, 2, 2, 2], num_heads=[1, 2, 4, 8],"
-        f" window_size=2, drop_path_rate=0.0, {_STAGES})))",
+        f" window_size=2, drop_path_rate=0.0, {_STAGES}))))",
         192,
         128,
         maps=True,
@@ -326,7 +328,7 @@ REAL: dict[str, Foreign] = {
     "transformers UperNet, Swin, windows of 2": shared(
         HF,
         f"{_UPER}, backbone_config=hf.SwinConfig(embed_dim=24, depths=[2, 2, 2, 2], num_heads=[1, 2, 4, 8],"
-        f" window_size=2, drop_path_rate=0.0, {_STAGES})))",
+        f" window_size=2, drop_path_rate=0.0, {_STAGES}))))",
         192,
         128,
         maps=True,

@@ -29,7 +29,7 @@ WHY = {
     "lines": "the loop cuts its block itself; stays",
     "layers": "not taken (`docs/reference/foreign-networks.md`)",
     "map: seconds": "see the rows without `verify` (once a map) and with `grid=4`; the exact halo stays",
-    "crops": "its reason is not measured; crops are blended so that ranks and tiles give the same bits",
+    "crops": "the plan, a look at the module, batches that are not full; MiB do not grow with the raster",
     "map: MiB": "tiles are as large as memory allows; see the row with `grid=4`",
     "pipeline": "the balance goes by multiply-adds; `balance` takes another",
 }
