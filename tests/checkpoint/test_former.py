@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.runs import step_losses
 from tiledseg import train
 from tiledseg.architecture.presets import KINDS, described
 from tiledseg.checkpoint.folder import find_checkpoint
@@ -17,18 +18,13 @@ from tiledseg.config.words import read_loss, read_policy
 FORMER = Path(__file__).with_name("former")
 
 
-def losses(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines]
-
-
 @pytest.mark.usefixtures("without_plots")
 def test_a_run_of_an_older_version_goes_on_with_its_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of its eight steps are done; the other five are those that it made itself."""
     shutil.copytree(FORMER, tmp_path / "former")
     monkeypatch.chdir(tmp_path / "former")
     assert train.main(["--config", "run.yaml"]) == 0
-    assert losses(Path("run")) == pytest.approx(losses(FORMER / "run"), rel=1e-10)
+    assert step_losses(Path("run")) == pytest.approx(step_losses(FORMER / "run"), rel=1e-10)
     assert find_checkpoint(Path("run")).state["step"] == 8
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiledseg
-from tests.crash.runs import Material
+from tests.crash.runs import Material, step_losses
 from tests.foreign.modules import Somebody, build
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.cli import main
@@ -38,11 +38,6 @@ def run(material: Material, without_plots: None) -> Path:
     return tiledseg.train_network(config(material, material.root / "run"))
 
 
-def losses(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
-
-
 def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(find_checkpoint(run).path / "model.safetensors")
 
@@ -52,7 +47,7 @@ def test_a_checkpoint_has_the_names_of_the_author(run: Path) -> None:
     manifest = json.loads((find_checkpoint(run).path / "manifest.json").read_text())
     network = {"kind": "foreign", "build": BUILD, "arguments": '{"width": 3}', "bands": 3, "classes": 3}
     assert manifest["state"]["network"] == network
-    assert losses(run)[-1] < losses(run)[0]
+    assert step_losses(run)[-1] < step_losses(run)[0]
     assert f": {BUILD}, " in json.loads((run / "summary.json").read_text())["title"]
 
 

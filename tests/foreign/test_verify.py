@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import tiledseg
-from tests.crash.runs import Material
+from tests.crash.runs import Material, step_losses
 from tests.foreign.modules import LargeOnly, Sly
-from tests.foreign.test_build import config, losses, weights
+from tests.foreign.test_build import config, weights
 from tiledseg.cli import main
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError
@@ -92,7 +92,7 @@ def test_a_run_has_the_same_bits_with_the_check_and_without(
         groups["train"] = {"tiles_per_step": 1, "augment": [{"noise": 0.1}]}
         runs[verify] = tiledseg.train_network(config(material, tmp_path / str(verify), **groups))
         assert (SAID in capfd.readouterr().err) == verify
-    assert losses(runs[True]) == losses(runs[False])
+    assert step_losses(runs[True]) == step_losses(runs[False])
     ours, theirs = weights(runs[True]), weights(runs[False])
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 

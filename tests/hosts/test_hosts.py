@@ -22,7 +22,7 @@ from subprocess import Popen
 
 import pytest
 
-from tests.comm.launching import MPIRUN, ROOT, Done, clean_environment
+from tests.comm.launching import MPIRUN, ROOT, Done, clean_environment, needs_mpirun
 from tests.conftest import NIGHTLY
 from tests.crash.runs import Material, check_close, train
 
@@ -190,7 +190,7 @@ def check_run(material: Material, name: str, mode: str, start: Callable[[list[st
     check_close(folder, alone)
 
 
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun here")
+@needs_mpirun
 def test_losses_under_mpirun_are_those_of_one_rank(material: Material) -> None:
     with hosts(2) as nodes:
         check_run(material, "mpirun", "layer", lambda words: by_mpirun(nodes, words, material.root / "agent"))

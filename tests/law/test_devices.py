@@ -15,7 +15,7 @@ import torch
 
 from tests.law.cases import KEY, Case, difference, step_gradients, undivided
 from tests.law.every_layer import EveryLayer, ForeignLayers
-from tests.pipeline.undivided import Drawn, Result, network_of, result_of
+from tests.pipeline.undivided import OnDevice, Result, network_of, result_of
 from tests.pipeline.undivided import undivided as undivided_result
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.collectives import SerialCommunicator
@@ -27,7 +27,7 @@ from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.resampling import Border, Upsample
 from tiledseg.models.dropout import set_dropout_key
-from tiledseg.models.network import Tensors, build_modules
+from tiledseg.models.network import build_modules
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network
 from tiledseg.pipeline.schedule import Settings
@@ -70,24 +70,6 @@ def kind(norm: str, upsampling: str) -> UNet:
 @cache
 def expected(norm: str, upsampling: str) -> Result:
     return undivided_result(kind(norm, upsampling), SIZES)
-
-
-@dataclass
-class OnDevice(Drawn):
-    """A micro-batch on the device, computed in `precision`."""
-
-    device: torch.device = CPU
-    precision: str = "fp32"
-
-    def source(self) -> torch.Tensor:
-        return super().source().to(self.device)
-
-    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
-        with autocast(self.precision, self.device):
-            super().run_nodes(tensors, first, stop)
-
-    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
-        return super().loss(*(output.double().cpu() for output in outputs_BKHW))
 
 
 def computed(unet: UNet, device: torch.device, precision: str, recompute: str) -> Result:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import nn
 
 import tiledseg
 from tests.law.cases import relative
-from tests.pipeline.undivided import Drawn, network_of, result_of, undivided
+from tests.pipeline.undivided import Drawn, OnDevice, network_of, result_of, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import serial_axes
 from tiledseg.config.words import RECOMPUTE
@@ -29,19 +27,6 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU on this machine")
     return torch.device(request.param)
-
-
-@dataclass
-class OnDevice(Drawn):
-    """A micro-batch whose input and labels go to the device."""
-
-    device: torch.device | None = None
-
-    def source(self) -> torch.Tensor:
-        return super().source().to(self.device)
-
-    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
-        return super().loss(*(output.cpu() for output in outputs_BKHW))
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)

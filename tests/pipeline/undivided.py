@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.execution.carrying import autocast
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.network import GraphNetwork, Tensors, build_modules
@@ -50,6 +51,24 @@ class Drawn:
         loss = functional.cross_entropy(output_BKHW, target_BHW, reduction="sum")
         self.losses.append(loss.item())
         return loss
+
+
+@dataclass
+class OnDevice(Drawn):
+    """A micro-batch on a device, computed in `precision`."""
+
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    precision: str = "fp32"
+
+    def source(self) -> torch.Tensor:
+        return super().source().to(self.device)
+
+    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
+        with autocast(self.precision, self.device):
+            super().run_nodes(tensors, first, stop)
+
+    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
+        return super().loss(*(output.double().cpu() for output in outputs_BKHW))
 
 
 @dataclass
