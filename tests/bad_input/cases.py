@@ -188,6 +188,7 @@ SCENES = (
 
 
 STORES = (
+    predict("times-that-are-not-given", "--image ROOT/{time}.tif", "--image ", "{time}.tif", "--times is empty"),
     tile("times-that-are-not-given", "--images ROOT/{time}.tif", "--images ", "{time}.tif", "--times is empty"),
     tile("missing-image", "--images ROOT/nowhere.tif", "--images", "nowhere.tif", "does not exist"),
     tile("glob-without-matches", "--images 'ROOT/*.jp2'", "--images", "*.jp2", "matches"),

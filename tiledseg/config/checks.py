@@ -337,6 +337,7 @@ def with_times(patterns: Sequence[str], times: Sequence[str], key: str) -> list[
         raise ConfigError(f"data.times is {shown(times)}; {remedy}")
     for pattern in patterns:
         if (TIME in pattern) != bool(times) and not (times and pattern.lower().endswith(ITEM_ENDINGS)):
-            wrong = f"no {TIME}, but data.times is given" if times else f"{TIME}, but data.times is empty"
+            name = "--times" if key.startswith("--") else "data.times"
+            wrong = f"no {TIME}, but {name} is given" if times else f"{TIME}, but {name} is empty"
             raise ConfigError(f"{key} {pattern} has {wrong}; give both or neither, as s2/*_{TIME}.tif")
     return [pattern.replace(TIME, f"{{{','.join(times)}}}") for pattern in patterns]
