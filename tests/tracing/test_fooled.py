@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import struct
 from collections import deque
@@ -23,6 +24,7 @@ from tiledseg.tracing.trace import trace
 
 Function = Callable[[Any, torch.Tensor], torch.Tensor]
 CALLS: list[int] = []
+NUMBERS, OPTIONS = itertools.count(), SimpleNamespace(calls=0)
 BFLOAT = torch.autocast("cpu", torch.bfloat16)
 LEARNT = torch.rand(1, 4, 1, 1).requires_grad_()
 
@@ -104,6 +106,18 @@ def _counts(calls: Callable[[Any], int]) -> Function:
 
 def _places(x: torch.Tensor) -> torch.Tensor:
     return torch.arange(x.shape[3], dtype=x.dtype)
+
+
+def _with_values_alone(self: Any, x: torch.Tensor) -> torch.Tensor:
+    assert type(x) is torch.Tensor, "no tensor without values"
+    return x * 2 if x.shape[3] == 70 else x
+
+
+class Counter:
+    calls = 0
+
+
+_places.calls = 0  # type: ignore[attr-defined]
 
 
 def _array_written(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -223,6 +237,10 @@ KINDS: dict[str, dict[str, Function]] = {
         "a constant written over": lambda self, x: x * _doubled(torch.ones(4, 1, 1, dtype=x.dtype), x.shape[3]),
         "an array": lambda self, x: x * torch.from_numpy(np.array([max(1.0, x.shape[3] / 600)])),
         "a list of sizes": lambda self, x: x * 2 if torch.tensor(x.shape).tolist()[3] > 600 else x,
+        "one size, with values alone": _with_values_alone,
+        "strides": lambda self, x: x * (self.w * x.stride(2)),
+        "bytes": lambda self, x: x * (self.w * x.nbytes),
+        "a dilation": lambda self, x: functional.conv2d(x, self.k, None, 1, n := 1 + x.shape[2] // 1000, n),
         "one size alone": lambda self, x: x * 2 if x.shape[3] == 70 else x,
         "a band of sizes": lambda self, x: x * self.w if 69 <= x.shape[2] <= 71 or 30 < x.shape[3] < 35 else x,
         "places beside their array": _array_written,
@@ -288,6 +306,13 @@ KINDS: dict[str, dict[str, Function]] = {
         "an object counts": _counts(lambda self: _plus_one(self.options)),
         "a closure counts": (lambda kept: _counts(lambda self: _longer(kept)))([]),
         "a function counts": _counts(lambda self, calls=[]: _longer(calls)),
+        "an iterator": _counts(lambda self: next(NUMBERS)),
+        "a global object": _counts(lambda self: _plus_one(OPTIONS)),
+        "a global class": _counts(lambda self: _plus_one(Counter)),
+        "an attribute of a function": _counts(lambda self: _plus_one(_places)),
+        "an attribute of a weight": _counts(
+            lambda self: _plus_one(vars(self.w).setdefault("n", SimpleNamespace(calls=0)))
+        ),
         "a list grows": _counts(lambda self: _longer(self.kept.setdefault("calls", deque()))),
         "a global grows": _counts(lambda self: _longer(CALLS)),
         "a seldom draw": lambda self, x: x if self.training and torch.rand(()) < 1e-6 else x * self.w,
@@ -312,6 +337,8 @@ KINDS: dict[str, dict[str, Function]] = {
     },
     "dtypes": {
         "bfloat16": lambda self, x: x + 1e-4 * x.to(torch.bfloat16).to(x.dtype),
+        "more digits": lambda self, x: (x.double() + 1e9 - 1e9).to(x.dtype),
+        "a sum of more digits": lambda self, x: x + (x.mean(1, True, dtype=torch.float64) * 1e9 % 1).to(x.dtype),
         "integers": lambda self, x: x + 1e-9 * x.to(torch.int32).to(x.dtype),
         "bits": lambda self, x: x + 1e-12 * x.view(torch.int64 if x.dtype == torch.float64 else torch.int32),
         "autocast": lambda self, x: x + 1e-5 * BFLOAT(functional.conv2d)(x, self.k, padding=1).to(x.dtype),

@@ -72,6 +72,25 @@ def _few_keys(x: torch.Tensor) -> torch.Tensor:
     return (weights @ keys.transpose(1, 2)).transpose(1, 2).view_as(coarse)
 
 
+def _over_few(x: torch.Tensor, change: Function) -> torch.Tensor:
+    """Attention over means of 8 x 8 pixels, by weights that are changed after softmax."""
+    coarse = functional.avg_pool2d(x, 8)
+    tokens = coarse.flatten(2).transpose(1, 2)
+    weights = change((tokens @ tokens.transpose(1, 2)).softmax(-1))
+    return (weights @ tokens).transpose(1, 2).view_as(coarse)
+
+
+def _series(attend: Function) -> Function:
+    """Attention of each pixel over two times, of two channels each."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        series = x.unflatten(1, (2, 2)).permute(0, 3, 4, 1, 2)
+        made = attend(series.flatten(0, 2)).view(*series.shape[:3], 2, -1)
+        return made.permute(0, 3, 4, 1, 2).flatten(1, 2)
+
+    return function
+
+
 def _windows(x: torch.Tensor) -> torch.Tensor:
     batch, channels, height, width = x.shape
     return functional.scaled_dot_product_attention(*[x.view(batch, channels, height, width)] * 3)
@@ -122,6 +141,19 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "positions of NumPy": (lambda x: x + torch.from_numpy(np.arange(x.shape[3])), "numbers that depend on the size"),
     "a number of pixels": (lambda x: x / torch.tensor(x.shape[2] * x.shape[3]), "numbers that depend on the size"),
     "a table, resized": (lambda x: x + functional.interpolate(TABLE, x.shape[2:]), "numbers that depend on the size"),
+    "weights of attention, summed": (lambda x: _over_few(x, lambda w: w / w.sum(-1, keepdim=True)), "scale them by"),
+    "products of channels by einsum": (
+        lambda x: x * torch.einsum("bci,bdi->bcd", x.flatten(2), x.flatten(2)).mean(),
+        "sums over pixels, or joins each with each",
+    ),
+    "einsum without names": (lambda x: torch.einsum("bc...,dc->bd...", x, TABLE[0, 0, :4, :4]), "write one with '->'"),
+    "einsum of images": (lambda x: torch.einsum("bchw,dchw->bchw", x, x), "sums over pixels, or joins each with each"),
+    "median": (lambda x: x - x.median(), "reduces all dims, images too"),
+    "median of pixels": (lambda x: x - x.flatten(2).median(2)[0][..., None, None], "median over the whole image"),
+    "median of rows": (lambda x: x - x.median(2, keepdim=True)[0], "works along pixels or images"),
+    "round the batch": (lambda x: torch.roll(x, 1, 0), "works along pixels or images"),
+    "places along rows": (lambda x: x.gather(2, x.argsort(2)), "along pixels"),
+    "what comes of a refused call": (lambda x: torch.fft.rfft2(x).real, "(fft_rfft2, "),
     "round the end": (lambda x: x.roll(1, dims=2), "round the image's end"),
     "neighbours as one dim": (
         lambda x: functional.unfold(x, 3, padding=1).mean(1),
@@ -158,7 +190,8 @@ REFUSED: dict[str, tuple[Function, str]] = {
         lambda x: functional.group_norm(x, 2, x.mean((0, 2, 3))),
         "of which a tile has a part only",
     ),
-    "channels again": (lambda x: x.repeat(1, 2, 1, 1), "repeat one channel"),
+    "rows again": (lambda x: x.repeat(1, 1, 2, 1), "repeats pixels beside the image"),
+    "four times as many": (lambda x: x.repeat(1, 2, 2, 1), "repeat one channel"),
     "a value": (lambda x: x / float(x.abs().max()), "reads the values of a tensor"),
 }
 
@@ -315,8 +348,8 @@ def test_a_module_of_attention_is_refused_by_name() -> None:
 
 
 def _twice(x: torch.Tensor) -> torch.Tensor:
-    x = x.roll(1, dims=2)
-    return x.roll(1, dims=2)
+    y = x.roll(1, dims=2)
+    return y + x.roll(1, dims=2)
 
 
 class OfOneSize(nn.Module):
@@ -341,7 +374,55 @@ def test_a_fixed_size_is_said() -> None:
         trace(OfOneSize().eval(), 3)
 
 
+def _by_heads(x: torch.Tensor) -> torch.Tensor:
+    coarse = functional.avg_pool2d(x, 8)
+    tokens = coarse.flatten(2).unflatten(1, (2, 2)).transpose(2, 3)
+    weights = (tokens @ tokens.transpose(2, 3)).softmax(-1) * TABLE[0, :2, :1, :1] / 3
+    return (weights @ tokens).transpose(2, 3).flatten(1, 2).view_as(coarse)
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    coarse = functional.avg_pool2d(x, 8)
+    tokens = coarse.flatten(2)
+    weights = (tokens.transpose(1, 2) @ tokens).softmax(-1) / TABLE[0, 0, 0, 0]
+    return (tokens @ weights.transpose(1, 2)).view_as(coarse)
+
+
+ATTENTION = nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64)
+MATRIX = torch.rand(3, 2, dtype=torch.float64)
+
+
+def _of_half(x: torch.Tensor) -> torch.Tensor:
+    half = functional.avg_pool2d(x, 2)
+    return ATTENTION(*[_tokens(half)] * 3)[0].transpose(1, 2).reshape(half.shape)
+
+
 ODD: dict[str, Function] = {
+    "channels of split ones": lambda x: (
+        functional.linear(x.unflatten(1, (2, 2)).permute(0, 3, 4, 1, 2), MATRIX).permute(0, 3, 4, 1, 2).flatten(1, 2)
+    ),
+    "of each time": lambda x: (MATRIX @ x.unflatten(1, (2, 2)).flatten(3)).unflatten(3, x.shape[2:]).flatten(1, 2),
+    "attention over times": _series(lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x),
+    "attention over times, bmm": _series(lambda x: torch.bmm(torch.bmm(x, x.transpose(1, 2)).softmax(-1), x)),
+    "attention over times, fused": _series(lambda x: functional.scaled_dot_product_attention(x, x, x)),
+    "attention over times, einsum": _series(
+        lambda x: torch.einsum("nst,ntc->nsc", torch.einsum("nsc,ntc->nst", x, x).softmax(-1), x)
+    ),
+    "a temperature after softmax": lambda x: _over_few(x, lambda weights: weights / TABLE[0, 0, 0, 0]),
+    "one of each head": _by_heads,
+    "one of turned weights": _turned,
+    "attention at stride 2, with weights": _of_half,
+    "einsum of two": lambda x: torch.einsum("bchw,bchw->bhw", x, x).unsqueeze(1),
+    "einsum of groups": lambda x: torch.einsum("bgchw,dc->bgdhw", x.unflatten(1, (2, 2)), MATRIX).flatten(1, 2),
+    "data of a weight": lambda x: x * TABLE.data[:, :, :1, :1],
+    "channels again": lambda x: x.repeat(1, 2, 1, 1) + x.tile((1, 2, 1, 1)),
+    "median of channels": lambda x: x.median(1, keepdim=True)[0] + x.kthvalue(2, 1, keepdim=True)[0],
+    "the largest channels": lambda x: x.topk(2, 1)[0] + x.topk(1, 1)[0],
+    "channels that are moved": lambda x: torch.roll(x, (1, 2), (1, 1)) + x.index_select(1, torch.tensor([2, 0, 1, 3])),
+    "channels by their order": lambda x: (
+        x.gather(1, x.argsort(1)) - torch.take_along_dim(x, x.argsort(1), 1).diff(dim=1)[:, :1]
+    ),
+    "one channel by its number": lambda x: x * x.index_select(1, torch.tensor([2])),
     "names of NumPy": lambda x: x * x.mean(axis=(2, 3), keepdims=True),
     "nothing joined": lambda x: torch.cat([x, torch.empty(0)], axis=-3),
     "all by name": lambda x: torch.add(input=torch.relu(input=x), other=x, alpha=2),

@@ -269,6 +269,30 @@ class Shuffled(nn.Module):
         return nn.functional.pixel_shuffle(x_BHWC.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
 
 
+class Written(nn.Module):
+    """A leaf that is given a mask of the image's size, which is written in parts, as MONAI's blocks are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaf, self.w = Given(), nn.Parameter(torch.rand(6))
+
+    def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(1, *x_BHWC.shape[1:3], 1, dtype=x_BHWC.dtype)
+        mask[:, -2:] = 1
+        return self.leaf(x_BHWC * self.w, mask)
+
+
+class Given(nn.Module):
+    def forward(self, x_BHWC: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x_BHWC + 0 * mask[:, :1, :1]
+
+
+def test_a_mask_that_is_written_has_a_memory_of_its_own_at_any_size() -> None:
+    """In runs without values too, where the image's memory would reach over all other."""
+    tiledseg.declare(Given, PIXEL(), lambda module, height, width: (torch.zeros(1, height, width, 1),))
+    assert not _traced(Written()).untrained
+
+
 def test_windows_that_are_moved_by_more_than_half() -> None:
     """The first rank then may have less than a window; windows of 5 x 5 at stride 2."""
     network = _traced(Block(6, 2, window=5), Block(6, 4, window=5))

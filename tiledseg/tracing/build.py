@@ -11,6 +11,7 @@ from torch import nn
 
 from tiledseg.architecture.network import ForeignNetwork, Network
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import GraphNetwork, build_modules
@@ -20,10 +21,8 @@ WAYS_OUT = "in crops of one size (window), or mapped whole on one rank (grid 1, 
 
 
 def known(network: Network, still: bool = False) -> Network:
-    """Return the network with its graph: one that a function builds is built and traced for it.
-
-    Raises ConfigError for a function that cannot be called, and for a module that tiles do not leave as it is.
-    """
+    """Return the network with its graph: one that a function builds is built and traced. Raises ConfigError for a
+    function that cannot be called, and for a module that tiles do not leave as it is."""
     if not isinstance(network, ForeignNetwork):
         return network
     return network.traced(network_modules(network, still=still).graph)
@@ -65,9 +64,9 @@ def traced_module(module: nn.Module, bands: int, still: bool = False, whole: int
     except ConfigError as error:
         if whole is None:
             raise ConfigError(f"{error}; or run it as it is: {WAYS_OUT}") from error
-    from tiledseg.tracing.crops import whole_network
+    from tiledseg.tracing.crops import untraced
 
-    return whole_network(module, bands, whole)
+    return untraced(module, bands, Crops(None, whole))
 
 
 def _built(network: ForeignNetwork, seed: int) -> nn.Module:

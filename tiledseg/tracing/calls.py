@@ -1,5 +1,4 @@
-"""The calls of a module in a run, the comparison of runs, and names of torch's functions: which work on single pixels,
-which along channels, which change nothing."""
+"""The calls of a module in a run, the comparison of runs, and torch's functions by what they do with pixels."""
 
 from __future__ import annotations
 
@@ -43,12 +42,10 @@ ALONG_CHANNELS = frozenset(_ALONG.split())
 _SAME = """contiguous clone to float double half type type_as alias as_tensor asarray cpu cuda"""
 SAME = frozenset(_SAME.split())
 UNKNOWN = "may give another result on a part of the image; use one of docs/reference/foreign-networks.md"
-ALL_PIXELS = "lets every pixel see every other, of which a tile has a part only; use convolutions, or gates of channels"
 _COUNTED = "draws numbers by the order of calls, which tiles change; use Dropout2d"
 MULTI_HEAD = "multi_head_attention_forward"
 # Why a function that has no handler cannot be exact.
 REASONS = {
-    **dict.fromkeys(("bmm", "baddbmm"), ALL_PIXELS),
     **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "bernoulli_", "rrelu"), _COUNTED),
     **dict.fromkeys(("unfold", "fold"), "puts the neighbours of a pixel into one dim; use convolutions"),
     **dict.fromkeys(
@@ -57,7 +54,7 @@ REASONS = {
     ),
     "roll": "moves pixels round the image's end, which a tile has not; pad and crop",
     **dict.fromkeys(
-        ("topk", "kthvalue", "median", "quantile", "unique", "histc"),
+        ("topk", "quantile", "unique", "histc"),
         "may sort values of the whole image; take means and maxima",
     ),
 }
@@ -65,7 +62,8 @@ _TRUTHS = """eq ne lt le gt ge isnan isfinite logical_and logical_or logical_not
 bitwise_or bitwise_not"""
 TRUTHS = frozenset(_TRUTHS.split())
 # Functions, and which part of what they give, that say where a value is.
-PLACES = frozenset([("argmax", 0), ("argmin", 0), ("argsort", 0), ("sort", 1), ("max", 1), ("min", 1)])
+PLACES = frozenset([("argmax", 0), ("argmin", 0), ("argsort", 0)])
+PLACES |= {(name, 1) for name in ("sort", "max", "min", "median", "kthvalue", "topk")}
 
 
 @dataclass(frozen=True)
@@ -156,6 +154,8 @@ def frames() -> Iterator[tuple[str, int]]:
 def calling_line() -> str:
     """Return the file and line of the innermost code that is neither torch's nor of this room."""
     for name, line in frames():
+        if name.startswith(_HERE) and not name.endswith(("/calls.py", "/record.py")):
+            break  # whoever began the run
         if "/torch/" not in name and not name.startswith(_HERE) and not name.startswith("<"):
             return f"{_in_package(name)}:{line}"
     return "an unknown line"
@@ -181,11 +181,6 @@ def given_to(call: Call, index: int, name: str, default: Any) -> Any:
     if index < len(call.arguments):
         return call.arguments[index]
     return next((call.keywords[each] for each in NAMES.get(name, (name,)) if each in call.keywords), default)
-
-
-def same_arguments(one: Call, other: Call) -> bool:
-    """Return True if a call was given the same in two runs."""
-    return same((one.arguments, dict(one.keywords)), (other.arguments, dict(other.keywords)))
 
 
 def same(one: Any, other: Any) -> bool:
@@ -214,22 +209,20 @@ def same(one: Any, other: Any) -> bool:
 
 
 def differing(one: Record, again: Record, how: str | None = None, other: Record | None = None) -> str | None:
-    """Return what a module does otherwise in a second run, dropout apart; None where nothing.
-
-    `how`: the mode of a second run of the same size, whose numbers are the same. `other`: a run at another size:
-    numbers that `one` and it share are those of the second run, too.
-    """
-    mine, others = (PLAINLY[how], how) if how else (_in_words(one), _in_words(again))
+    """Return what a module does otherwise in a second run, dropout apart; None where nothing. `how`: the mode of a run
+    of the same numbers. `other`: a run at another size; numbers that `one` and it share must be the second's."""
+    first, others = (PLAINLY[how], how) if how else (_in_words(one), _in_words(again))
     for call, second in zip(one.calls, again.calls, strict=False):
         if _way(call) != _way(second):
-            return f"{where(call)} comes next {mine}, and {where(second)} {others}"
+            return f"{where(call)} comes next {first}, and {where(second)} {others}"
     if len(one.calls) != len(again.calls):
-        longer, words = max((one, mine), (again, others), key=lambda pair: len(pair[0].calls))
+        longer, words = max((one, first), (again, others), key=lambda pair: len(pair[0].calls))
         return f"{where(longer.calls[min(len(one.calls), len(again.calls))])} comes {words} only"
-    for k, (call, second) in enumerate(zip(one.calls, again.calls, strict=True)):
+    given = [[(call.arguments, dict(call.keywords)) for call in run.calls] for run in (one, again, other or one)]
+    for call, mine, theirs, third in zip(one.calls, *given, strict=True):
         excused = "dropout" in call.function or (call.function in MODES and how == "in training")
-        fixed = same_arguments(call, other.calls[k]) if other else how is not None and not excused
-        if fixed and not same_arguments(call, second):
+        fixed = same(mine, third) if other else how is not None and not excused
+        if fixed and not same(mine, theirs):
             return f"{where(call)} is given other numbers {others}"
     if how is None:
         return None

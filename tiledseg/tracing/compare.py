@@ -1,10 +1,8 @@
 """A module and its graph on the same images: outputs, gradients, and state afterwards. All on copies, with the
 generators set back, while tracing and at the place of use: the run ends where they differ on real data.
 
-There a crop is compared in float64, with gradients in training, and a whole window in its dtype. A difference is
-rounding where the module's own output moves as much when its input moves by a few last digits. Dropout keeps all
-channels in both, and scales them.
-"""
+There a crop is compared in float64, with gradients in training, and a whole window in its dtype, up to what the
+module's own output moves by when last digits of its input do. Dropout keeps all channels in both, and scales them."""
 
 from __future__ import annotations
 
@@ -80,12 +78,8 @@ def values(
 
 
 def differences(twin: GraphNetwork, x_BCHW: torch.Tensor, relative: float, *modes: bool, epsilon: float = 0.0) -> Gaps:
-    """Return the values that a module and its graph give differently, by more than `relative` of their size. `modes`:
-    precise, and backward.
-
-    A difference is no fault where the module's own value moves by a tenth of it when the input moves by its rounding,
-    `epsilon`.
-    """
+    """Return the values that a module and its graph give differently, by more than `relative` of their size, and by ten
+    times what the module's own move when the input moves by its rounding, `epsilon`. `modes`: precise, and backward."""
     x_BCHW = x_BCHW.double() if modes[:1] == (True,) else x_BCHW
     mine = values(twin, x_BCHW, False, *modes)  # before a module that writes its weights
     theirs = values(twin, x_BCHW, True, *modes)
@@ -179,11 +173,18 @@ class _KeepAll(TorchFunctionMode):
 
 def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: bool) -> None:
     """Raise ConfigError where a new graph does not give what its module gives for these images, small and large. Where
-    gradients alone differ, the network of a module in evaluation refuses to give any.
-    """
+    gradients alone differ, the network of a module in evaluation refuses to give any."""
     trains = network.recorded.module.training
     with in_mode(network, False):
-        twin, precise = _in_double(network, probes[-1])
+        twin, precise = network, False
+        for double in (True, False):  # in float64 where the module runs so; a copy where it can be copied
+            with contextlib.suppress(Exception):  # whatever the module raises
+                twin = copied(network, double)
+                made = values(twin, probes[-1], True, True).values() if double else ()
+                if all(y.dtype == torch.float64 or not y.is_floating_point() for y in made):  # counts and indices stay
+                    precise = double
+                    break
+                twin = network
         dtype = torch.float64 if precise else probes[-1].dtype
         for x_BCHW in (*probes, LARGE * probes[-1]):
             try:
@@ -210,17 +211,6 @@ def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: b
                 return
 
 
-def _in_double(network: GraphNetwork, x_BCHW: torch.Tensor) -> tuple[GraphNetwork, bool]:
-    """Return a copy in float64, and True; one in its dtype, or the network itself, where the module does not run so."""
-    for precise in (True, False):
-        with contextlib.suppress(Exception):  # whatever the module raises, or cannot be copied
-            twin = copied(network, precise)
-            made = values(twin, x_BCHW, True, True).values() if precise else ()
-            if all(y.dtype == torch.float64 or not y.is_floating_point() for y in made):  # counts and indices stay
-                return twin, precise
-    return network, False
-
-
 def holds_anywhere(network: GraphNetwork, x_BCHW: torch.Tensor) -> bool:
     """Return True if the graph gives what the module gives, or the module gives nothing, for an image of any size."""
     with in_mode(network, False):
@@ -242,10 +232,8 @@ def verify_first(
     most: int,
     say: Callable[[str], None],
 ) -> None:
-    """End the run where a traced network does not give what its module gives on the input that `load` reads, in at most
-    `most` bytes, or does otherwise for the images of `tilings`. Collective: rank 0 looks, and the others wait for its
-    one broadcast, which carries an error too.
-    """
+    """End the run where `verified` does, for the input that `load` reads and images of `tilings`. Collective: rank 0
+    looks, and the others wait for its one broadcast, which carries an error too."""
 
     def look() -> str:
         x_BCHW, weight = load(), next(network.recorded.module.parameters(), torch.zeros(()))
@@ -263,10 +251,8 @@ def verify_first(
 def verified(
     network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: int | None = None, wholes: Sequence[Images] = ()
 ) -> str:
-    """Compare a traced network with its module on real input, in at most `memory` bytes, `most` of them activations;
-    and its calls there and for whole images. Return the line for the log. Raise ConfigError that names the first node
-    that differs.
-    """
+    """Compare a traced network with its module on real input, in at most `memory` bytes, `most` of activations; and its
+    calls there and for whole images. Return a line for the log. Raise ConfigError that names what differs first."""
     begun, name = time.perf_counter(), type(network.recorded.module).__name__
     room = memory - 3 * sum(tensor.numel() * torch.float64.itemsize for tensor in network.state_dict().values())
     room = room if most is None else min(room, most)
@@ -285,7 +271,7 @@ def verified(
             window_BCHW = _fitted(network, window_BCHW, _bytes(network, window_BCHW) // 4)
             continue
         part = "" if window_BCHW is x_BCHW else f" (of {x_BCHW.shape[2]} x {x_BCHW.shape[3]})"
-        images = [(len(x_BCHW), tuple(x_BCHW.shape[2:])), *sorted(wholes, key=lambda each: -prod(each[1]))]
+        images = [*sorted(wholes, key=lambda each: -prod(each[1])), (len(x_BCHW), tuple(x_BCHW.shape[2:]))]
         looks = network.recorded.check(network, images, SECONDS)
         line = f"checked: the graph gives what {name} gives on {_size(window_BCHW)}{part}"
         return f"{line}, and its calls are the same at {looks} sizes, {time.perf_counter() - begun:.1f} s"

@@ -28,6 +28,7 @@ from tiledseg.geometry.layers.declared import Crop, CropGrid, Crops
 from tiledseg.memory.allocations import is_exhausted, kept_for
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, whole_place
+from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.mirrored_reader import mirrored_positions, prefetch
 from tiledseg.tracing.state import class_state, drawn_from, generators, in_mode, is_same, kept_state
@@ -38,11 +39,6 @@ AT_ONCE = {"cpu": 4}
 Place = tuple[Crop, Crop]  # rows and columns of one crop
 _PIXELS = 2**20  # of a batch of crops
 _KEPT_BYTES = 2**26  # of the scores of crops that the next tiles need
-
-
-def whole_network(module: nn.Module, bands: int, classes: int) -> GraphNetwork:
-    """Return the network that runs a module, untraced, on whole images on one rank."""
-    return _network(module, bands, Crops(None, classes))
 
 
 def crops_network(
@@ -87,9 +83,9 @@ def crops_network(
     cost = 0, 0
     if trains:  # bytes that autograd keeps of a crop besides weights, and multiply-adds of a pixel
         with in_mode(module, True), kept_state(module, False), drawn_from(0), torch.enable_grad():
-            scores_BKHW, kept, work = kept_for(lambda: scores_of(module, crops_BCHW[:1].clone()), _tensors(module))
+            scores_BKHW, kept, work = kept_for(lambda: scores_of(module, crops_BCHW[:1].clone()), tensors_of(module))
         cost = kept * SINGLE_BYTES // crops_BCHW.element_size(), work // scores_BKHW[0, 0].numel()
-    return _network(module, bands, Crops(grid, channels, 0, *cost), layout)
+    return untraced(module, bands, Crops(grid, channels, 0, *cost), layout)
 
 
 def _layout(module: nn.Module, x_BCHW: torch.Tensor, scores_BKHW: torch.Tensor) -> torch.memory_format:
@@ -101,14 +97,10 @@ def _layout(module: nn.Module, x_BCHW: torch.Tensor, scores_BKHW: torch.Tensor) 
     return torch.contiguous_format
 
 
-def _tensors(module: nn.Module) -> list[torch.Tensor]:
-    """Return weights and buffers."""
-    return [*module.parameters(), *module.buffers()]
-
-
-def _network(
+def untraced(
     module: nn.Module, bands: int, layer: Crops, layout: torch.memory_format = torch.contiguous_format
 ) -> GraphNetwork:
+    """Return the network that runs a module as it is, on crops, or on whole images on one rank."""
     layer = replace(layer, weights=sum(parameter.numel() for parameter in module.parameters()))
     return GraphNetwork(Graph((Node("crops", layer),)), bands, [CropModule(layer, module, layout)], module)
 
@@ -220,7 +212,7 @@ class CropModule(BlockModule):
         """Yield the scores of each crop of a tile, in order."""
         kind = x_CHW.device.type
         cast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        state = x_CHW.dtype, kind, cast, tuple((id(each), each._version) for each in _tensors(self.module))
+        state = x_CHW.dtype, kind, cast, tuple((id(each), each._version) for each in tensors_of(self.module))
         if self._batch is None or self._batch[0] != state:
             self._batch = state, self._crops_at_once(x_CHW)
         size = self._batch[1]
@@ -249,7 +241,7 @@ class CropModule(BlockModule):
     def _copies(self, number: int) -> list[nn.Module]:
         """Return the module, and copies with its weights; the module alone where it cannot be copied."""
         with suppress(Exception):  # whatever an attribute raises
-            shared = [{id(tensor): tensor for tensor in _tensors(self.module)} for _ in range(number - 1)]
+            shared = [{id(tensor): tensor for tensor in tensors_of(self.module)} for _ in range(number - 1)]
             return [self.module, *(copy.deepcopy(self.module, each) for each in shared)]
         return [self.module]
 

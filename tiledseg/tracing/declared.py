@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import lcm, sqrt
+from math import sqrt
 from typing import Any
 
 import torch
@@ -27,8 +27,8 @@ SCALES = "mul", "mul_", "div", "div_", "clone", "detach", "alias"
 
 @dataclass(frozen=True)
 class Windows:
-    """The footprint of attention in windows: an output sees its own window of `size` x `size` pixels. The windows are a
-    grid of the image, which `shift` moves, and the image's ends clip."""
+    """The footprint of attention in windows: an output sees its own of a grid of `size` x `size` pixels, which `shift`
+    moves, and the image's ends clip."""
 
     size: Numbers
     shift: Numbers = 0
@@ -142,8 +142,7 @@ def _held(module: nn.Module) -> dict[str, Any]:
 
 
 class _Kernels(TorchDispatchMode):
-    """The kernels that a function of `x` calls, with their numbers, and how many numbers they draw. Raises ValueError
-    for one that does something else with `x` than to scale it, or writes elsewhere."""
+    """The kernels that a function of `x` calls, and the numbers they draw. Raises ValueError for other than scaling."""
 
     def __init__(self, x: torch.Tensor) -> None:
         super().__init__()
@@ -211,22 +210,12 @@ def declaration(module: nn.Module | None) -> Declaration | None:
     return _DECLARED.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
-def common_grid(module: nn.Module) -> int:
-    """Return the least number of pixels that the windows of all declared parts of a module fill."""
-    stated = [found.of(each) for each in module.modules() if (found := declaration(each))]
-    return lcm(*(one.along(dim)["size"] for one in stated for dim in (0, 1)))
-
-
 def _masked(block: Any, height: int, width: int) -> tuple[Any, ...]:
     """Return the mask that MONAI's stages make for their blocks."""
     package: Any = sys.modules[type(block).__module__]
     size = height, width
     windows = package.get_window_size(size, block.window_size, block.shift_size)
     return (package.compute_mask(size, *windows, block.norm1.weight.device),)
-
-
-def _sized(module: Any, height: int, width: int) -> tuple[Any, ...]:
-    return ((height, width),)
 
 
 def _shipped() -> Iterator[tuple[str, Declaration]]:
@@ -247,8 +236,8 @@ def _shipped() -> Iterator[tuple[str, Declaration]]:
         yield name, Declaration(lambda m: Windows(m.attn.window_size, m.attn.shift_size))
     for name, kind in (("swin", "Swin"), ("swinv2", "Swinv2")):
         where = f"transformers.models.{name}.modeling_{name}.{kind}"
-        yield f"{where}Layer", Declaration(swin, _sized)
-        yield f"{where}PatchMerging", Declaration(merging, _sized)
+        yield f"{where}Layer", Declaration(swin, lambda module, height, width: ((height, width),))
+        yield f"{where}PatchMerging", Declaration(merging, lambda module, height, width: ((height, width),))
 
 
 _DECLARED = dict(_shipped())

@@ -1,7 +1,4 @@
-"""The nodes of a graph made from two records of a module's calls, each with the module that computes it.
-
-A number that differs between two sizes is refused, but where it is known to be a factor, a crop, or a tensor's size.
-"""
+"""The nodes of a graph made from two records of a module's calls, each with the module that computes it."""
 
 from __future__ import annotations
 
@@ -66,6 +63,7 @@ class Pairs:
     scale: float = 1.0
     softmaxed: bool = False
     turned: bool = False  # keys come before queries
+    factors: tuple[tuple[str, Any], ...] = ()  # (mul or div, by what) since softmax: values are scaled instead
 
 
 Inputs = Sequence[Value]
@@ -134,8 +132,6 @@ class Step:
         if not isinstance(value, Value):
             kind = "a tensor that does not depend on the input" if isinstance(value, Given) else f"{value}"
             raise RefusalError(f"takes {kind} for '{name}'; give it a tensor that is computed from the input")
-        if value.node is None:
-            raise UnknownError
         return value
 
     def full(self, index: int = 0, name: str = "input") -> Value:
@@ -145,8 +141,7 @@ class Step:
         return value
 
     def planes(self, index: int = 0, name: str = "input") -> Value:
-        """Return an argument whose last dims are rows and columns; images and channels may stand before them in any
-        order."""
+        """Return an argument whose last dims are rows and columns, whatever stands before them."""
         value = self.value(index, name)
         last = ((), ()) if value.layout.one_pixel else (("H",), ("W",))
         refuse(value.layout.dims[-2:] != last, PERMUTED)
@@ -200,7 +195,8 @@ class Lowering:
                 made = lower(step)
             except UnknownError:
                 if not self.faults:
-                    self.faults.append(f"{where(call)} takes places of the whole image's maxima; take the maxima alone")
+                    what = "places of the whole image's maxima, or another second result that no graph has"
+                    self.faults.append(f"{where(call)} takes {what}; take the maxima alone, the first result")
             except GeometryError:
                 raise
             except Exception as error:  # of a handler too, which was not made for such arguments
@@ -217,8 +213,6 @@ class Lowering:
 
     def add(self, step: Step, what: str, layer: Layer, module: nn.Module, inputs: Inputs, cols: Any = None) -> str:
         """Add a node, named after the module that calls and its function."""
-        if any(value.node is None for value in inputs):
-            raise UnknownError
         name = step.call.owner if step.call.module is not None else f"{step.call.owner}.{what}".lstrip(".")
         names = (f"{name or what}#{number}" if number > 1 else name or what for number in count(1))
         name = next(each for each in names if each not in self.pixels)

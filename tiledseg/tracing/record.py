@@ -1,8 +1,7 @@
 """A record of a module's calls: it runs on real tensors, and every call of torch that takes one is written down.
 
-Tensors are tensors and sizes numbers; what depends on them is found by a second record at another size. Below the
-calls, memory that depends on the input is followed kernel by kernel: compiled code passes the recorder by. Decision
-0016.
+Tensors are tensors and sizes numbers; what depends on them is found by a second record at another size. Memory that
+depends on the input is followed kernel by kernel: compiled code passes the recorder by. Decision 0016.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from math import prod
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ _READS = """__contains__ __array__ tolist numpy equal allclose nonzero unique ma
 untyped_storage storage _typed_storage data_ptr __dlpack__ __array_interface__ apply_ map_ map2_"""
 READS_VALUES = NUMBERS | frozenset(_READS.split())
 # Functions that a graph takes for changes of layout or of dtype alone.
+DROPPING = "scaled_dot_product_attention", calls.MULTI_HEAD
 CASTS = frozenset(("to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "view", "asarray"))
 HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"))
 # Modules that resize to a size, or by a factor: known at the call.
@@ -51,11 +52,8 @@ class PairsError(ConfigError):
 
 
 class Kernels(TorchDispatchMode):
-    """The storages that depend on the input, those made since it is entered, and tensors written since last asked.
-
-    In a run without values (fakes) constants have theirs, but vast ones: so numbers of a size are those of that size. A
-    number read of a fake that depends on the input is 1.
-    """
+    """The storages that depend on the input, those made since it is entered, and tensors written since last asked. In a
+    run without values constants have theirs, but vast ones; a number read of what depends on the input is 1."""
 
     def __init__(self, x_BCHW: torch.Tensor, widest: float) -> None:
         super().__init__()
@@ -74,16 +72,20 @@ class Kernels(TorchDispatchMode):
             taken = tensors_of((args, kwargs))
             reads = func is torch.ops.aten._local_scalar_dense.default
             if reads and isinstance(args[0], FakeTensor) and args[0].constant is None:
-                if not self._dependent.keys() & {address(args[0])}:
-                    raise PairsError(
-                        f"{INEXACT}: at {calling_line()} it reads a number of a tensor of the image's size"
-                    )
+                if address(args[0]) not in self._dependent:
+                    what = "it reads a number of a tensor of the image's size"
+                    raise PairsError(f"{INEXACT}: at {calling_line()} {what}")
                 return torch.ones((), dtype=args[0].dtype).item()
             before = {address(tensor) for tensor in taken}
             self.older |= {start for start in before if start and start not in self._kept}
             depends = not self._dependent.keys().isdisjoint(before)
             constant = self._fake and not any(isinstance(tensor, FakeTensor) for tensor in taken)
-            result = _of_constants(func, args, kwargs) if constant else func(*args, **kwargs)
+            result = None
+            with suppress(RuntimeError) if constant else nullcontext():  # shapes that depend on values
+                result = func(*args, **kwargs)
+            if constant and (result is None or sum(tensor.numel() for tensor in tensors_of(result)) <= VAST):
+                with unset_fake_temporarily():  # what is computed of no image has values, unless these are too many
+                    result = func(*args, **kwargs)
             self.draws |= torch.Tag.nondeterministic_seeded in func.tags
             self.reads |= depends and reads
             for place, argument in enumerate(func._schema.arguments):
@@ -94,30 +96,26 @@ class Kernels(TorchDispatchMode):
                         self._meet(tensor, True)
             for tensor in tensors_of(result):
                 self._meet(tensor, depends)
-                if depends and tensor.numel() > self._most:
-                    raise PairsError(f"{INEXACT}: at {calling_line()} it {calls.ALL_PIXELS}")
+                if depends:
+                    self.check_pairs(tensor.numel())
         return result
+
+    def check_pairs(self, values: float) -> None:
+        """Raise PairsError for a tensor of so many values."""
+        if values > self._most:
+            what = f"{INEXACT}: at {calling_line()} it lets every pixel see every other, in a tensor too large to try"
+            raise PairsError(f"{what}; attend where pixels are fewer, or use convolutions, or gates of channels")
 
     def _meet(self, tensor: torch.Tensor, depends: bool) -> None:
         if start := address(tensor):
             storage = self._kept.setdefault(start, tensor.untyped_storage())
             if depends:
-                self._dependent[start] = start + storage.nbytes()
+                self._dependent[start] = start + (1 if isinstance(tensor, FakeTensor) else storage.nbytes())
 
     def depends(self, tensor: torch.Tensor) -> bool:
         """Return True if the tensor lies in memory that depends on the input, whoever made it."""
         start = address(tensor)
         return start is None or any(begin <= start < stop for begin, stop in self._dependent.items())
-
-
-def _of_constants(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a kernel in a run without values; give it values, unless these are too many."""
-    with suppress(RuntimeError):  # shapes that depend on values
-        result = func(*args, **kwargs)
-        if sum(tensor.numel() for tensor in tensors_of(result)) > VAST:
-            return result
-    with unset_fake_temporarily():
-        return func(*args, **kwargs)
 
 
 def address(tensor: torch.Tensor) -> int | None:
@@ -134,15 +132,10 @@ def is_unit(module: nn.Module, opened: bool = False) -> bool:
     """Return True for a module that is one call: a layer by itself, whatever functions it calls. `opened`: modules of
     which somebody states what they see are none."""
     kind = type(module)
-    own = not opened and isinstance(module, BlockModule) and module.speaks_for_blocks()
+    own = (isinstance(module, BlockModule) and module.speaks_for_blocks()) or declaration(module) is not None
     special = kind in RESIZING or getattr(module, "return_indices", False) or getattr(module, "ceil_mode", False)
-    return (
-        own
-        or (not opened and declaration(module) is not None)
-        or (kind in TWINS and not special)
-        or kind in WHOLE_IMAGE_TWINS
-        or kind in POINTWISE
-    )
+    known = (kind in TWINS and not special) or kind in WHOLE_IMAGE_TWINS or kind in POINTWISE
+    return known or (own and not opened)
 
 
 class Recorder(TorchFunctionMode):
@@ -233,7 +226,9 @@ class Recorder(TorchFunctionMode):
             y, _ = function(*args, **kwargs | {"need_weights": False})
             heads = () if kwargs.get("average_attn_weights", True) else (args[4],)
             # What stands for the weights of all pairs of pixels: a graph does not make them.
-            result = y, y.detach().new_zeros(()).expand(y.shape[1], *heads, len(args[0]), len(args[1]))
+            shape = y.shape[1], *heads, len(args[0]), len(args[1])
+            self.kernels.check_pairs(prod(shape) / 4)
+            result = y, torch.zeros((), dtype=y.dtype, device=y.device).expand(shape)
         else:
             result = function(*args, **kwargs)
         if module in self._depths and any(result is each for each in args):  # in evaluation, as if it were a new one
@@ -244,7 +239,8 @@ class Recorder(TorchFunctionMode):
             return result
         values = values_in((placed, named))
         constants = [value for value in values if isinstance(value, Given)]
-        depends, from_weights = len(constants) < len(values), any(value.from_weights for value in constants)
+        depends = len(constants) < len(values) and not name.startswith("new_")  # of a tensor's dtype and device alone
+        from_weights = any(value.from_weights for value in constants)
         if module is None:
             self._check_function(name, depends, from_weights)
         else:
@@ -259,7 +255,7 @@ class Recorder(TorchFunctionMode):
         is_method = module is None and getattr(function, "__objclass__", None) is not None
         parts = tensors_of(result)
         if not depends:
-            self._note_constants(module or name, is_method, placed, named, result, values)
+            self._note_constants(module or name, is_method, placed, named, result, constants)
         elif parts:
             self._used |= {id(value.tensor) for value in constants}
             for number, part in enumerate(parts):
@@ -271,8 +267,15 @@ class Recorder(TorchFunctionMode):
                 self._inside += 1
                 self._watch(self.record.calls, parts)
                 self._inside -= 1
-        if depends or from_weights:
-            self._check_dtype(name if module is None else "", args, parts, not depends)
+        for tensor in parts if depends or from_weights else ():
+            is_float, taken = tensor.is_floating_point(), next(iter(tensors_of(args)), tensor)
+            cuts = tensor.element_size() < self._dtype.itemsize if is_float else module is None and name in CASTS
+            cuts = cuts or (tensor.dtype == torch.float64 != self._dtype and depends)
+            if cuts and taken.is_floating_point() and depends:
+                cast = f"{name} gives {tensor.dtype} in a network of {self._dtype}; keep the dtype of the network"
+                self._fault(cast, inside=False)
+            elif cuts and taken.is_floating_point():  # of a weight: each rank would round its part of the gradient
+                self._fault(f"{name} rounds gradients to {tensor.dtype}", "own_gradients")
         return result
 
     def _check_function(self, name: str, depends: bool, from_weights: bool) -> None:
@@ -285,11 +288,7 @@ class Recorder(TorchFunctionMode):
                 self._fault(f"hangs a hook ({name}) on a tensor", "own_gradients")
         if name in READS_VALUES and (depends or from_weights):
             self._fault(f"{name} reads the values of a tensor, on which calls may depend; compute with tensors alone")
-        if (
-            self.kernels.draws
-            and "dropout" not in name
-            and name not in ("scaled_dot_product_attention", calls.MULTI_HEAD)
-        ):
+        if self.kernels.draws and "dropout" not in name and name not in DROPPING:
             too = "" if self._in_training else " in evaluation too"
             self._fault(f"{name} draws numbers{too}, which no graph keeps; drop by Dropout2d, or make them a buffer")
         self.kernels.reads = self.kernels.draws = False
@@ -309,8 +308,9 @@ class Recorder(TorchFunctionMode):
         by = (name, self._owners[-1]) if of_module else None
         for number, part in enumerate(tensors_of(result)):
             if id(part) not in self._values or (id(part) in self._stale and not from_weights):
-                recipe = (called, placed, named, number if isinstance(result, tuple | list) else None)
-                self._note(part, Given(part, None, from_weights, by, recipe))
+                recipe = called, placed, named, number if isinstance(result, tuple | list) else None
+                is_new = str(called).startswith("Tensor.new_")  # of a tensor of the input perhaps
+                self._note(part, Given(part, None, from_weights, by, None if is_new else recipe))
 
     def _settle(self, is_unit: bool = False) -> None:
         """Look at what kernels have written: state is a fault but a unit's, and what shares that memory is stale."""
@@ -331,26 +331,14 @@ class Recorder(TorchFunctionMode):
                 if isinstance(value := self._values[id(tensor)], Given) and not value.from_weights:
                     self._values[id(tensor)] = replace(value, recipe=None)
 
-    def _check_dtype(self, name: str, args: Any, parts: list[torch.Tensor], is_weight: bool) -> None:
-        """Note casts that lose digits: a graph has one dtype. Each rank would round its part of a weight's gradient."""
-        for tensor in parts:
-            is_cut = tensor.element_size() < self._dtype.itemsize if tensor.is_floating_point() else name in CASTS
-            is_cut = is_cut and next(iter(tensors_of(args)), tensor).is_floating_point()
-            if is_cut and is_weight:
-                self._fault(f"{name} rounds gradients to {tensor.dtype}", "own_gradients")
-            elif is_cut:
-                what = f"{name} gives {tensor.dtype} in a network of {self._dtype}; keep the dtype of the network"
-                self._fault(what, inside=False)
-
     def finish(self, returned: Any, changes: Changes) -> Record:
         """Return the record, with the changes of the whole run."""
         self._settle()
         if self.kernels.reads:
             self._fault("a number is read of a tensor out of sight; compute with tensors alone")
         record, numbers = self.record, count()
-        for name in changes.attributes:
-            what = f"attribute '{name}' is changed by forward; no graph keeps what changes from call to call"
-            record.faults.append(what)
+        what = "is changed by forward; no graph keeps what changes from call to call"
+        record.faults += [f"attribute '{name}' {what}" for name in changes.attributes]
         hung = not set(changes.marks).isdisjoint(FORWARD_HOOKS)
         record.kept, record.hangs = changes.kept, hung and len(changes.marks) == len(changes.attributes)
         record.moved = [name for name, buffer in changes.buffers.items() if id(buffer) not in self._measured]
@@ -374,10 +362,9 @@ def record(
 ) -> Record:
     """Record the calls of `root` for this input. No buffer, attribute or common generator of random numbers moves.
 
-    `fakes`: the mode of an input without values; `watch`: a function that takes the calls so far after each one, and
-    its result's tensors; `first`: a mode in which `root` is called once before, unrecorded; `widest`: values a
-    pixel, of which a kernel that makes more of the input ends the run by PairsError; `opened`: calls inside of declared
-    modules are recorded, which may write into parts of tensors, and cast; `hangs`: hooks stay.
+    `fakes`: the mode of an input without values; `watch`: a function of the calls so far and the last one's tensors;
+    `first`: a mode in which `root` runs before; `widest`: values a pixel that a kernel may make; `opened`: declared
+    modules are looked into, which may write into parts, and cast; `hangs`: hooks stay.
     """
     recorder, call = Recorder(root, x_BCHW, watch, widest, opened), nn.Module.__call__
     state = nullcontext(Changes()) if hangs else kept_state(root)

@@ -24,13 +24,15 @@ from tiledseg.geometry.shapes import is_legal_size, total_stride
 from tiledseg.memory.allocations import is_exhausted
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Made, Record, differing
-from tiledseg.tracing.declared import common_grid, declaration
+from tiledseg.tracing.declared import declaration
 from tiledseg.tracing.functions.positions import unlike
 from tiledseg.tracing.record import PairsError, record
 from tiledseg.tracing.state import in_mode
 
 Size = tuple[int, int]
 Images = tuple[int, tuple[int, ...]]  # their number, and rows and columns
+Pair = tuple[Record, Record]
+FEW = 1 << 18  # pixels of images with values, where a module does not run without
 # Batches and least sizes far from those that are tried, both ways: thresholds lie between.
 FAR = ((8, (70_000, 1_100)), (4, (2_100, 70_000)), (1, (4_096, 4_096)), (5, (24, 8)))
 
@@ -45,7 +47,11 @@ class ModuleRuns:
 
     module: nn.Module
     bands: int
-    _other: tuple[Record, Record] | None = None  # in another dtype
+    _other: ModuleRuns | None = None  # in another dtype
+    pairs: dict[tuple[Any, ...], Pair] = field(default_factory=dict)  # of runs without values
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleRuns:
+        return ModuleRuns(copy.deepcopy(self.module, memo), self.bands)
 
     def probe(self, batch: int, size: Size, fakes: FakeTensorMode | None = None) -> torch.Tensor:
         """Return an image of noise, of the dtype and device of the weights; of no values with `fakes`."""
@@ -73,10 +79,24 @@ class ModuleRuns:
         finally:
             quiet.disabled = before
 
+    def pair(
+        self, sizes: tuple[Size, Size], training: bool = False, fake: bool = False, gradients: bool = False, **how: Any
+    ) -> Pair:
+        """Record runs of 2 and 3 images. Those without values are kept: no change of weights changes them."""
+        key = sizes, training, fake, gradients, self.probe(1, (1, 1)).dtype
+        if key in self.pairs:
+            return self.pairs[key]
+        runs = (
+            self.run(batch, size, training, fake, gradients=gradients, **how) for batch, size in enumerate(sizes, 2)
+        )
+        one, other = runs
+        self.pairs |= {key: (one, other)} if fake else {}
+        return one, other
+
     def window_sizes(self) -> list[tuple[Size, Size]]:
-        """Return sizes of runs that the windows of declared leaves fill, at least two a side; none without windows. The
-        leaves' strides are those of a run without values, or such as are usual."""
-        grid = common_grid(self.module)
+        """Return sizes of runs that the windows of declared leaves fill, at least two a side; none without windows."""
+        stated = [found.of(each) for each in self.module.modules() if (found := declaration(each))]
+        grid = lcm(*(one.along(dim)["size"] for one in stated for dim in (0, 1)))
         if grid == 1:
             return []
         units = [8 * grid, 16 * grid, 32 * grid]
@@ -90,14 +110,12 @@ class ModuleRuns:
             units = [lcm(*fills), 2 * lcm(*fills), *units]
         return [((2 * n, 3 * n), (4 * n, 2 * n)) for n in dict.fromkeys(units)]
 
-    def in_other_dtype(self, sizes: tuple[Size, Size]) -> tuple[Record, Record]:
+    def in_other_dtype(self, sizes: tuple[Size, Size]) -> Pair:
         """Record both runs of a copy of the module, in float64, or in float32 if it is in float64."""
         if self._other is None:
             kind = torch.float32 if self.probe(1, (1, 1)).dtype == torch.float64 else torch.float64
-            twin = ModuleRuns(copy.deepcopy(self.module).to(kind), self.bands)
-            one, other = (twin.run(batch, size) for batch, size in zip((2, 3), sizes, strict=True))
-            self._other = one, other
-        return self._other
+            self._other = ModuleRuns(copy.deepcopy(self.module).to(kind), self.bands)
+        return self._other.pair(sizes)
 
     def elsewhere(self, graph: Graph, size: Size) -> Record:
         """Record a run of one image, at an odd multiple of the stride if the module takes it."""
@@ -129,12 +147,12 @@ def unsteady(different: str) -> ConfigError:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The module that a graph was traced from. `wanted`: which tensors that it returns are the graph's outputs (None:
-    all); `calls`: all its calls, in words; `made`: the node that computes a call's result, and its layout; `sizes`: of
-    the images of its runs; `placed`: its `functions.positions.Placed`; `known`: images at which its calls were compared
-    since, with the mode."""
+    """The module that a graph was traced from, by its runs `source`. `wanted`: which tensors that it returns are the
+    graph's outputs (None: all); `calls`: all its calls, in words; `made`: the node that computes a call's result, and
+    its layout; `sizes`: of the images of its runs; `placed`: its `functions.positions.Placed`; `known`: images at which
+    its calls were compared since, with the mode."""
 
-    module: nn.Module
+    source: ModuleRuns
     wanted: Sequence[int] | None
     calls: tuple[str, ...]
     made: dict[Made, tuple[int, Layout]]
@@ -142,28 +160,31 @@ class Recorded:
     placed: list[Any]
     known: set[tuple[Any, ...]] = field(default_factory=set)
 
+    @property
+    def module(self) -> nn.Module:
+        return self.source.module
+
     def check(self, network: GraphNetwork, images: Iterable[Images], seconds: float = inf) -> int:
         """Compare the module's calls for images of these batches and sizes, in the network's mode, with those of its
-        trace, by runs without values; return how many were compared, in about so many seconds. Raise ConfigError where
-        the module does otherwise."""
+        trace, by runs without values (with values for small images, where it does not run without); return how many
+        were compared, in about so many seconds. Raise ConfigError where the module does otherwise."""
         training, gradients, begun = network.training, torch.is_grad_enabled(), time.perf_counter()
-        source, pair, looks = ModuleRuns(self.module, network.bands), list[Record](), 0
-
-        def run(batch: int, size: Size) -> Record:
-            return source.run(batch, size, training, True, gradients=gradients, widest=inf)
-
+        how: dict[str, Any] = {"gradients": gradients, "widest": inf}
+        looks = 0
         for batch, size in dict.fromkeys(images):
             key = batch, size, training, gradients
             if key in self.known or time.perf_counter() - begun > seconds:
                 continue
-            with suppress(OtherSizeError):  # whatever the module raises
-                one, other = pair = pair or [run(n, each) for n, each in enumerate(self.sizes, 2)]
-                again = run(batch, (size[0], size[1]))
-                different = differing(one, again, other=other)
-                different = different or unlike(self.placed, network.graph, source.bands, again)
-                written = (fault for fault in again.faults if "writ" in fault)  # others of fakes may be none
-                if different := different or next(written, None):
-                    raise unsteady(different)
-                looks += 1
+            for fake in (True, False)[: 1 + (batch * prod(size) <= FEW)]:
+                with suppress(OtherSizeError):  # whatever the module raises
+                    one, other = self.source.pair(self.sizes, training, fake, **how)
+                    again = self.source.run(batch, (size[0], size[1]), training, fake, **how)
+                    different = differing(one, again, other=other)
+                    different = different or unlike(self.placed, network.graph, network.bands, again)
+                    written = (fault for fault in again.faults if "writ" in fault)  # others of fakes may be none
+                    if different := different or next(written, None):
+                        raise unsteady(different)
+                    looks += 1
+                    break
             self.known.add(key)
         return looks

@@ -11,12 +11,13 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from tiledseg.errors import ConfigError
 
@@ -25,7 +26,8 @@ FORWARD_HOOKS = "_forward_hooks", "_forward_pre_hooks"  # of a module
 HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"  # of a tensor
 GLOBAL_HOOKS = [name for name in vars(nn.modules.module) if re.fullmatch(r"_global_\w+_hooks", name)]
 DEPTH = 4  # of attributes of attributes that are looked at
-HELD = (int, float, list, dict, set, deque, np.ndarray)  # what a function may count in, of its module's globals
+# What a function may count in, of its module's globals.
+HELD = (int, float, list, dict, set, deque, np.ndarray, SimpleNamespace, Iterator)
 SIMPLE = (int, float, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
@@ -55,7 +57,9 @@ def kept_state(root: nn.Module, look: bool = True) -> Iterator[Changes]:
         for path, module, old, before in modules:
             now = _attributes(module) if look else {}
             for name in [name for name in {**now, **old} if not is_same(now.get(name), old.get(name))]:
-                keeps = name in vars(module) and _holds_tensors(vars(module)[name])
+                leaves = tree_leaves(vars(module).get(name))  # tensors alone are kept to be looked at
+                keeps = all(isinstance(each, torch.Tensor) and not isinstance(each, nn.Parameter) for each in leaves)
+                keeps = keeps and len(leaves) > 0
                 changes.marks += [name] if name in FORWARD_HOOKS or now.get(name) is True else []
                 (changes.kept if keeps else changes.attributes).append(f"{path}.{name}".lstrip("."))
             for name in vars(module).keys() - before.keys():
@@ -103,7 +107,9 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     """Return pictures of a module's attributes, of registered tensors and modules each by its name."""
     pictures: dict[str, Any] = {}
     for name, value in vars(module).items():
-        pictures |= dict(value) if name in REGISTERED else {name: _picture(value, DEPTH)}
+        pictures |= {
+            key: _picture(each, DEPTH) for key, each in (value if name in REGISTERED else {name: value}).items()
+        }
     return pictures
 
 
@@ -114,13 +120,6 @@ def is_same(old: Any, new: Any) -> bool:
     if isinstance(old, list | tuple) and type(new) is type(old):
         return len(old) == len(new) and all(map(is_same, old, new))
     return old is new or (type(old) is type(new) and isinstance(old, SIMPLE) and old == new)
-
-
-def _holds_tensors(value: Any) -> bool:
-    """Return True for a tensor, or a container of tensors alone: kept to be looked at."""
-    if isinstance(value, list | tuple | dict):
-        return bool(value) and all(map(_holds_tensors, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
 
 
 def own_gradients(root: nn.Module) -> str | None:
@@ -190,6 +189,8 @@ def _picture(value: Any, depth: int) -> Any:
     """Return a copy of containers, of the attributes of objects, and of generators of numbers, for `is_same`; all else
     as it is."""
     match value:
+        case torch.Tensor() if depth and vars(value):
+            return [value, _picture(vars(value), depth - 1)]
         case None | int() | float() | str() | bytes() | torch.Tensor() | nn.Module() | type() | ModuleType():
             return value
         case dict() | Mapping() if depth:
@@ -198,7 +199,8 @@ def _picture(value: Any, depth: int) -> Any:
             return [_picture(each, depth - 1) for each in value]
         case FunctionType() if depth:
             inside = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-            named = (value.__globals__.get(name) for name in value.__code__.co_names)
+            named = [value.__globals__.get(name) for name in value.__code__.co_names]
+            named += [part for each in named if isinstance(each, type | FunctionType) for part in vars(each).values()]
             held = [*inside, *(each for each in named if isinstance(each, HELD)), value.__defaults__, vars(value)]
             return [value, *(_picture(each, depth - 1) for each in held)]
         case MethodType() | torch.dtype() | torch.Size():

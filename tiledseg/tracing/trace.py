@@ -17,7 +17,6 @@ from torch.jit import ScriptModule
 from torch.utils._pytree import tree_leaves
 
 from tiledseg.errors import ConfigError, GeometryError
-from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import round_up
 from tiledseg.geometry.shapes import output_size
 from tiledseg.models.layers.pixelwise import DeclaredModule
@@ -80,20 +79,21 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
 def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
     module, own = source.module, own_gradients(source.module)
     with suppress(OtherSizeError):  # it needs values; else a tensor of every pixel with every other ends it here
-        if different := differing(source.run(2, sizes[0], fake=True), source.run(3, sizes[1], fake=True)):
+        if different := differing(*source.pair(sizes, fake=True)):
             raise unsteady(different)
-    one, other = source.run(2, sizes[0]), source.run(3, sizes[1])
+    one, other = source.pair(sizes)
     own, changed = own or own_gradients(module), None  # of weights, on which a first call may hang hooks
     if one.hangs:  # in its first call, as modules of transformers do
         first, large = one, other
         with suppress(ConfigError):
             source.run(1, sizes[0], fake=True, hangs=True)
-        one, other = source.run(2, sizes[0]), source.run(3, sizes[1])
+        source.pairs.clear()
+        one, other = source.pair(sizes)
         changed = differing(first, one, "at its next call") or differing(large, other, "at its next call")
     if different := changed or differing(one, other):
         raise _refused(one.faults) if one.faults else unsteady(different)
     try:
-        trained = [source.run(run.batch, run.size, True, gradients=own is None) for run in (one, other)]
+        trained = list(source.pair(sizes, True, gradients=own is None))
         pairs = zip((one, other), trained, strict=True)
         untrained = next(filter(None, (differing(*pair, "in training") for pair in pairs)), None)
     except OtherSizeError as error:
@@ -113,7 +113,13 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
         raise _refused(lowering.faults)
     graph, modules = assembled(lowering, [value.node for value in outputs if value.node is not None])
     for size in sizes:
-        _check_size(graph, size)
+        try:
+            output_size(graph, size[0]), output_size(graph.along_columns, size[1])
+        except GeometryError as error:
+            if not any(layer.statistics == "image" for layer in graph.layers):
+                raise
+            what = f"{str(error).rsplit('; ', 1)[0]}; a mean counts as many pixels as the tensor that it is of"
+            raise GeometryError(f"{what}; take it of one as large as the tensor that it is joined to") from None
     third = source.elsewhere(graph, sizes[0])
     if different := differing(one, third, other=other) or unlike(lowering.placed, graph, source.bands, third):
         raise unsteady(different)
@@ -137,7 +143,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     network.own_gradients, network.origin = own, ModuleState(module, kept)
     numbers = {node.name: k for k, node in enumerate(graph.nodes)}
     made = {m: (numbers[v.node], v.layout) for m, v in lowering.values.items() if v.node and v.node in numbers}
-    network.recorded = Recorded(module, indices, tuple(map(where, one.calls)), made, sizes, lowering.placed)
+    network.recorded = Recorded(source, indices, tuple(map(where, one.calls)), made, sizes, lowering.placed)
     for mode in (False, True)[: 1 + module.training]:
         with in_mode(network, mode), torch.set_grad_enabled(mode and own is None):
             network.recorded.check(network, source.far_sizes(graph, sizes[0]))
@@ -148,8 +154,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
 
 
 def _check_declared(lowering: Lowering) -> str | None:
-    """Look into declared modules: other calls are faults, in training alone they end training. Return what a backward
-    pass does besides torch's own."""
+    """Look into declared modules: note faults of their calls, and return what a backward pass does of its own."""
     own = None
     leaves = {name: each for name, each in lowering.modules.items() if isinstance(each, DeclaredModule)}
     for name, module in leaves.items():
@@ -166,8 +171,8 @@ def _check_declared(lowering: Lowering) -> str | None:
 
 
 def _other_calls(module: DeclaredModule, training: bool) -> tuple[str | None, str | None]:
-    """Return what a declared module does inside that depends on an image's size, its values, the batch or the calls
-    before; and what it does in a backward pass of its own. By records of its calls: numbers cannot show it."""
+    """Return what a declared module does by an image's size, values, batch or earlier calls, and in a backward pass of
+    its own. By records of its calls: numbers cannot show it."""
     units = [lcm(layer.size, layer.stride) for layer in (module.rows, module.cols)]
     far = [max(layer.reach, layer.size) for layer in (module.rows, module.cols)]
 
@@ -192,18 +197,6 @@ def _other_calls(module: DeclaredModule, training: bool) -> tuple[str | None, st
             again = run(2, one.size, True, copy.deepcopy(module).to(dtype))
             fault = fault or (f"does something else in {dtype}" if numbered(again) != numbered(one) else None)
     return fault and ("in training " if training else "") + fault, next(iter(one.own_gradients), None)
-
-
-def _check_size(graph: Graph, size: Size) -> None:
-    """Raise GeometryError where the geometry refuses a size at which the module has run."""
-    try:
-        output_size(graph, size[0])
-        output_size(graph.along_columns, size[1])
-    except GeometryError as error:
-        if not any(layer.statistics == "image" for layer in graph.layers):
-            raise
-        what = f"{str(error).rsplit('; ', 1)[0]}; a mean counts as many pixels as the tensor that it is of"
-        raise GeometryError(f"{what}; take it of one as large as the tensor that it is joined to") from None
 
 
 def _refused(faults: list[str]) -> ConfigError:

@@ -97,14 +97,13 @@ def resolve(name: str) -> Any:
     """Return the function of torch of this name. Raises AttributeError where there is none."""
     if name.removeprefix("Tensor.") == "cumsum":
         return cumsum
-    if name.startswith("Tensor."):
-        return getattr(torch.Tensor, name.removeprefix("Tensor."))
-    for space in NAMESPACES:
-        found = getattr(space, name, None)
+    plain = name.removeprefix("Tensor.")
+    for space in NAMESPACES if plain == name else (torch.Tensor,):
+        found = getattr(space, plain, None)
         if callable(found):
             return found
         if found is not None:
-            return lambda tensor: getattr(tensor, name)  # a property
+            return lambda tensor: getattr(tensor, plain)  # a property
     raise AttributeError(f"torch has no function {name}")
 
 

@@ -1,8 +1,5 @@
-"""Handlers of attention over the image: torch's one function, or a product of queries and keys, softmax, and a product
-with values, as many authors write it.
-
-Weights of queries and keys are no tensor of the graph: they are written down as `Pairs` until values come.
-"""
+"""Handlers of attention over the image: torch's functions, or a product of queries and keys, softmax, and a product
+with values. Weights of queries and keys are no tensor of the graph, but `Pairs` until values come."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from tiledseg.models.layers.attention import AttentionOverImage, WholeImageProdu
 from tiledseg.models.layers.pixelwise import PixelFunction
 from tiledseg.tracing.calls import Given, given_to, plain, where
 from tiledseg.tracing.functions.pixelwise import is_channels, pixelwise
-from tiledseg.tracing.functions.views import views_of
-from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, UnknownError, Value, refuse
+from tiledseg.tracing.functions.views import resized_channels, views_of
+from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, Value, refuse
 
 T = TypeVar("T")
 # Arguments of multi_head_attention_forward after query, key and value.
@@ -37,8 +34,8 @@ POSITIONS = "adds to attention, or masks in it, what has one size of image; drop
 
 
 def heads_of(value: Value, pixels: int = -2) -> int | None:
-    """Return the heads of a tensor whose dim `pixels` (from the end) holds all pixels, and the other of the last two
-    the channels of a head, after images and heads; None where it is laid out otherwise."""
+    """Return the heads of (images, heads, pixels, channels), or with the last two exchanged if `pixels` is -1; None for
+    another layout."""
     dims, factors = list(value.layout.dims), value.layout.channels
     if len(dims) not in (3, 4) or dims.pop(pixels) != TOKENS or value.layout.one_pixel:
         return None
@@ -55,7 +52,11 @@ def _attention(step: Step) -> list[Value]:
     options = step.options(3, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False)
     refuse(options["attn_mask"] is not None or options["is_causal"], POSITIONS)
     refuse(options["dropout_p"] or options["enable_gqa"], OTHERWISE)
-    scale = options["scale"]
+    scale, layouts = options["scale"], [each.layout for each in (query, key, value)]
+    outer = {(layout.dims[:-2], each.shape[:-2]) for layout, each in zip(layouts, (query, key, value), strict=True)}
+    if len(outer) == 1 and all(is_channels(dim) for layout in layouts for dim in layout.dims[-2:]):  # of each pixel
+        layout = resized_channels(query.layout, len(query.shape) - 1, value.shape[-1])
+        return pixelwise(step, "scaled_dot_product_attention", *step.given(), layout, broadcasts=False)
     return _attend(step, query, key, value, 1 / sqrt(query.shape[-1]) if scale is None else float(scale))
 
 
@@ -70,7 +71,10 @@ def _multi_head(step: Step) -> list[Value]:
     more = any(options[name] for name in ("bias_k", "add_zero_attn", "static_k", "static_v"))
     refuse(more, "adds keys to those of the pixels; leave out add_bias_kv and add_zero_attn")
     tokens = {each.layout for each in (query, key, value)} == {Layout((TOKENS, ("B",), ("C0",)))}
-    refuse(not tokens, "attends in tensors of other dims; give (pixels, batch, channels), or set batch_first")
+    what = (
+        "attends in tensors of other dims than (pixels, batch, channels); set batch_first, or attend over other dims by"
+    )
+    refuse(not tokens, f"{what} scaled_dot_product_attention")
     if options["dropout_p"]:
         step.lowering.untrained = step.lowering.untrained or f"{where(call)} drops weights of attention in training"
     heads, width = int(options["num_heads"]), query.shape[2]
@@ -110,8 +114,7 @@ def _of_heads(value: Value, heads: int) -> Value:
 
 
 def _attend(step: Step, query: Value, key: Value, value: Value, scale: float, turned: bool = False) -> list[Value]:
-    """Add the node of attention; every one is seen as (images, heads, pixels, channels of a head). `turned`: the
-    result is seen with pixels last."""
+    """Add the node of attention of (images, heads, pixels, channels). `turned`: the result has pixels last."""
     heads = [heads_of(each) for each in (query, key, value)]
     what = f"attends in tensors of {query.shape}, {key.shape} and {value.shape}"
     refuse(None in heads or len(set(heads)) > 1, f"{what}; give (batch, heads, pixels, channels) of all pixels")
@@ -195,19 +198,17 @@ def _weigh(step: Step) -> list[Value]:
     """Lower what is done with weights of queries and keys."""
     name, (first, *rest) = plain(step.call.function), step.given()[0]
     pairs: Any = next(each.pairs for each in (first, *rest) if isinstance(each, Value) and each.pairs)
-    weight = next((each for each in (first, *rest) if isinstance(each, Given)), None)
-    scales = name in ("mul", "div") and weight is not first and not pairs.softmaxed
-    if weight is not None and scales and tuple(weight.tensor.shape[-2:]) in ((), (1,), (1, 1)):  # of each head perhaps
-        one, query = step.giving(pairs.query.shape, pairs.query.other_shape), pairs.query
-        (query,) = pixelwise(one, name, (query, weight), {}, query.layout)
-        return _noted(step, replace(pairs, query=query))
-    refuse(weight is not None, POSITIONS)
-    refuse(name in ("mul", "div") and step.call.keywords, OTHERWISE)
-    number = next((each for each in (first, *rest) if isinstance(each, int | float)), None)
-    if name == "mul" and number is not None and not pairs.softmaxed:
-        return _noted(step, replace(pairs, scale=pairs.scale * number))
-    if name == "div" and number is not None and number is not first and not pairs.softmaxed:
-        return _noted(step, replace(pairs, scale=pairs.scale / number))
+    factor: Any = next((each for each in (first, *rest) if isinstance(each, Given | int | float)), None)
+    is_weight = isinstance(factor, Given)
+    scales = factor is not None and (name == "mul" or (name == "div" and factor is not first))
+    if scales and (not is_weight or tuple(factor.tensor.shape[-2:]) in ((), (1,), (1, 1))):  # of each head perhaps
+        refuse(step.call.keywords, OTHERWISE)
+        if pairs.softmaxed:
+            return _noted(step, replace(pairs, factors=(*pairs.factors, (name, factor))))
+        if not is_weight:
+            return _noted(step, replace(pairs, scale=pairs.scale * factor if name == "mul" else pairs.scale / factor))
+        return _noted(step, replace(pairs, query=_scaled(step, pairs.query, name, factor)))
+    refuse(is_weight, POSITIONS)
     if name == "softmax" and not pairs.softmaxed:
         cast = any(isinstance(each, torch.dtype) for each in (*rest, *step.call.keywords.values()))
         refuse(step.argument(1, "dim") not in (-1, len(first.shape) - 1) or pairs.turned or cast, OTHERWISE)
@@ -227,11 +228,16 @@ def _weigh(step: Step) -> list[Value]:
         return _noted(step, replace(pairs, turned=not pairs.turned))
     value = first if pairs.turned else (*rest, None)[0]
     if name in PRODUCTS and pairs.softmaxed and len(rest) == 1 and isinstance(value, Value) and not value.pairs:
-        if value.node is None:
-            raise UnknownError
         value = _turned(value) if pairs.turned else value
+        for scaling in pairs.factors:
+            value = _scaled(step, value, *scaling)
         return _attend(step, pairs.query, pairs.key, value, pairs.scale, pairs.turned)
     raise RefusalError(OTHERWISE)
+
+
+def _scaled(step: Step, value: Value, name: str, factor: Any) -> Value:
+    """Multiply or divide a tensor by a number, or by a weight of each head."""
+    return pixelwise(step.giving(value.shape, value.other_shape), name, (value, factor), {}, value.layout)[0]
 
 
 def _noted(step: Step, pairs: Pairs) -> list[Value]:

@@ -1,5 +1,4 @@
-"""The handler of each function of torch, and of modules that are one layer. A function without a handler is refused by
-its name."""
+"""The handler of each function of torch, and of modules that are one layer."""
 
 from __future__ import annotations
 
@@ -16,7 +15,18 @@ from tiledseg.geometry.layers.resampling import MIRRORED
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.joins import JoinModule
 from tiledseg.spatial.convert import POINTWISE
-from tiledseg.tracing.calls import ALONG_CHANNELS, ELEMENTWISE, REASONS, REVERSED, SAME, UNKNOWN, Given, plain, where
+from tiledseg.tracing.calls import (
+    ALONG_CHANNELS,
+    ELEMENTWISE,
+    REASONS,
+    REVERSED,
+    SAME,
+    UNKNOWN,
+    Given,
+    plain,
+    values_in,
+    where,
+)
 from tiledseg.tracing.declared import declaration, depth_rate
 from tiledseg.tracing.functions.attention import ATTENDING, with_pairs
 from tiledseg.tracing.functions.leaves import declared_leaf
@@ -31,10 +41,14 @@ from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, S
 # Activations that take `inplace` by its place, and where.
 INPLACE = {"relu": 1, "relu6": 1, "selu": 1, "silu": 1, "mish": 1, "hardswish": 1, "hardsigmoid": 1}
 INPLACE |= {"leaky_relu": 2, "elu": 2, "celu": 2, "hardtanh": 3, "threshold": 3}
+# Functions along channels, and the place of their dim if it is not 1.
+DIM_PLACES = {"normalize": 2, "topk": 2, "roll": 2, "diff": 2, "repeat_interleave": 2, "take_along_dim": 2}
+DIM_PLACES |= dict.fromkeys(("gather", "index_select", "cumprod", "logcumsumexp"), 1)
 
 
 def lowered(step: Step) -> list[Value]:
-    """Lower a call by the handler of its function. Raises RefusalError for an unknown one."""
+    """Lower a call by the handler of its function. Raises RefusalError for an unknown one, UnknownError for a call of
+    what a refused call gives."""
     return _handled(positioned(step, _handled))
 
 
@@ -43,6 +57,9 @@ def _handled(step: Step) -> list[Value]:
     handler = _unit if step.call.module is not None else with_pairs(step) or HANDLERS.get(name)
     if handler is None:
         raise RefusalError(REASONS.get(step.call.function, UNKNOWN))
+    given = map(step.lowering.resolved, values_in((step.call.arguments, dict(step.call.keywords))))
+    if any(isinstance(each, Value) and not each.node and not each.pairs for each in given):
+        raise UnknownError
     return handler(step)
 
 
@@ -53,16 +70,17 @@ def _elementwise(step: Step) -> list[Value]:
     arguments, keywords = step.given()
     keywords.pop("inplace", None)
     refuse(keywords.pop("out", None) is not None, "writes into the tensor `out`; leave out the argument")
-    if name in ("add", "mul") and len(arguments) == 2 and not keywords and all(map(_is_whole, arguments)):
+    if (
+        name in ("add", "mul")
+        and len(arguments) == 2
+        and not keywords
+        and all(getattr(each, "layout", None) == WHOLE for each in arguments)
+    ):
         one, other = arguments
         if one.shape == other.shape and one != other:
             layer = Add() if name == "add" else Multiply()
             return step.node(name, layer, JoinModule(layer), arguments)
     return pixelwise(step, step.as_called(name), arguments[: INPLACE.get(name, len(arguments))], keywords)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Value) and value.layout == WHOLE
 
 
 def _same(step: Step) -> list[Value]:
@@ -81,11 +99,11 @@ def _cat(step: Step) -> list[Value]:
     inputs, others = ([each for each in run if isinstance(each, Value) or each.tensor.numel()] for run in runs)
     if not all(isinstance(value, Value) for value in inputs):
         return _with_constants(step, inputs, others, dim)
-    if any(value.node is None for value in inputs):
-        raise UnknownError
     if all(value.layout.dims[dim] == () and value.layout == inputs[0].layout for value in inputs):
         return _stacked(step, inputs, inputs[0].layout, dim % len(inputs[0].shape))
-    if {number for value in inputs for number in channel_dims(value, dim)} and all(map(_is_whole, inputs)):
+    if {number for value in inputs for number in channel_dims(value, dim)} and all(
+        value.layout == WHOLE for value in inputs
+    ):
         return step.passed(inputs[0]) if len(inputs) == 1 else _concatenated(step, "cat", inputs, WHOLE)
     layout = resized_channels(inputs[0].layout, at := dim % len(inputs[0].shape), step.call.shapes[0][at])
     return pixelwise(step, "cat", (tuple(inputs),), {"dim": dim}, layout)
@@ -101,7 +119,7 @@ def _with_constants(step: Step, inputs: Sequence[Any], others: Sequence[Any], di
     places = [place for place, value in enumerate(inputs) if isinstance(value, Value)]
     constants = [value for value in (*inputs, *others) if not isinstance(value, Value)]
     numbers = {number for value in constants for number in value.tensor.unique().tolist()}
-    other = len(places) > 1 or not _is_whole(inputs[places[0]]) or dim % 4 != 1 or len(numbers) > 1
+    other = len(places) > 1 or inputs[places[0]].layout != WHOLE or dim % 4 != 1 or len(numbers) > 1
     other = other or any(value.name or value.from_weights for value in constants)
     refuse(other, "joins a tensor that does not depend on the input; compute it from the input, or leave it away")
     ends = inputs[: places[0]], inputs[places[0] + 1 :]
@@ -129,17 +147,20 @@ def _stacked(step: Step, inputs: Sequence[Value], layout: Layout, dim: int) -> l
 
 
 def _along_channels(step: Step) -> list[Value]:
+    """Lower a function along channels, of which it may give more or fewer."""
     name = plain(step.call.function)
     if name == "layer_norm":
         dim = tuple(range(-len(step.argument(1, "normalized_shape")), 0))
     else:
-        dim = step.argument(2, "dim", 1) if name == "normalize" else step.argument(1, "dim")
+        dim = step.argument(
+            DIM_PLACES.get(name, 1), "dim" if name != "roll" else "dims", 1 if name == "normalize" else None
+        )
         value = step.value()
         over_image = name == "normalize" and isinstance(dim, int) and value.layout.dims[dim] == PIXELS
         if over_image and not value.layout.one_pixel and step.argument(1, "p", 2.0) == 2:
             return over_its_length(step, value, dim)
     refuse(dim is None, "has no dim; give dim=1")
-    channel_dims(step.value(), dim)
+    channel_dims(step.value(), dim, REASONS.get(name))
     return called(step, name)
 
 
@@ -153,6 +174,8 @@ def _dropout(step: Step) -> list[Value]:
     whole = name != "dropout" and len(value.shape) > 4
     refuse(whole and probability, "drops a channel of all times at once; use Dropout, which drops one of each time")
     refuse(step.argument(2, flag, True), "drops in evaluation too; pass training=self.training")
+    if name == "dropout3d" and len(value.shape) == 4:
+        step.lowering.untrained = f"{where(step.call)} drops other things than channels of an image; use Dropout2d"
     return _dropped(step, probability)
 
 
@@ -211,6 +234,6 @@ HANDLERS: dict[str, Handler] = {
     **TIMES,
     "cat": _cat,
     "stack": _stack,
-    **dict.fromkeys((*ALONG_CHANNELS, "layer_norm"), _along_channels),
+    **dict.fromkeys((*ALONG_CHANNELS, *DIM_PLACES, "layer_norm"), _along_channels),
     **dict.fromkeys(_DROPOUTS.split(), _dropout),
 }

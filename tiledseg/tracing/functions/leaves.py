@@ -127,8 +127,7 @@ def _measured(twin: DeclaredModule, x_BCHW: torch.Tensor) -> tuple[torch.Tensor,
 def _seen_beyond(
     twin: DeclaredModule, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, places: Sequence[Pair]
 ) -> str | None:
-    """Return what a single output, above one of the inputs `places`, depends on beyond its declared footprint: by its
-    gradient."""
+    """Return what an output above one of `places` depends on beyond its declared footprint: by its gradient."""
     dims = twin.rows, twin.cols
     weights_C = torch.randn(y_BCHW.shape[1], dtype=torch.float64)
     for place in places:
@@ -152,15 +151,18 @@ def _seen_beyond(
 def _parts_that_differ(
     twin: DeclaredModule, units: list[int], x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, both_BCHW: torch.Tensor
 ) -> str | None:
-    """Return that outputs of a part of an image differ from those of the image: of a tile in its midst, computed by the
-    module as it is, and of the blocks of 3 x 3 ranks; or with another image in the batch."""
+    """Return that outputs of a tile, of the blocks of 3 x 3 ranks, or beside another image differ from the image's."""
     if not float((twin(both_BCHW)[:1] - y_BCHW).abs().max()) <= EXACT * float(y_BCHW.abs().max()):
         return "an image gives other values beside another one in a batch"
     if isinstance(twin.rows, WholeLeaf):
         return None
     dims = list(zip((twin.rows, twin.cols), x_BCHW.shape[2:], units, strict=True))
     tile = [Interval(unit, 3 * unit) for unit in units]
-    inner = [_inside(layer, side, read) for (layer, side, _), read in zip(dims, tile, strict=True)]
+    inner = list[Interval]()  # outputs that see nothing but the tile
+    for (layer, side, _), read in zip(dims, tile, strict=True):
+        made = range(read.start // layer.stride, read.stop // layer.stride)
+        own = [o for o in made if read.contains(layer.within(layer.required_input(Interval(o, o + 1)), side))]
+        inner.append(Interval(own[0], own[-1] + 1))
     made_BCHW = twin(x_BCHW[:, :, tile[0].slice, tile[1].slice])
     rows, cols = (out.relative_to(unit // layer.stride) for out, (layer, _, unit) in zip(inner, dims, strict=True))
     pairs = [(y_BCHW[:, :, inner[0].slice, inner[1].slice], made_BCHW[:, :, rows.slice, cols.slice])]
@@ -172,13 +174,6 @@ def _parts_that_differ(
     apart, size = max(float((one - other).abs().max()) for one, other in pairs), float(y_BCHW.abs().max())
     what = f"a part of an image gives other values than the image there, by {apart:.1e} of {size:.1e}"
     return None if apart <= EXACT * size else what
-
-
-def _inside(layer: Any, side: int, read: Interval) -> Interval:
-    """Return the outputs that see nothing but the inputs `read`."""
-    made = range(read.start // layer.stride, read.stop // layer.stride)
-    whole = [o for o in made if read.contains(layer.within(layer.required_input(Interval(o, o + 1)), side))]
-    return Interval(whole[0], whole[-1] + 1)
 
 
 def _thirds(layer: Any, side: int, unit: int) -> list[DimPlace]:

@@ -13,10 +13,18 @@ from typing import Any
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout, Pixelwise
 from tiledseg.models.layers.pixelwise import PixelFunction, Weights
 from tiledseg.tracing.calls import PLACES, TRUTHS, Given, values_in
-from tiledseg.tracing.lowering import Step, UnknownError, Value, refuse
+from tiledseg.tracing.lowering import Step, Value, refuse
 
 PIXELS = ("H", "W")
-TENSORS_ALONE = ("minimum", "maximum", "atan2", "hypot", "logaddexp", "xlogy")  # torch's functions that take no numbers
+TENSORS_ALONE = (
+    "minimum",
+    "maximum",
+    "atan2",
+    "hypot",
+    "logaddexp",
+    "xlogy",
+    "index_select",
+)  # of torch, which take no numbers
 
 
 def sizes_of(layout: Layout, shape: Sequence[int], pixels: tuple[int, int], batch: int) -> dict[str, int]:
@@ -34,7 +42,7 @@ def sizes_of(layout: Layout, shape: Sequence[int], pixels: tuple[int, int], batc
 
 
 def images_of(layout: Layout, shape: Sequence[int], batch: int) -> int:
-    """Return how many images its author sees in a tensor: one of positions, which are those of every image."""
+    """Return the images that an author sees in a tensor: one of positions."""
     return shape[layout.dims.index(("B",))] if ("B",) in layout.dims else batch
 
 
@@ -107,7 +115,13 @@ def pixelwise(
         factors = (numbers.get(f"C{index}", size) for index, size in enumerate(common.channels))
         after = replace(common, channels=tuple(factors))
     for value in values_in((given[0], keywords)) if broadcasts else ():
-        _check_weight(value, common)
+        shape = tuple(value.tensor.shape) if isinstance(value, Given) else ()
+        many = len(shape) > len(common.dims)
+        refuse(many, f"takes a weight of shape {shape}, which has more dims than the tensor")
+        beside = zip(common.dims[len(common.dims) - len(shape) :], shape, strict=True)
+        what = f"takes a weight of shape {shape}, one for each pixel of one size of image; use one a channel"
+        own = any(size > 1 and not is_channels(dim) for dim, size in beside)
+        refuse(own, f"{what}, or map by fixed crops (--window)")
     before, shapes = tuple(value.layout for value in inputs), tuple(tuple(weight.tensor.shape) for weight in weights)
     for part, shape in enumerate(step.call.shapes):
         several = part if len(step.call.shapes) > 1 else None
@@ -157,8 +171,6 @@ def formula(value: Given, weights: list[Given], plainly: bool = True) -> Any:
 
 def _common_layout(inputs: Sequence[Value]) -> Layout:
     """Return the layout of what the inputs give together: pixels where one of them has pixels."""
-    if any(value.node is None for value in inputs):
-        raise UnknownError
     layouts = [value.layout for value in inputs]
     full = [layout for layout in layouts if not layout.one_pixel] or layouts
     most = max(full, key=lambda layout: sum(map(bool, layout.dims)))
@@ -172,23 +184,14 @@ def _common_layout(inputs: Sequence[Value]) -> Layout:
     return most
 
 
-def _check_weight(value: Any, layout: Layout) -> None:
-    """Refuse a weight that has values of its own for pixels, or images."""
-    shape = tuple(value.tensor.shape) if isinstance(value, Given) else ()
-    many = len(shape) > len(layout.dims)
-    refuse(many, f"takes a weight of shape {shape}, which has more dims than the tensor")
-    pairs = zip(layout.dims[len(layout.dims) - len(shape) :], shape, strict=True)
-    each = any(size > 1 and not is_channels(dim) for dim, size in pairs)
-    what = f"takes a weight of shape {shape}, one for each pixel of one size of image"
-    refuse(each, f"{what}; use one a channel, or map by fixed crops (--window)")
-
-
-def channel_dims(value: Value, dims: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return dims by number from the front. Refuses those that hold pixels or images."""
+def channel_dims(value: Value, dims: int | Sequence[int] | None, of_pixels: str | None = None) -> tuple[int, ...]:
+    """Return dims by number from the front. Refuses those that hold pixels (`of_pixels`: the reason) or images."""
     count = len(value.layout.dims)
     numbers = range(count) if dims is None else [dims] if isinstance(dims, int) else dims
     numbers = tuple(sorted(number % count for number in numbers))
     inside = all(is_channels(value.layout.dims[number]) for number in numbers)
+    over_pixels = any(atom in PIXELS for number in numbers for atom in value.layout.dims[number])
+    refuse(of_pixels and over_pixels, str(of_pixels))
     refuse(not inside, "works along pixels or images, of which a tile has a part only; work along channels")
     return numbers
 

@@ -1,8 +1,7 @@
 """Positions: tensors that a module computes from the image's size, in the place of a tensor of the graph.
 
-Two runs say which numbers of a tensor's calls are sizes, and further runs, of other sizes, must follow the same rule. A
-node makes the tensor anew for the whole image. What weights make of it is lowered as of any other tensor.
-"""
+Two runs say which numbers of a tensor's calls are sizes, and runs of other sizes must follow the rule. A node makes the
+tensor anew for the whole image. What weights make of it is lowered as of any other tensor."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class Placed:
 
 
 class Rule:
-    """The calls that make a tensor in two runs, as those for any size. Raises RefusalError where a number of theirs is
-    no size."""
+    """The calls that make a tensor in two runs, for any size. Raises RefusalError where a number of theirs is none."""
 
     def __init__(self, pair: tuple[Given, Given], sizes: Sequence[Size], batches: tuple[int, int]) -> None:
         self.sizes, self.batches = sizes, batches
@@ -149,9 +147,8 @@ def _learned(given: Given) -> bool:
 
 
 def positioned(step: Step, lower: Handler, at: Path | None = None, anchor: Value | None = None) -> Step:
-    """Return the step with tensors of the graph in the places of those that follow the image's size. Those that cannot
-    be made so stay: the call's own handler refuses them. `at`: the place of the call,
-    if it is one of a constant's recipe; `anchor`: a tensor of as many pixels."""
+    """Return the step with tensors of the graph in the places of those that follow the image's size, if that is known.
+    `at`: the place of the call, if it is one of a constant's recipe; `anchor`: a tensor of as many pixels."""
     pairs = [(each.arguments, dict(each.keywords)) for each in (step.call, step.other)]
     if same(*pairs):
         return step
@@ -276,6 +273,6 @@ def unlike(placed: Sequence[Placed], graph: Graph, bands: int, again: Record) ->
     shapes = dict(zip(graph.names, tensor_shapes(graph, bands, *again.size), strict=True))
     for each in placed:
         if each.node in shapes and not each.rule.holds(found(again, each.path), shapes[each.node][1:], again.batch):
-            what = f"{each.where} computes positions otherwise at {again.batch} x {again.size[0]} x {again.size[1]}"
-            return f"{what} pixels"
+            size = f"{again.batch} x {again.size[0]} x {again.size[1]} pixels"
+            return f"{each.where} computes positions otherwise at {size}"
     return None

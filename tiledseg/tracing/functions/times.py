@@ -1,8 +1,7 @@
 """Images of several times: (batch, channels, times, height, width), or times among the images of the batch.
 
-In a tensor of the graph, channels of the first time come first, then those of the second. So convolutions over times,
-and norms, are layers of images with more channels. A pooling or resizing of times follows that of rows and columns.
-"""
+In a tensor of the graph, channels of the first time come first. So convolutions and norms over times are layers of
+images with more channels. A pooling or resizing of times follows that of rows and columns."""
 
 from __future__ import annotations
 
@@ -178,13 +177,10 @@ def _of_times(step: Step, name: str, factor: float) -> tuple[tuple[Any, ...] | N
     return ((step.call.shapes[0][2], None, None),), {}
 
 
-def _by_dims(name: str) -> Handler:
-    return lambda step: (_over_volume if len(step.value().shape) == 5 else WINDOWS[name])(step)
-
-
 _NAMES = """max_pool3d max_pool3d_with_indices avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d
 adaptive_max_pool3d_with_indices"""
 TIMES: dict[str, Handler] = {
     **dict.fromkeys(_NAMES.split(), _over_volume),
-    **{name: _by_dims(name) for name in ("pad", "interpolate")},
+    "pad": lambda step: (_over_volume if len(step.value().shape) == 5 else WINDOWS["pad"])(step),
+    "interpolate": lambda step: (_over_volume if len(step.value().shape) == 5 else WINDOWS["interpolate"])(step),
 }

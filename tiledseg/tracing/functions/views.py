@@ -13,7 +13,15 @@ from tiledseg.models.layers.pixelwise import resolve
 from tiledseg.models.layers.pooling import MaxPoolModule
 from tiledseg.models.layers.resampling import BorderModule
 from tiledseg.tracing.calls import NAMES, Call, Given, values_in
-from tiledseg.tracing.functions.pixelwise import is_channels, pixelwise, reshaped, sizes_of, with_channels, without
+from tiledseg.tracing.functions.pixelwise import (
+    channel_dims,
+    is_channels,
+    pixelwise,
+    reshaped,
+    sizes_of,
+    with_channels,
+    without,
+)
 from tiledseg.tracing.lowering import WHOLE, Handler, RefusalError, Step, Value, refuse
 
 Range = tuple[int, int, int]  # start, step, count
@@ -95,11 +103,13 @@ def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
 
 def resized_channels(layout: Layout, dim: int, count: int) -> Layout:
     """Return the layout with so many channels along a dim."""
-    (name,) = layout.dims[dim] if len(layout.dims[dim]) == 1 else ("",)
-    if count == 1 or not layout.channels or not name:
+    first, *joined = layout.dims[dim] or ("",)
+    if count == 1 or not layout.channels or not first:
         return without(layout, (dim,), True)
-    at = int(name.removeprefix("C"))
-    return replace(layout, channels=(*layout.channels[:at], count, *layout.channels[at + 1 :]))
+    sizes = {f"C{at}": size for at, size in enumerate(layout.channels) if f"C{at}" not in joined} | {first: count}
+    names = {atom: f"C{at}" for at, atom in enumerate(sizes)}
+    dims = tuple(tuple(names.get(atom, atom) for atom in each if atom not in joined) for each in layout.dims)
+    return replace(layout, dims=dims, channels=tuple(sizes.values()) if len(sizes) > 1 else ())
 
 
 def _with_size(shape: Shape, dim: int, size: int) -> Shape:
@@ -163,6 +173,10 @@ def _expand(step: Step) -> list[Value]:
     grown = [at for at, (one, other) in enumerate(zip(value.shape, shape, strict=False)) if one != other]
     if grown == [0] and value.layout.dims[0] == ("B",) and len(shape) == len(value.shape):  # positions, alike in all
         return step.passed(value)
+    name = step.call.function
+    if name in ("repeat", "tile") and len(grown) == 1 and len(shape) == len(value.shape):
+        (at,) = channel_dims(value, grown, "repeats pixels beside the image; resize, or pad")
+        return pixelwise(step, step.as_called(name), *step.given(), resized_channels(value.layout, at, shape[at]))
     single = all(value.shape[at] == 1 and is_channels(value.layout.dims[at]) for at in grown)
     if len(shape) != len(value.shape) or not single:
         raise RefusalError(f"repeats {value.shape} to {shape}; repeat one channel, or resize, or join by torch.cat")

@@ -14,11 +14,14 @@ from tiledseg.models.layers.pixelwise import COMPUTED
 from tiledseg.models.layers.pooling import AveragePoolModule
 from tiledseg.models.norm import InstanceNorm
 from tiledseg.tracing.calls import Given, given_to, where
-from tiledseg.tracing.functions.pixelwise import channel_dims, formula, is_channels, pixelwise, shared, without
+from tiledseg.tracing.functions.pixelwise import channel_dims, formula, is_channels, pixelwise, shared
 from tiledseg.tracing.functions.times import is_of_times, of_one_time, over_times
-from tiledseg.tracing.lowering import Handler, Step, UnknownError, Value, refuse
+from tiledseg.tracing.functions.views import resized_channels
+from tiledseg.tracing.lowering import Handler, Step, Value, refuse
 
-OVER_PIXELS = "multiplies tensors that both depend on the input, or over pixels, of which a tile has a part only"
+UNLEARNT = "takes weights that depend on the input, which differ from tile to tile; learn them"
+_BUT = "mix channels, or write attention by matmul, softmax(dim=-1), matmul, or scaled_dot_product_attention"
+OVER_PIXELS = f"sums over pixels, or joins each with each, of which a tile has a part only; {_BUT}"
 
 
 def called(step: Step, name: str, layout: Layout | None = None) -> list[Value]:
@@ -27,36 +30,54 @@ def called(step: Step, name: str, layout: Layout | None = None) -> list[Value]:
 
 
 def _linear(step: Step) -> list[Value]:
-    """Lower channels that come last, times a matrix of weights."""
-    if step.call.function != "linear":
-        value, weight = step.argument(0, "input"), step.argument(1, "other")
-        if any(isinstance(each, Value) and each.node is None for each in (value, weight)):
-            raise UnknownError
-        of_weights = isinstance(value, Value) and isinstance(weight, Given) and weight.tensor.dim() == 2
-        refuse(not of_weights, f"{OVER_PIXELS}; multiply by a matrix of weights, or use a 1 x 1 convolution")
-    value = step.value()
-    name = "linear" if step.call.function == "linear" else "matmul"
-    return called(step, name, without(value.layout, channel_dims(value, -1), True))
+    """Lower channels times a matrix of weights, or times a matrix that each pixel has of its own."""
+    name, inputs = "linear", [step.argument(index, "") for index in range(2)]
+    if step.call.function == "linear":
+        value, dim = step.value(), -1
+    elif all(isinstance(each, Value) for each in inputs):
+        return _of_each_pixel(step, *inputs)
+    else:
+        name, dim = "matmul", -2 if isinstance(inputs[0], Given) else -1
+        value, weight = inputs if dim == -1 else inputs[::-1]
+        refuse(weight.tensor.dim() != 2, "multiplies by weights that are no matrix; give one of two dims")
+    (dim,) = channel_dims(value, dim, OVER_PIXELS)
+    return called(step, name, resized_channels(value.layout, dim, step.call.shapes[0][dim]))
+
+
+def _of_each_pixel(step: Step, one: Value, other: Value) -> list[Value]:
+    """Lower a product of two tensors over channels, or times: other dims are the same in both."""
+    dims, last = one.layout.dims[:-2], (*one.layout.dims[-2:], *other.layout.dims[-2:])
+    alike = (dims, one.shape[:-2]) == (other.layout.dims[:-2], other.shape[:-2])
+    refuse(not alike or not all(map(is_channels, last)), OVER_PIXELS)
+    atoms = [atom for dim in dims for atom in dim if is_channels((atom,))]
+    names = {atom: f"C{at}" for at, atom in enumerate(atoms)}
+    made = (
+        *(tuple(names.get(atom, atom) for atom in dim) for dim in dims),
+        *((f"C{len(atoms) + k}",) for k in range(2)),
+    )
+    factors = (*(one.layout.channels[int(atom[1:])] for atom in atoms), *step.call.shapes[0][-2:])
+    return called(step, "matmul", Layout(made, factors, one.layout.one_pixel))
 
 
 def _einsum(step: Step) -> list[Value]:
-    """Lower a product of one tensor and weights: pixels and images stay, all else may be mixed."""
+    """Lower a product by an equation: pixels and images stay, all else may be mixed."""
     equation, *operands = step.given()[0]
     operands = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], tuple) else operands
-    values = [operand for operand in operands if isinstance(operand, Value)]
-    several = len(values) != 1 or "..." in equation or "->" not in equation
-    refuse(several, f"{OVER_PIXELS}; mix the channels of one tensor, by an equation that names all dims")
+    plainly = "->" in equation and "..." not in equation
+    refuse(not plainly, "has an equation that does not name all dims; write one with '->' and without '...'")
     words, _, after = equation.replace(" ", "").partition("->")
-    words = words.split(",")
-    own = words[operands.index(values[0])]
-    held = {letter: dim for letter, dim in zip(own, values[0].layout.dims, strict=True) if not is_channels(dim)}
-    others = "".join(word for word in words if word is not own)
-    mixed = any(letter not in after or letter in others for letter in held) or values[0].layout.channels
-    refuse(mixed, f"{OVER_PIXELS}; keep pixels and images, and mix channels alone")
-    new = len([letter for letter in after if letter not in held])
-    refuse(new != 1, "gives no dim of channels, or several; keep one")
-    dims = tuple(held.get(letter, ("C0",)) for letter in after)
-    return called(step, "einsum", Layout(dims, (), values[0].layout.one_pixel))
+    values = [(word, each) for word, each in zip(words.split(","), operands, strict=True) if isinstance(each, Value)]
+    named = [(letter, dim) for word, each in values for letter, dim in zip(word, each.layout.dims, strict=True)]
+    held = {letter: dim for letter, dim in named if not is_channels(dim)}
+    pixels = [dim for dim in held.values() if dim]
+    of_weights = [word for word, each in zip(words.split(","), operands, strict=True) if not isinstance(each, Value)]
+    mixed = len(set(pixels)) < len(pixels) or not set(held) <= set(after) - set("".join(of_weights))
+    refuse(mixed or any(held.get(letter, dim) != dim for letter, dim in named), OVER_PIXELS)
+    new = [letter for letter in after if letter not in held]
+    dims = tuple(held[letter] if letter in held else (f"C{new.index(letter)}",) for letter in after)
+    factors = tuple(size for letter, size in zip(after, step.call.shapes[0], strict=True) if letter in new)
+    one_pixel = all(each.layout.one_pixel for _, each in values)
+    return called(step, "einsum", Layout(dims, factors if len(new) > 1 else (), one_pixel))
 
 
 def _among_channels(step: Step) -> list[Value]:
@@ -90,7 +111,7 @@ def _convolution(kind: type[nn.Module], step: Step) -> list[Value]:
     more = {"dilation": 1, "groups": 1} if forward else {"output_padding": 0, "groups": 1, "dilation": 1}
     options = step.options(3, stride=1, padding=0, **more)
     value, weight, bias = step.value(), step.argument(1, "weight"), step.argument(2, "bias")
-    _check_learnt(weight, bias)
+    refuse(isinstance(weight, Value) or isinstance(bias, Value), UNLEARNT)
     if weight.tensor.dim() == 5:
         module, layout, value = over_times(step, kind, value, weight.tensor.shape, options)
         return step.by(_with(module, weight=weight, bias=bias), value, "conv", layout)
@@ -106,14 +127,9 @@ def _of_images(step: Step, module: nn.Module, value: Value, what: str) -> list[V
     return of_one_time(step, module, value, what) if over else step.by(module, step.full(), what, value.layout)
 
 
-def _check_learnt(*tensors: Any) -> None:
-    depend = any(isinstance(each, Value) for each in tensors)
-    refuse(depend, "takes weights that depend on the input, which differ from tile to tile; learn them")
-
-
 def _with(module: nn.Module, **tensors: Given | None) -> Any:
     """Return the module by other modules' tensors, which it shares if they are weights as they are."""
-    _check_learnt(*tensors.values())
+    refuse(any(isinstance(each, Value) for each in tensors.values()), UNLEARNT)
     if all(each is None or isinstance(each.tensor, nn.Parameter) for each in tensors.values()):
         for name, each in tensors.items():
             module.register_parameter(name, None if each is None else each.tensor)  # type: ignore[arg-type]
@@ -178,7 +194,7 @@ def _group_norm(step: Step) -> list[Value]:
 
 
 WEIGHTED: dict[str, Handler] = {
-    **dict.fromkeys(("linear", "matmul", "__matmul__"), _linear),
+    **dict.fromkeys(("linear", "matmul", "__matmul__", "bmm"), _linear),
     "einsum": _einsum,
     **dict.fromkeys(("conv1d", "channel_shuffle", "native_channel_shuffle", "local_response_norm"), _among_channels),
     "batch_norm": _batch_norm,

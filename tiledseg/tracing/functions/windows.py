@@ -1,5 +1,4 @@
-"""Handlers of borders, of pooling over windows, of resizing, and of what is taken over all pixels of an image: means,
-sums and maxima, which ranks tell each other.
+"""Handlers of borders, pooling, resizing, and of means, sums and maxima of all pixels, which ranks tell each other.
 
 Means of parts of the whole image, and what is computed of them until they have its size again, are one node."""
 
@@ -46,7 +45,11 @@ def _adaptive(step: Step) -> list[Value]:
         return step.by(nn.AvgPool2d((int(1 / factors[0]), int(1 / factors[1]))), value, "pool", value.layout)
     what = f"makes {after[0]} x {after[1]} means of the image, numbers that depend on its size"
     refuse(after != step.other.shapes[0][-2:], f"{what}; take its single mean, or a pooling of fixed windows")
-    return pooled(step, step.full())
+    again = step.full().node in step.lowering.pooled
+    refuse(again, "takes means of means of parts of the image; take them of the image itself")
+    (made,) = step.node("means", Mark(), nn.Identity(), (value,))  # stands for the input of the branch
+    step.lowering.pooled[str(made.node)] = str(made.node)
+    return [made]
 
 
 def _image_max(step: Step, value: Value, layout: Layout, even: bool = False) -> list[Value]:
@@ -66,7 +69,7 @@ def _image_mean(step: Step, value: Value, layout: Layout, total: bool = False) -
 def _reduce(step: Step) -> list[Value]:
     """Lower a reduction: over channels by single pixels, or a mean, sum or maximum of all pixels of the image."""
     value, name = step.value(), step.call.function
-    first = 2 if name == "norm" else 1
+    first = 2 if name in ("norm", "kthvalue") else 1
     dims, keep = step.argument(first, "dim"), bool(step.argument(first + 1, "keepdim", False))
     refuse(dims is None, "reduces all dims, images too; say which")
     numbers = {dim % len(value.layout.dims) for dim in (dims if isinstance(dims, tuple) else (dims,))}
@@ -207,16 +210,6 @@ def _average_pool(step: Step) -> list[Value]:
     return step.by(pooling.AveragePoolModule(**options), value, "pool", value.layout)
 
 
-def pooled(step: Step, value: Value) -> list[Value]:
-    """Add a node for means of parts of the image, which no graph has: it stands for the input of the branch."""
-    refuse(
-        value.node in step.lowering.pooled, "takes means of means of parts of the image; take them of the image itself"
-    )
-    (made,) = step.node("means", Mark(), nn.Identity(), (value,))
-    step.lowering.pooled[str(made.node)] = str(made.node)
-    return [made]
-
-
 def _resized_branch(step: Step, value: Value, mode: str, aligned: bool) -> list[Value]:
     """Add the node of a whole branch: the means that it begins with, what is computed of them, and the resizing."""
     refuse(mode != "bilinear", f"resizes means of parts of the image by '{mode}'; take bilinear")
@@ -302,7 +295,7 @@ def _shuffle(step: Step) -> list[Value]:
 
 
 _ADAPTIVE = "adaptive_avg_pool2d adaptive_max_pool2d adaptive_max_pool2d_with_indices"
-_REDUCTIONS = "mean sum prod amax amin max min logsumexp norm argmax argmin var std"
+_REDUCTIONS = "mean sum prod amax amin max min logsumexp norm argmax argmin var std median kthvalue"
 WINDOWS: dict[str, Handler] = {
     **dict.fromkeys(_ADAPTIVE.split(), _adaptive),
     **dict.fromkeys(_REDUCTIONS.split(), _reduce),
