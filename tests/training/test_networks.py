@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tiledseg
-from tests.crash.runs import Material, lines
+from tests.crash.runs import Material, step_losses
 from tiledseg.errors import ConfigError
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -29,17 +29,13 @@ def config_of(material: Material, name: str, folder: Path, epochs: int) -> dict[
     return config
 
 
-def losses(folder: Path) -> list[float]:
-    return [line["loss"] for line in lines(folder) if "loss" in line]
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_learns_goes_on_and_maps(material: Material, tmp_path: Path, name: str) -> None:
     whole = tiledseg.train_network(config_of(material, name, tmp_path / "whole", 12))
     parts = tiledseg.train_network(config_of(material, name, tmp_path / "parts", 2))
     assert tiledseg.train_network(config_of(material, name, tmp_path / "parts", 4)) == parts
-    assert losses(parts) == losses(whole)[:8], "a resumed run has the losses of one in a piece"
-    assert sum(losses(whole)[-2:]) < 0.7 * sum(losses(whole)[:2])
+    assert step_losses(parts) == step_losses(whole)[:8], "a resumed run has the losses of one in a piece"
+    assert sum(step_losses(whole)[-2:]) < 0.7 * sum(step_losses(whole)[:2])
     tiledseg.predict_raster(whole, material.root / "held-out.tif", tmp_path / "map.tif", grid=1)
     scores = tiledseg.evaluate_map(tmp_path / "map.tif", material.root / "held-out-labels.tif", classes=3)
     assert scores.accuracy > 0.5, "a guess has a third"
