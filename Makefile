@@ -105,7 +105,7 @@ build/torch-%/ready: setup.cfg constraints.txt
 	$(PYTHON) -m venv build/torch-$*
 	grep -vE '^(torch|sympy|setuptools)==' constraints.txt > build/torch-$*/constraints.txt
 	build/torch-$*/bin/python -m pip install --quiet --no-cache-dir --constraint build/torch-$*/constraints.txt \
-		--editable '.[all,test]' torch==$* $(MPI_WHEEL)
+		--editable '.[all,test]' torch==$* 'setuptools>=70.1' $(MPI_WHEEL)
 	touch $@
 
 lint: setup

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
 from tests.comm.launching import MPIRUN, ROOT
 from tests.conftest import NIGHTLY
@@ -17,6 +18,13 @@ from tests.conftest import NIGHTLY
 pytest.importorskip("myst_nb", reason="the extra docs builds the site")
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 PHONE = 360  # pixels
+LOOKED_AT = (
+    "index.html",
+    "tutorials/first-map.html",
+    "how-to/out-of-memory.html",
+    "reference/keys.html",
+    "gallery.html",
+)
 # What they start has tests of its own (tests/law, tests/crash, tests/test_printed_plans.py): these run at night, and
 # for `make docs`.
 AT_NIGHT = () if NIGHTLY else ("cluster-plan", "four-ranks", "killed-run", "swin", "time-series", "vit")
@@ -62,20 +70,30 @@ def test_a_tutorial_prints_and_draws_what_its_page_says(page: str, site: Path) -
 
 
 @pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium with its chromedriver on this machine")
-def test_no_page_is_wider_than_a_telephone(site: Path) -> None:
+def test_no_page_is_wider_than_a_telephone_light_or_dark(site: Path, tmp_path: Path) -> None:
+    """Screenshots of the front page and a page of each kind show both themes."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium drives the browser")
     pages = [page for kind in ("*.html", "*/*.html") for page in site.glob(kind) if "_modules" not in page.parts]
     assert len(pages) > 60
-    options, wide = webdriver.ChromeOptions(), {}
+    options, wide, light = webdriver.ChromeOptions(), {}, {}
     options.binary_location = CHROMIUM
     for word in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
         options.add_argument(f"--{word}")
     with webdriver.Chrome(options, webdriver.ChromeService(DRIVER)) as browser:
         size = {"width": PHONE, "height": 900, "deviceScaleFactor": 1, "mobile": True}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        for page in sorted(pages):
-            browser.get(page.as_uri())
-            pixels = browser.execute_script("return document.documentElement.scrollWidth")
-            if pixels > PHONE:
-                wide[str(page.relative_to(site))] = pixels
+        for theme, some in (("light", sorted(pages)), ("dark", [site / page for page in LOOKED_AT])):
+            scheme = {"name": "prefers-color-scheme", "value": theme}
+            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+            for page in some:
+                browser.get(page.as_uri())
+                name = str(page.relative_to(site))
+                pixels = browser.execute_script("return document.documentElement.scrollWidth")
+                if pixels > PHONE:
+                    wide[theme, name] = pixels
+                if name in LOOKED_AT:
+                    picture = tmp_path / f"{theme}-{name.replace('/', '-')}.png"
+                    assert browser.save_screenshot(str(picture))
+                    light[theme, name] = float(imread(picture)[..., :3].mean())
     assert wide == {}
+    assert all((value > 0.6) == (theme == "light") for (theme, _), value in light.items()), light

@@ -125,8 +125,7 @@ def build(name: str) -> nn.Module:
     elif name in COSTS:
         module = COSTS[name]()
     else:
-        module = NETWORKS[name].module()
-        module = First(module) if NETWORKS[name].outputs else module
+        module = First(NETWORKS[name].module())
     for each in module.modules():
         if isinstance(each, nn.modules.dropout._DropoutNd):
             each.p = 0.0

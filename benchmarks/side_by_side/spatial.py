@@ -76,7 +76,7 @@ def tiledseg_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
         y_BCHW = spread(part_BCHW)
         (y_BCHW * weights(shape, x_BCHW.dtype)[given]).sum().backward()
         spread.reduce_gradients()
-        gradients = {name: p.grad for name, p in spread.named_parameters() if p.grad is not None}
+        gradients = {name: p.grad.clone() for name, p in spread.named_parameters() if p.grad is not None}  # of buckets
         assert part_BCHW.grad is not None
         return Block(y_BCHW.detach(), given, part_BCHW.grad, own, gradients)
 

@@ -3,6 +3,7 @@ what a program's exit makes of process groups that were opened for it, where it 
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -200,6 +201,7 @@ def test_an_exit_waits_for_no_rank_that_is_gone() -> None:
 
 
 def test_a_group_of_the_program_is_left_to_it() -> None:
-    """Those that were made beside it are closed by then."""
+    """Those that were made beside it are closed by then. Under torch 2.8 Gloo speaks of the program's own."""
     done = run_job([sys.executable, "-c", OWN_GROUP])
-    assert (done.code, done.out, done.err) == (0, "it is there 1\n", "")
+    said = [re.sub(r"^\[Gloo\].*\n", "", text, flags=re.MULTILINE) for text in (done.out, done.err)]
+    assert (done.code, *said) == (0, "it is there 1\n", "")

@@ -37,8 +37,8 @@ KEYS = {f"{name}.{field.name}": field for name, kind in GROUPS.items() for field
 """All keys of the configuration."""
 MAIN = (
     *("data.images", "data.labels", "data.val_images", "data.val_labels", "data.classes", "data.split"),
-    *("tiling.grid", "model.name", "model.levels", "model.base_channels", "model.norm", "model.build"),
-    *("parallel.halo", "parallel.stages", "memory.budget", "optimizer.lr", "optimizer.policy"),
+    *("tiling.grid", "model.name", "model.levels", "model.base_channels", "model.build"),
+    *("parallel.halo", "parallel.stages", "memory.budget", "optimizer.lr"),
     *("train.epochs", "train.tiles_per_step", "train.loss", "train.precision", "run.output"),
 )
 """Keys that `--help` shows; `--help all` shows the others too."""
