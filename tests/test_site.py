@@ -25,9 +25,9 @@ LOOKED_AT = (
     "reference/keys.html",
     "gallery.html",
 )
-# What they start has tests of its own (tests/law, tests/crash, tests/test_printed_plans.py): these run at night, and
-# for `make docs`.
-AT_NIGHT = () if NIGHTLY else ("cluster-plan", "four-ranks", "killed-run", "swin", "time-series", "vit")
+# What they start has tests of its own (tests/law, tests/crash, tests/test_api.py, tests/test_printed_plans.py): these
+# run at night, and for `make docs`.
+AT_NIGHT = () if NIGHTLY else ("cluster-plan", "four-ranks", "killed-run", "own-imagery", "swin", "time-series", "vit")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),

@@ -16,7 +16,6 @@ import shapely
 import torch
 from safetensors.torch import load_file
 
-from tests.raster.polygons_drawn import write_vectors
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.commands.options import to_yaml
@@ -54,6 +53,7 @@ def write_scene(folder: Path) -> None:
 
 def _write_polygons(folder: Path) -> None:
     """Roofs and ponds as boxes of the image, and the area as a lozenge of it."""
+    from tests.raster.polygons_drawn import write_vectors  # with pandas, which other ranks need not load
 
     def box(top: float, left: float, bottom: float, right: float) -> shapely.Polygon:
         xs, ys = [500000 + WIDTH * x / 2 for x in (left, right)], [5000000 - HEIGHT * y / 2 for y in (top, bottom)]

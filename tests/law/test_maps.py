@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyogrio
 import pytest
 import rasterio
 import shapely
@@ -16,7 +15,6 @@ from tests.conftest import SIZE
 from tests.law.cases import one_rank
 from tests.law.runs import configuration, run
 from tests.law.test_steps import marks
-from tests.raster.polygons_drawn import write_vectors
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
@@ -75,6 +73,8 @@ def trained(meshes: dict[str, Mesh], shared: Path) -> Path:
     """A run of one rank; an image of other light than its own; an area of part of it. Collective."""
 
     def made() -> Path:
+        from tests.raster.polygons_drawn import write_vectors
+
         run(configuration(shared, "mapped", {"train.epochs": 3}), one_rank())
         with rasterio.open(shared / "image.tif") as file:
             pixels_CHW, profile, bands = file.read(), file.profile, file.colorinterp
@@ -101,6 +101,8 @@ def mapped(trained: Path, name: str, row: Row, mesh: Mesh) -> None:
 
 
 def polygons(path: Path) -> list[Any]:
+    import pyogrio
+
     _, _, shapes, fields = pyogrio.raw.read(path)
     normal = shapely.to_wkb(shapely.normalize(shapely.from_wkb(shapes)))
     return sorted(zip(normal, *(field.tolist() for field in fields), strict=True))
