@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.halo import (
     minimum_halo,
     network_footprint,
@@ -124,8 +125,7 @@ def formula(question: RunQuestion, stride: int) -> Planned:
 def plan_tiling(question: RunQuestion, budget: int | None = None) -> Tiling:
     """Return the tiling of the given grid, or of the one that fits the memory. Kernels take its tiles whole, unless the
     `budget` of a step takes them in blocks."""
-    graph, shape, grid = question.graph, question.shape, question.grid
-    footprint = network_footprint(graph)
+    graph, shape, grid, footprint = question.graph, question.shape, question.grid, network_footprint(question.graph)
     if grid is None:  # of a run in the first of the halo modes that can be exact on several tiles
         ranks = -(-max(1, question.ranks) // question.images)  # tiles of an image that give every GPU one
         asked = replace(question, ranks=ranks, parallel=Parallelism(halo=exact_modes(graph, tiles=2)[0]))
@@ -346,15 +346,21 @@ def _mode(mode: str, fusion: int) -> dict[str, Any]:
 
 
 def _better(question: RunQuestion, here: ModePlans) -> list[dict[str, Any]]:
-    """Return a narrower precision with its figures, where that fits and the epoch is shorter, or nothing fits here."""
-    longest, usual = math.inf, better_precision(question)
-    if here.best and here.fitting:
-        longest = SHORTER * here.step(here.best).epoch_seconds
-    if usual is None:
-        return []
-    kept = "none" if question.recompute == "auto" else question.recompute
-    modes = mode_plans(replace(question, precision=usual, recompute=kept), here.tiling)
-    if modes.best is None or not modes.fitting or modes.step(modes.best).epoch_seconds >= longest:
-        return []
-    figures = {key: modes.step(modes.best).values[key] for key in ("memory", "gpus", "epoch_seconds")}
-    return [{"flags": f"--precision {usual}"} | _mode(modes.best.cost.mode, modes.best.cost.fusion) | figures]
+    """Return a narrower precision, and a finer grid of uncounted GPUs, that fit where this does not, or are quicker."""
+    found, footprint = list[dict[str, Any]](), here.tiling.footprint
+    longest = SHORTER * here.step(here.best).epoch_seconds if here.best and here.fitting else math.inf
+    question = replace(question, recompute="none" if question.recompute == "auto" else question.recompute)
+    others = list[tuple[str, RunQuestion, Tiling]]()
+    if usual := better_precision(question):
+        others.append((f"--precision {usual}", replace(question, precision=usual), here.tiling))
+    finest = finest_grid(question.shape, footprint)
+    rows, cols = (min(2 * tiles, most) for tiles, most in zip(here.tiling.grid, finest, strict=True))
+    if not question.ranks and question.parallel.mesh is None and (rows, cols) != here.tiling.grid:
+        others.append((f"--grid {rows} {cols}", question, make_tiling(question.shape, (rows, cols), footprint)))
+    for flags, other, tiling in others:
+        with suppress(InputError):
+            modes = mode_plans(other, tiling)
+            if modes.best and modes.fitting and (step := modes.step(modes.best)).epoch_seconds < longest:
+                mode, figures = _mode(modes.best.cost.mode, modes.best.cost.fusion), ("memory", "gpus", "epoch_seconds")
+                found.append({"flags": flags, **mode, **{key: step.values[key] for key in figures}})
+    return found
