@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tiledseg.commands.options import as_config, parse_config, to_yaml
+from tiledseg.commands.options import as_config, meaning, parse_config, to_yaml
 from tiledseg.config.parallel import FOUND
 from tiledseg.config.run import Config, OptimizerConfig, ParallelConfig
 from tiledseg.errors import ConfigError
@@ -100,7 +100,7 @@ def test_every_key_is_described_and_has_a_default() -> None:
         kind = group.default_factory
         assert isinstance(kind, type)
         for key in fields(kind):
-            assert f"        {key.name}: " in (kind.__doc__ or ""), f"{group.name}.{key.name}"
+            assert meaning(f"{group.name}.{key.name}"), f"{group.name}.{key.name}"
             assert key.default is not MISSING or key.default_factory is not MISSING
 
 

@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields
 from functools import cache
+from inspect import getdoc
 from numbers import Integral, Real
 from typing import Any, get_type_hints
 
@@ -77,7 +78,7 @@ def _hints(group: str) -> dict[str, Any]:
 def meaning(key: str) -> str:
     """Return the meaning of a key in a sentence or two, from the docstring of its group."""
     group, _, name = key.partition(".")
-    entry = re.search(rf"^ {{8}}{name}: (.*(?:\n {{12}}.*)*)", GROUPS[group].__doc__ or "", re.MULTILINE)
+    entry = re.search(rf"^ {{4}}{name}: (.*(?:\n {{8}}.*)*)", getdoc(GROUPS[group]) or "", re.MULTILINE)
     return re.sub(r"\s+", " ", entry[1]) if entry else ""
 
 
