@@ -86,17 +86,16 @@ def test_the_papers_table_is_simulated_from_kept_times(tmp_path: Path, capsys: C
 
 
 def test_a_network_side_by_side(tmp_path: Path) -> None:
-    """Layer mode is exact on a network of MONAI's; torch's DTensor, whatever its version does, has a row at night."""
+    """Layer mode is exact on a network of MONAI's; torch's DTensor, whichever way its version goes, has a row."""
     pytest.importorskip("monai")
-    peers = ["tiledseg", *["torch DTensor"] * NIGHTLY]
-    words = ["--only", "networks", "--peers", *peers, "--items", "MONAI UNet"]
+    words = ["--only", "networks", "--peers", "tiledseg", "torch DTensor", "--items", "MONAI UNet"]
     command = [sys.executable, "-m", "benchmarks.side_by_side", *words, "--folder", str(tmp_path)]
     done = run_job(command, environ=clean_environment())
     assert done.code == 0, done.err
     found = json.loads((tmp_path / "measured.json").read_text())["networks"]
-    ours, *others = (found[who]["MONAI UNet"] for who in peers)
+    ours, theirs = (found[who]["MONAI UNet"] for who in ("tiledseg", "torch DTensor"))
     assert max(ours[key] for key in ("y", "dx", "dW")) < 1e-12
-    assert all(theirs.get("error") or "y" in theirs for theirs in others)
+    assert theirs.get("error") or "y" in theirs
     rows = [line for line in (tmp_path / "tables.md").read_text().splitlines() if line.startswith("| MONAI UNet |")]
     assert len(rows) == 1
     assert rows[0].split(" | ")[1].startswith("exact, ")
