@@ -13,6 +13,7 @@ from tests.checkpoint.saved import make_network, save, state_of, train
 from tiledseg.checkpoint.folder import (
     Contents,
     contents_of,
+    drop_later,
     find_checkpoint,
     newest_checkpoint,
     newest_step,
@@ -151,3 +152,16 @@ def test_resuming_takes_the_newest_whole_one(tmp_path: Path) -> None:
         (tmp_path / f"step-00000{step}" / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
         newest_checkpoint(tmp_path)
+
+
+def test_going_back_drops_what_came_later(tmp_path: Path) -> None:
+    """A damaged newest one neither takes the place of those made anew nor is pointed at."""
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    (tmp_path / "step-000003" / "optimizer.safetensors").unlink()
+    drop_later(tmp_path, 2)
+    assert find_checkpoint(tmp_path).state["step"] == 2
+    assert newest_step(tmp_path) == 2
+    save(tmp_path, 3, keep=1)
+    assert find_checkpoint(tmp_path).state["step"] == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000003"]
