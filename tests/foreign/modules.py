@@ -4,14 +4,22 @@ pixels, in training, once they change; and functions that build no network that 
 from __future__ import annotations
 
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-DOES: dict[int, str] = {}  # what sly modules do besides, by their keys
 KEYS = count()
+
+
+class Does:
+    """What sly modules do besides, by their keys: an object that no picture of a module's state reaches."""
+
+    by_key: ClassVar[dict[int, str]] = {}
+
+
+DOES = Does()
 
 
 class Block(nn.Module):
@@ -102,11 +110,11 @@ class Sly(nn.Module):
     @property
     def sly(self) -> str:
         """What it does besides: kept where no trace looks."""
-        return DOES[self.key]
+        return DOES.by_key[self.key]
 
     @sly.setter
     def sly(self, sly: str) -> None:
-        DOES[self.key] = sly
+        DOES.by_key[self.key] = sly
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.sly == "pixels":

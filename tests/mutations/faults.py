@@ -49,8 +49,8 @@ weights are merged without their maximum
 +made[:, :, part] = made[:, :, part] + weights @ values
 == tracing/functions/attention.py | tracing/test_refused.py
 positions are added to attention unseen
--    refuse(weight is not None, POSITIONS)
-+    if weight is not None:
+-    refuse(is_weight, POSITIONS)
++    if is_weight:
 +        return _noted(step, pairs)
 == geometry/halo.py | geometry/test_halo.py
 the halo is one alignment short

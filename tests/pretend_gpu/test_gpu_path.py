@@ -153,13 +153,13 @@ for failure, words in {runs!r}:
 
 CROPS = """
 import sys, torch, tiledseg
-from tests.law.fixed_size import FixedSize, fixed_size
-sizes, forward = set(), FixedSize.forward
-def counted(self, x_BCHW):
-    if not torch.is_grad_enabled():
-        sizes.add(len(x_BCHW))
-    return forward(self, x_BCHW)
-FixedSize.forward = counted
+from tests.law.fixed_size import fixed_size
+from tiledseg.tracing import crops
+sizes, scores_of = set(), crops.scores_of
+def counted(module, x_BCHW):
+    sizes.add(len(x_BCHW))
+    return scores_of(module, x_BCHW)
+crops.scores_of = counted
 image, output, shares = sys.argv[1:]
 tiledseg.predict_raster(fixed_size(), image, output, probabilities=shares, window=12, grid=(2, 3))
 print(sorted(sizes))
@@ -172,7 +172,7 @@ def test_crops_go_in_batches_of_one_size(pretend_gpu: PretendGpu, tmp_path: Path
     write_raster(image, np.random.default_rng(2).integers(1, 256, (3, 45, 67), np.uint8))
     files = {name: [str(tmp_path / f"{name}{end}.tif") for end in ("", "-shares")] for name in ("gpu", "cpu")}
     ran = pretend_gpu.run(["-c", CROPS, str(image), *files["gpu"]]).sound()
-    assert ran.output.splitlines()[-1] == "[1, 16]"  # alone where the module is looked at
+    assert ran.output.splitlines()[-1] == "[1, 2, 16]"  # alone, and in twos, where the module is looked at
     tiledseg.predict_raster(fixed_size(), image, files["cpu"][0], probabilities=files["cpu"][1], window=12)
     for _, path in files.values():
         with rasterio.open(path) as file:

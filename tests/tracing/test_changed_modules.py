@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,28 @@ def test_weights_and_buffers_may_change_after_tracing() -> None:
     assert _changed(lambda module: module.w.data.mul_(2)) is None
     assert _changed(lambda module: module.bn.running_mean.fill_(3)) is None
     assert _changed(lambda module: module.load_state_dict({**module.state_dict(), "w": torch.ones(1, 4, 1, 1)})) is None
+
+
+NUMBERS, EVERY = itertools.count(), list[int]()
+
+
+class Numbered(nn.Module):
+    """A module whose constructor takes a number of all modules, and lists it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = next(NUMBERS)
+        EVERY.append(self.number)
+        self.conv = nn.Conv2d(3, 2, 3, padding=1)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.conv(x_BCHW)
+
+
+def test_what_constructors_alone_touch_may_change() -> None:
+    network, x_BCHW = trace(module := Numbered(), 3).train(), torch.randn(1, 3, 8, 8)
+    assert Numbered().number in EVERY
+    torch.testing.assert_close(network(x_BCHW), module(x_BCHW))
 
 
 class Hanging(nn.Module):

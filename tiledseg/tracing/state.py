@@ -179,10 +179,10 @@ def _description(root: nn.Module, kept: Collection[str]) -> dict[str, Any]:
 
 
 def class_state(root: nn.Module) -> dict[type, Any]:
-    """Return pictures of the classes of a module's parts, with what their functions hold, for `is_same`."""
+    """Return pictures of the classes of a module's parts, with what functions but constructors hold, for `is_same`."""
     classes = {each for module in root.modules() for each in type(module).__mro__}
     own = [each for each in classes if not each.__module__.startswith(("torch.", "builtins"))]
-    return {each: _picture(dict(vars(each)), DEPTH) for each in own}
+    return {each: _picture({k: v for k, v in vars(each).items() if k != "__init__"}, DEPTH) for each in own}
 
 
 def _picture(value: Any, depth: int) -> Any:

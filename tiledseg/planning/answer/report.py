@@ -75,7 +75,7 @@ class Planned(NamedTuple):
     @property
     def values(self) -> dict[str, Any]:
         """The answer as JSON has it."""
-        return {name: part.values for name, part in self.parts.items()}
+        return {"paper": None} | {name: part.values for name, part in self.parts.items()}
 
     def text(self, show: str | None = None) -> str:
         """Return the first lines of the answer, and the sections `show`. Raises ConfigError for one that it lacks."""
