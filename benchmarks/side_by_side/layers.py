@@ -129,6 +129,7 @@ def build(name: str) -> nn.Module:
     for each in module.modules():
         if isinstance(each, nn.modules.dropout._DropoutNd):
             each.p = 0.0
-        if hasattr(each, "inplace"):
-            setattr(each, "inplace", False)  # noqa: B010  # torch's stub has tensors alone
+        for name, value in (("inplace", False), ("drop_prob", 0.0)):  # of stochastic depth
+            if hasattr(each, name):
+                setattr(each, name, value)
     return module
