@@ -130,7 +130,9 @@ NETWORKS: dict[str, Foreign] = {
     "MONAI RegUNet": made(MONAI, "RegUNet(2, 3, 4, 2, out_channels=2)"),
     "MONAI FlexibleUNet, ResNet-18": made(MONAI, _FLEXIBLE, large=True),
     "MONAI DenseNet": made(MONAI, "DenseNet121(2, 3, 2)", refused="returns"),
-    "MONAI SwinUNETR": made(MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2, window_size=4)", size=(256, 256), large=True),
+    "MONAI SwinUNETR": made(
+        MONAI, "SwinUNETR(3, 2, feature_size=12, spatial_dims=2, window_size=4)", size=(256, 256), large=True
+    ),
     "nnU-Net PlainConvUNet": made(NNUNET, "nnunet(PlainConvUNet, n_conv_per_stage=2)"),
     "nnU-Net PlainConvUNet, batch norm, dropout": made(
         NNUNET, "nnunet(PlainConvUNet, nn.BatchNorm2d, n_conv_per_stage=1, **DROPS)"
