@@ -80,17 +80,6 @@ def _over_few(x: torch.Tensor, change: Function) -> torch.Tensor:
     return (weights @ tokens).transpose(1, 2).view_as(coarse)
 
 
-def _series(attend: Function) -> Function:
-    """Attention of each pixel over two times, of two channels each."""
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        series = x.unflatten(1, (2, 2)).permute(0, 3, 4, 1, 2)
-        made = attend(series.flatten(0, 2)).view(*series.shape[:3], 2, -1)
-        return made.permute(0, 3, 4, 1, 2).flatten(1, 2)
-
-    return function
-
-
 def _windows(x: torch.Tensor) -> torch.Tensor:
     batch, channels, height, width = x.shape
     return functional.scaled_dot_product_attention(*[x.view(batch, channels, height, width)] * 3)
@@ -372,66 +361,3 @@ def test_like_places_are_one_line_from_the_package_on() -> None:
 def test_a_fixed_size_is_said() -> None:
     with pytest.raises(ConfigError, match="it runs on 112 x 112 pixels: a size is fixed in it"):
         trace(OfOneSize().eval(), 3)
-
-
-def _by_heads(x: torch.Tensor) -> torch.Tensor:
-    coarse = functional.avg_pool2d(x, 8)
-    tokens = coarse.flatten(2).unflatten(1, (2, 2)).transpose(2, 3)
-    weights = (tokens @ tokens.transpose(2, 3)).softmax(-1) * TABLE[0, :2, :1, :1] / 3
-    return (weights @ tokens).transpose(2, 3).flatten(1, 2).view_as(coarse)
-
-
-def _turned(x: torch.Tensor) -> torch.Tensor:
-    coarse = functional.avg_pool2d(x, 8)
-    tokens = coarse.flatten(2)
-    weights = (tokens.transpose(1, 2) @ tokens).softmax(-1) / TABLE[0, 0, 0, 0]
-    return (tokens @ weights.transpose(1, 2)).view_as(coarse)
-
-
-ATTENTION = nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64)
-MATRIX = torch.rand(3, 2, dtype=torch.float64)
-
-
-def _of_half(x: torch.Tensor) -> torch.Tensor:
-    half = functional.avg_pool2d(x, 2)
-    return ATTENTION(*[_tokens(half)] * 3)[0].transpose(1, 2).reshape(half.shape)
-
-
-ODD: dict[str, Function] = {
-    "channels of split ones": lambda x: (
-        functional.linear(x.unflatten(1, (2, 2)).permute(0, 3, 4, 1, 2), MATRIX).permute(0, 3, 4, 1, 2).flatten(1, 2)
-    ),
-    "of each time": lambda x: (MATRIX @ x.unflatten(1, (2, 2)).flatten(3)).unflatten(3, x.shape[2:]).flatten(1, 2),
-    "attention over times": _series(lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x),
-    "attention over times, bmm": _series(lambda x: torch.bmm(torch.bmm(x, x.transpose(1, 2)).softmax(-1), x)),
-    "attention over times, fused": _series(lambda x: functional.scaled_dot_product_attention(x, x, x)),
-    "attention over times, einsum": _series(
-        lambda x: torch.einsum("nst,ntc->nsc", torch.einsum("nsc,ntc->nst", x, x).softmax(-1), x)
-    ),
-    "a temperature after softmax": lambda x: _over_few(x, lambda weights: weights / TABLE[0, 0, 0, 0]),
-    "one of each head": _by_heads,
-    "one of turned weights": _turned,
-    "attention at stride 2, with weights": _of_half,
-    "einsum of two": lambda x: torch.einsum("bchw,bchw->bhw", x, x).unsqueeze(1),
-    "einsum of groups": lambda x: torch.einsum("bgchw,dc->bgdhw", x.unflatten(1, (2, 2)), MATRIX).flatten(1, 2),
-    "data of a weight": lambda x: x * TABLE.data[:, :, :1, :1],
-    "channels again": lambda x: x.repeat(1, 2, 1, 1) + x.tile((1, 2, 1, 1)),
-    "median of channels": lambda x: x.median(1, keepdim=True)[0] + x.kthvalue(2, 1, keepdim=True)[0],
-    "the largest channels": lambda x: x.topk(2, 1)[0] + x.topk(1, 1)[0],
-    "channels that are moved": lambda x: torch.roll(x, (1, 2), (1, 1)) + x.index_select(1, torch.tensor([2, 0, 1, 3])),
-    "channels by their order": lambda x: (
-        x.gather(1, x.argsort(1)) - torch.take_along_dim(x, x.argsort(1), 1).diff(dim=1)[:, :1]
-    ),
-    "one channel by its number": lambda x: x * x.index_select(1, torch.tensor([2])),
-    "names of NumPy": lambda x: x * x.mean(axis=(2, 3), keepdims=True),
-    "nothing joined": lambda x: torch.cat([x, torch.empty(0)], axis=-3),
-    "all by name": lambda x: torch.add(input=torch.relu(input=x), other=x, alpha=2),
-    "a place that is chosen": lambda x: x.argmax(1, keepdim=True).to(x.dtype) * x,
-}
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_unusual_arguments_are_exact(name: str) -> None:
-    module = Written(ODD[name]).double().eval()
-    x_BCHW = torch.randn(1, 3, 40, 56, dtype=torch.float64)
-    torch.testing.assert_close(trace(module, 3)(x_BCHW), module(x_BCHW), rtol=1e-12, atol=1e-12)

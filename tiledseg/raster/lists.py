@@ -17,7 +17,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
-from warnings import catch_warnings, simplefilter
 
 from tiledseg.config.checks import ITEM_ENDINGS, LIST_ENDINGS, TIME, shown
 from tiledseg.errors import ConfigError, RasterError, install
@@ -319,11 +318,9 @@ def _table(path: str) -> list[dict[str, Any]]:
         raise ConfigError(f"{path} is a table of rasters, which needs pyogrio: {install('vector')}")
     import pyogrio.raw
 
-    from tiledseg.raster.labels.polygons import check_begin
+    from tiledseg.raster.labels.polygons import reading_vectors
 
-    check_begin(path)
-    with reading(f"open {path}", "give a GeoPackage or FlatGeobuf with the column location"), catch_warnings():
-        simplefilter("ignore", RuntimeWarning)  # of a damaged file, which is an error then
+    with reading_vectors(path, "give a GeoPackage or FlatGeobuf with the column location"):
         columns = [name for name in pyogrio.read_info(path)["fields"] if name.lower() in _COLUMNS]
         _, _, _, values = pyogrio.raw.read(path, columns=columns, read_geometry=False)
         return [dict(zip(map(str.lower, columns), row, strict=True)) for row in zip(*values, strict=True)]

@@ -39,8 +39,8 @@ NUMBERS = frozenset(("__bool__", "item", "__int__", "__float__", "__index__", "i
 _READS = """__contains__ __array__ tolist numpy equal allclose nonzero unique masked_select argwhere grad _version
 untyped_storage storage _typed_storage data_ptr __dlpack__ __array_interface__ apply_ map_ map2_"""
 READS_VALUES = NUMBERS | frozenset(_READS.split())
-# Functions that a graph takes for changes of layout or of dtype alone.
 DROPPING = "scaled_dot_product_attention", calls.MULTI_HEAD
+# Functions that a graph takes for changes of layout or of dtype alone.
 CASTS = frozenset(("to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "view", "asarray"))
 HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"))
 # Modules that resize to a size, or by a factor: known at the call.

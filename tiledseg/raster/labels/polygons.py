@@ -13,7 +13,8 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,8 +77,7 @@ def vector_files(path: str) -> tuple[str, ...]:
 def check_begin(path: str) -> None:
     """Raise RasterError unless the file is regular, and begins as one of its ending does."""
     for name in vector_files(path):
-        kind = irregular_kind(name)
-        if kind is not None:
+        if kind := irregular_kind(name):
             raise RasterError(f"{name} is {kind}; give a regular file")
     try:
         with open(path, "rb") as file:
@@ -91,6 +91,14 @@ def check_begin(path: str) -> None:
         )
 
 
+@contextmanager
+def reading_vectors(path: str, remedy: str) -> Iterator[None]:
+    """Check the file's begin, and enter `reading` without warnings of a damaged file, which is an error then."""
+    check_begin(path)
+    with reading(f"open {path}", remedy), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        yield
+
+
 def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attribute: str | None = None) -> Polygons:
     """Read the polygons of a file that lie in the image, or near it.
 
@@ -99,11 +107,9 @@ def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attrib
     """
     if any(importlib.util.find_spec(name) is None for name in ("pyogrio", "shapely")):
         raise ConfigError(f"{path} holds vectors, which need pyogrio: {install('vector')}")
-    check_begin(path)
-    if image.crs is None or not is_placed(image.transform):
-        raise RasterError(f"{image.path} has no CRS, so {path} cannot be placed in it; give an image with one")
-    with reading(f"open {path}", "give a GeoJSON, GeoPackage, shapefile or FlatGeobuf file"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of a damaged file, which is an error then
+    with reading_vectors(path, "give a GeoJSON, GeoPackage, shapefile or FlatGeobuf file"):
+        if image.crs is None or not is_placed(image.transform):
+            raise RasterError(f"{image.path} has no CRS, so {path} cannot be placed in it; give an image with one")
         read = _read_binary if path.lower().endswith(tuple(_BEGINS)) else _read_geojson
         return _on_grid(path, image, read(path, image, layer, attribute))
 

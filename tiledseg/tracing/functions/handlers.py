@@ -41,7 +41,7 @@ from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, S
 # Activations that take `inplace` by its place, and where.
 INPLACE = {"relu": 1, "relu6": 1, "selu": 1, "silu": 1, "mish": 1, "hardswish": 1, "hardsigmoid": 1}
 INPLACE |= {"leaky_relu": 2, "elu": 2, "celu": 2, "hardtanh": 3, "threshold": 3}
-# Functions along channels, and the place of their dim if it is not 1.
+# More functions along channels, each with the place of its dim.
 DIM_PLACES = {"normalize": 2, "topk": 2, "roll": 2, "diff": 2, "repeat_interleave": 2, "take_along_dim": 2}
 DIM_PLACES |= dict.fromkeys(("gather", "index_select", "cumprod", "logcumsumexp"), 1)
 

@@ -16,15 +16,8 @@ from tiledseg.tracing.calls import PLACES, TRUTHS, Given, values_in
 from tiledseg.tracing.lowering import Step, Value, refuse
 
 PIXELS = ("H", "W")
-TENSORS_ALONE = (
-    "minimum",
-    "maximum",
-    "atan2",
-    "hypot",
-    "logaddexp",
-    "xlogy",
-    "index_select",
-)  # of torch, which take no numbers
+# Functions of torch that take no numbers.
+TENSORS_ALONE = frozenset(["minimum", "maximum", "atan2", "hypot", "logaddexp", "xlogy", "index_select"])
 
 
 def sizes_of(layout: Layout, shape: Sequence[int], pixels: tuple[int, int], batch: int) -> dict[str, int]:
