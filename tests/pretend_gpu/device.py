@@ -1,4 +1,4 @@
-"""The pretend GPU: memory by stream, streams as vector clocks, and kernels, which run on the host at once (README.md).
+"""The pretend GPU: memory by stream, streams as vector clocks, and what kernels, which run at once, do with bytes.
 
 A stream's clock counts its launches. An access (stream, count) comes before what a stream does now if the stream's
 clock has reached that count: by an event, by a host wait, or in the stream itself. Any other pair of accesses to the
@@ -9,9 +9,7 @@ same bytes, one of them a write, is a race. The host has a clock too; each launc
 
 from __future__ import annotations
 
-import bisect
 import collections
-import contextlib
 import ctypes
 import importlib.util
 import itertools
@@ -21,29 +19,28 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 assert "torch" not in sys.modules, "the pretend GPU comes before torch, which looks for a GPU once"
-_libraries = Path(importlib.util.find_spec("torch").origin).parent / "lib"  # type: ignore[union-attr, arg-type]
-for _name in ("torch_global_deps", "c10", "torch_cpu", "torch", "torch_python"):
-    ctypes.CDLL(str(_libraries / f"lib{_name}.so"), ctypes.RTLD_GLOBAL)
-ctypes.CDLL(os.environ["PRETEND_GPU"], ctypes.RTLD_GLOBAL)
-
-import torch  # noqa: E402
-
 _spec = importlib.util.spec_from_file_location("pretend_device", os.environ["PRETEND_GPU"])
 native: Any = importlib.util.module_from_spec(_spec)  # type: ignore[arg-type]
 _spec.loader.exec_module(native)  # type: ignore[union-attr]
 
-Clock = dict[int, int]
+import torch  # noqa: E402
+
+# torch's list in `use_deterministic_algorithms`, as far as it raises on CUDA; and what reads a number or a size back.
+UNORDERED = """put_ cumsum histc kthvalue median.dim max_unpool2d nll_loss2d_forward nll_loss2d_backward
+upsample_linear1d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward reflection_pad1d_backward
+reflection_pad2d_backward _adaptive_avg_pool2d_backward adaptive_max_pool2d_backward avg_pool3d_backward
+max_pool3d_with_indices_backward grid_sampler_2d_backward fractional_max_pool2d_backward"""
+WAITING = """_local_scalar_dense bincount equal is_nonzero masked_select nonzero _unique2 unique_dim unique_consecutive
+repeat_interleave.Tensor"""
 COUNT = int(os.environ.get("PRETEND_GPU_DEVICES", "1"))
-TOTAL = 8 << 30
-HOST = -1  # as a device: pinned memory's
+HOST = -1  # as a device: pinned memory's; as a stream: the host
+Clock = dict[int, int]
 
 
 class Access(NamedTuple):
@@ -56,244 +53,241 @@ class Access(NamedTuple):
     writes: bool
     op: str
 
-    def before(self, stream: int) -> bool:
-        """Return True if what the stream does now comes after it."""
-        return self.stream == stream or clocks[stream].get(self.stream, 0) >= self.count
-
 
 @dataclass(eq=False)
 class Block:
     """Memory of a device, or of the host and pinned."""
 
-    memory: np.ndarray
+    memory: Any
     device: int
     stream: int
+    size: int
     recorded: set[int] = field(default_factory=set)
     accesses: list[Access] = field(default_factory=list)
 
 
-class Copy(NamedTuple):
-    """A copy that the host has not waited for: `memory` is the host's, `held` what it reads or brings."""
+class Gpu:
+    """All GPUs of this process."""
 
-    access: Access
-    out: bool
-    memory: np.ndarray
-    held: np.ndarray
+    def __init__(self) -> None:
+        self.races: list[str] = []
+        self.waits: collections.Counter[tuple[str, str]] = collections.Counter()  # by kind and place
+        self.contexts: dict[int, str] = {}  # each device with the place that took it first
+        self.failures: dict[str, tuple[str, str]] = {}  # op (or `allocate`, `pin`): the error's class and words, once
+        self.query = "coin"  # what `Event.query` says: never, always, or by coin
+        self.coin = random.Random(1)
+        self.allocated, self.peak = [0] * COUNT, [0] * COUNT
+        self.clocks: collections.defaultdict[int, Clock] = collections.defaultdict(dict)  # by stream, and the host's
+        self.copies: dict[Access, bytes] = {}  # which the host has not waited for, with what they bring there or read
+        self._lock = threading.RLock()
+        self._freed: collections.deque[int] = collections.deque()
+        self._blocks: dict[int, Block] = {}  # by their first bytes
+        self._pool: collections.defaultdict[tuple[int, int, int], list[int]] = collections.defaultdict(list)
+        self._events: dict[int, tuple[Clock, float]] = {0: ({}, 0.0)}  # a stream's clock; 0: never recorded
+        self._numbers = itertools.count(1)
 
+    def answer(self, function: str, *given: Any) -> Any:
+        """Call a function below, alone, and after what follows from tensors that are gone by now."""
+        if function == "free":  # at any point of any thread's code, this one's too
+            return self._freed.append(given[0])
+        with self._lock:
+            while self._freed:
+                self._free(self._freed.popleft())
+            return getattr(self, function)(*given)
 
-races: list[str] = []
-waits: collections.Counter[tuple[str, str]] = collections.Counter()  # by kind and place
-contexts: dict[int, str] = {}  # each device with the place that took it first
-failures: dict[str, tuple[str, str]] = {}  # op (or `allocate`, `pin`): the error's class and words, once
-query = os.environ.get("PRETEND_GPU_QUERY", "coin")  # what `Event.query` says: never, always, or by coin
-coin = random.Random(1)
-allocated, peak = [0] * COUNT, [0] * COUNT
-clocks: collections.defaultdict[int, Clock] = collections.defaultdict(dict)  # by stream
-host: Clock = {}
-_lock = threading.RLock()
-_freed: collections.deque[int] = collections.deque()
-_blocks: dict[int, Block] = {}
-_starts: list[int] = []
-_pool: collections.defaultdict[tuple[int, int, int], list[int]] = collections.defaultdict(list)
-copies: list[Copy] = []
-_events: dict[int, tuple[Clock, float]] = {0: ({}, 0.0)}  # 0: never recorded
-_numbers = itertools.count(1)
-free = _freed.append  # at any point of any thread's code, this one's too: what follows is done later
+    @staticmethod
+    def _place() -> str:
+        """Return the innermost lines of the program that are not torch's, and the test that runs."""
+        others = ("/torch/", f"{Path(__file__).parent}/", "/pluggy", "_pytest", "<frozen", "/contextlib.py")
+        root, test = str(Path(__file__).parents[2]) + "/", os.environ.get("PYTEST_CURRENT_TEST", "")
+        frames = [f for f in reversed(traceback.extract_stack()) if not any(part in f.filename for part in others)]
+        lines = " < ".join(f"{f.filename.removeprefix(root)}:{f.lineno}" for f in frames[:4])
+        return f"{lines} [{test}]" if test else lines
 
+    # ---- clocks and copies
+    def _join(self, stream: int, other: Clock) -> None:
+        clock = self.clocks[stream]
+        clock.update({each: max(count, clock.get(each, 0)) for each, count in other.items()})
 
-def place() -> str:
-    """Return the innermost lines of the program that are not torch's, and the test that runs."""
-    others = ("/torch/", f"{Path(__file__).parent}/", "/pluggy", "_pytest", "<frozen", "/contextlib.py")
-    root = str(Path(__file__).parents[2]) + "/"
-    frames = [f for f in reversed(traceback.extract_stack()) if not any(part in f.filename for part in others)]
-    lines = " < ".join(f"{f.filename.removeprefix(root)}:{f.lineno}" for f in frames[:4])
-    test = os.environ.get("PYTEST_CURRENT_TEST", "")
-    return f"{lines} [{test}]" if test else lines
+    def _wait(self, kind: str, clock: Clock) -> None:
+        """Have the host wait for a clock, and count it."""
+        self.waits[kind, self._place()] += 1
+        self._reach(clock)
 
+    def _reach(self, clock: Clock) -> None:
+        self._join(HOST, clock)
+        self._settle([copy for copy in self.copies if self._is_before(copy, HOST)])
 
-@contextlib.contextmanager
-def locked() -> Iterator[None]:
-    """Keep other threads out, and do what follows from tensors that are gone by now."""
-    with _lock:
-        while _freed:
-            start = _freed.popleft()
-            block = _blocks[start]
-            size = len(block.memory)
-            if block.device == HOST:
-                settle(copies_at(start, start + size))
-                block.accesses = []
-            else:
-                allocated[block.device] -= size
-                # torch's allocator waits for the recorded streams' work before it gives the memory out again.
-                block.accesses = [each for each in block.accesses if each.stream not in block.recorded]
-            _pool[block.device, block.stream, size].append(start)
-        yield
+    def _is_before(self, access: Access, stream: int) -> bool:
+        """Return True if what the stream does now comes after the access."""
+        return access.stream == stream or self.clocks[stream].get(access.stream, 0) >= access.count
 
+    def _settle(self, over: Sequence[Access]) -> None:
+        """End copies: until then bytes on the host are 0xCD, or must stay as they are."""
+        for copy in over:
+            held = self.copies.pop(copy, None)  # an object that goes meanwhile may have waited
+            if held is not None and copy.writes:
+                ctypes.memmove(copy.low, held, len(held))
+            elif held is not None and ctypes.string_at(copy.low, len(held)) != held:
+                what = f"the host wrote pinned memory that a copy may still read: {copy.op}"
+                self.races.append(f"{what} at {self._place()}")
 
-# ---- clocks and copies
-def _join(clock: Clock, other: Clock) -> None:
-    for stream, count in other.items():
-        clock[stream] = max(count, clock.get(stream, 0))
+    def _launch(self, device: int) -> tuple[int, int]:
+        """Begin a launch on the device's current stream; return the stream, and its count."""
+        stream = native.stream_number(device)
+        self.take_context(device)
+        self._join(stream, self.clocks[HOST])
+        count = self.clocks[stream][stream] = self.clocks[stream].get(stream, 0) + 1
+        return stream, count
 
+    def take_context(self, device: int) -> None:
+        if device not in self.contexts:
+            self.contexts[device] = f"{threading.current_thread().name}: {self._place()}"
 
-def wait(kind: str, clock: Clock) -> None:
-    """Have the host wait for a clock, and count it."""
-    waits[kind, place()] += 1
-    _reach(clock)
-
-
-def _reach(clock: Clock) -> None:
-    _join(host, clock)
-    settle([copy for copy in copies if host.get(copy.access.stream, 0) >= copy.access.count])
-
-
-def copies_at(low: int, high: int) -> list[Copy]:
-    return [copy for copy in copies if copy.access.low < high and low < copy.access.high]
-
-
-def settle(over: list[Copy]) -> None:
-    """End copies: until then bytes on the host are 0xCD, or must stay as they are."""
-    for copy in (each for each in over if each in copies):  # an object that goes meanwhile may have waited
-        copies.remove(copy)
-        if copy.out:
-            copy.memory[:] = copy.held
-        elif (copy.memory != copy.held).any():
-            races.append(f"the host wrote pinned memory that a copy may still read: {copy.access.op} at {place()}")
-
-
-def launch(device: int, stream: int) -> int:
-    """Begin a launch, and return its count."""
-    take_context(device)
-    _join(clocks[stream], host)
-    clocks[stream][stream] = clocks[stream].get(stream, 0) + 1
-    return clocks[stream][stream]
-
-
-def take_context(device: int) -> None:
-    if device not in contexts:
-        contexts[device] = f"{threading.current_thread().name}: {place()}"
-
-
-# ---- memory
-def allocate(size: int, pinned: bool, device: int, stream: int) -> int:
-    """Return the address of bytes that are all 0xFF, as numbers NaN."""
-    with locked():
-        take_context(device)
+    # ---- memory
+    def allocate(self, size: int, pinned: bool, device: int, stream: int) -> int:
+        """Return the address of bytes that are all 0xFF, as numbers NaN."""
+        self.take_context(device)
         if not size and not pinned:
             return 0
-        fail_if_told("pin" if pinned else "allocate")
+        self._fail_if_told("pin" if pinned else "allocate")
         size = max(1, -(-size // 512)) * 512
-        if pinned:
-            device, stream = HOST, 0
-        elif allocated[device] + size > TOTAL:
-            sizes = f"Tried to allocate {size >> 20} MiB. GPU {device} has a total capacity of {TOTAL >> 20} MiB."
-            raise torch.OutOfMemoryError(f"CUDA out of memory. {sizes}")
-        if freed := _pool[device, stream, size]:
-            start = freed.pop()
-            _blocks[start].recorded.clear()
-        else:
-            memory = np.empty(size + 512, np.uint8)
-            start = -(-memory.ctypes.data // 512) * 512
-            memory = memory[start - memory.ctypes.data :][:size]
-            _blocks[start] = Block(memory, device, stream)
-            bisect.insort(_starts, start)
+        key = (HOST, 0, size) if pinned else (device, stream, size)
+        if not self._pool[key]:
+            memory = ctypes.create_string_buffer(size + 512)
+            self._pool[key].append(-(-ctypes.addressof(memory) // 512) * 512)
+            self._blocks[self._pool[key][-1]] = Block(memory, *key)
+        start = self._pool[key].pop()
+        self._blocks[start].recorded.clear()
+        ctypes.memset(start, 0xFF, size)
         if not pinned:
-            allocated[device] += size
-            peak[device] = max(peak[device], allocated[device])
-        _blocks[start].memory[:] = 0xFF
+            self.allocated[device] += size
+            self.peak[device] = max(self.peak[device], self.allocated[device])
         return start
 
+    def _free(self, start: int) -> None:
+        block = self._blocks[start]
+        self._pool[block.device, block.stream, block.size].append(start)
+        if block.device == HOST:
+            self._settle([copy for copy in self.copies if start <= copy.low < start + block.size])
+            block.accesses = []
+        else:
+            self.allocated[block.device] -= block.size
+            # torch's allocator waits for the recorded streams' work before it gives the memory out again.
+            block.accesses = [each for each in block.accesses if each.stream not in block.recorded]
 
-def fail_if_told(op: str) -> None:
-    if op in failures:
-        kind, message = failures.pop(op)
-        raise getattr(torch, kind, RuntimeError)(message)
+    def _fail_if_told(self, op: str) -> None:
+        if op in self.failures:
+            kind, message = self.failures.pop(op)
+            raise getattr(torch, kind, RuntimeError)(message)
 
+    def is_pinned(self, start: int) -> bool:
+        return start in self._blocks and self._blocks[start].device == HOST
 
-def memory_at(low: int, high: int) -> tuple[Block, np.ndarray] | None:
-    """Return the block with these bytes, and them."""
-    start = _starts[bisect.bisect_right(_starts, low) - 1] if _starts else low + 1
-    if not start <= low < start + len(_blocks[start].memory):
-        return None
-    return _blocks[start], _blocks[start].memory[low - start : high - start]
+    def record_stream(self, start: int, stream: int) -> None:
+        self._blocks[start].recorded.add(stream)
 
+    @staticmethod
+    def _access(tensor: torch.Tensor, *launch: Any) -> Access:
+        """Return an access from a tensor's first byte to its last."""
+        low = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.itemsize
+        steps = ((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        return Access(low, low + (1 + sum(steps)) * tensor.itemsize * bool(tensor.numel()), *launch)
 
-def is_pinned(address: int) -> bool:
-    with locked():
-        found = memory_at(address, address)
-        return found is not None and found[0].device == HOST
+    def _note(self, tensor: torch.Tensor, stream: int, count: int, writes: bool, op: str) -> None:
+        """Note an access, and each race with one before."""
+        access = self._access(tensor, stream, count, writes, op)
+        block = self._blocks.get(tensor.untyped_storage().data_ptr())
+        left = list[Access]()
+        for other in block.accesses if block else ():
+            before = self._is_before(other, stream)
+            if other.low < access.high and access.low < other.high and (other.writes or writes) and not before:
+                words = ("reads", "writes")
+                what = (
+                    f"{op} {words[writes]} on stream {stream} what {other.op} {words[other.writes]} on {other.stream}"
+                )
+                self.races.append(f"{what}{' (pinned)' if block.device == HOST else ''} at {self._place()}")
+            replaced = before and access.low <= other.low and other.high <= access.high and (writes or not other.writes)
+            left += [] if replaced else [other]
+        if block:
+            block.accesses = [*left, access]
 
+    def note_outside(self, tensor: torch.Tensor, writes: bool, op: str) -> None:
+        """Note an access of an operation outside torch, on the current stream."""
+        self._note(tensor, *self._launch(tensor.device.index), writes, op)
 
-def record_stream(address: int, stream: int) -> None:
-    with locked():
-        if found := memory_at(address, address):
-            found[0].recorded.add(stream)
+    # ---- operations
+    def begin(self, op: str, tensors: Sequence[torch.Tensor | None]) -> bool:
+        """Look at the arguments of an operation that the CPU's kernel is to run: mixed devices, waits, planned
+        failures. Return True if a GPU's kernel adds in no order."""
+        name, given = op.removeprefix("aten::"), [each for each in tensors if each is not None]
+        puts = name.startswith(("index_put", "_index_put"))
+        index = given[1:-1] if puts else given[1:] if name.startswith("index.") else []
+        kinds = [f"{op} by a mask" for each in index if each.dtype in (torch.bool, torch.uint8)]
+        kinds += [f"{op} by the host's indices" for each in index if not each.is_cuda]
+        names = {name, name.partition(".")[0]}
+        kinds += [name.replace("_local_scalar_dense", "item")] if names & {*WAITING.split()} else []
+        there = [each for each in given if each.is_cuda or (each.dim() and not any(each is k for k in index))]
+        places = {str(each.device) for each in there}
+        if len(places) > 1:
+            words = "Expected all tensors to be on the same device, but found at least two devices"
+            raise RuntimeError(f"{words}, {' and '.join(sorted(places))}! ({op})")
+        self._fail_if_told(op)
+        for kind in kinds:
+            self._wait(kind, self.clocks[self._launch(next(each.device.index for each in given if each.is_cuda))[0]])
+        return bool(names & {*UNORDERED.split()})
 
+    def copy(self, to: torch.Tensor, source: torch.Tensor, non_blocking: bool, running: str) -> None:
+        """Copy at once, or, out to pinned memory without blocking, once the host has waited. `running`: the operation
+        whose arguments or results these are."""
+        out, within = not to.is_cuda, to.is_cuda and source.is_cuda
+        op = running or f"copy{'' if within else ' out' if out else ' in'}{', non-blocking' if non_blocking else ''}"
+        stream, count = self._launch((source if out else to).device.index)
+        host = to if out else source
+        pinned = not within and not running and self.is_pinned(host.untyped_storage().data_ptr())
+        for tensor, writes in ((source, False), (to, True)):
+            if tensor.is_cuda or pinned:
+                self._note(tensor, stream, count, writes, op)
+        access = self._access(host, stream, count, out, op)
+        if pinned:  # it reads what a copy out has brought, or writes what an earlier copy of its stream has read
+            over = [copy for copy in self.copies if copy.low < access.high and access.low < copy.high]
+            self._settle([copy for copy in over if (self._is_before(copy, stream) if out else copy.writes)])
+        (native.on_host(to) if to.is_cuda else to).copy_(native.on_host(source) if source.is_cuda else source)
+        if pinned and non_blocking:
+            self.copies[access] = ctypes.string_at(access.low, access.high - access.low)
+            if out:
+                ctypes.memset(access.low, 0xCD, access.high - access.low)
+        elif not within and not running:
+            self._wait(f"{op}, {'pinned' if pinned else 'pageable'}", self.clocks[stream])
 
-def note(access: Access) -> None:
-    """Note an access, and each race with one before."""
-    low, high, stream, _, writes, op = access
-    found = memory_at(low, high) if low < high else None
-    if found is None:
-        return
-    block, left = found[0], []
-    for other in block.accesses:
-        before = other.before(stream)
-        if other.low < high and low < other.high and (other.writes or writes) and not before:
-            words = ("reads", "writes")
-            what = f"{op} {words[writes]} on stream {stream} what {other.op} {words[other.writes]} on {other.stream}"
-            races.append(f"{what}{' (pinned)' if block.device == HOST else ''} at {place()}")
-        replaced = before and low <= other.low and other.high <= high and (writes or not other.writes)
-        left += [] if replaced else [other]
-    block.accesses = [*left, access]
-
-
-def note_outside(tensor: torch.Tensor, writes: bool, op: str) -> None:
-    """Note an access of an operation outside torch, on the current stream."""
-    index = tensor.device.index
-    stream = native.stream_number(index)
-    with locked():
-        note(Access(*native.span_of(tensor), stream, launch(index, stream), writes, op))
-
-
-# ---- events, each the clock of a stream at some moment
-def record(event: int, stream: int) -> int:
-    with locked():
-        event = event or next(_numbers)
-        _join(clocks[stream], host)
-        _events[event] = dict(clocks[stream]), time.perf_counter()  # kernels run at once
+    # ---- events
+    def record(self, event: int, stream: int) -> int:
+        event = event or next(self._numbers)
+        self._join(stream, self.clocks[HOST])
+        self._events[event] = dict(self.clocks[stream]), time.perf_counter()  # kernels run at once
         return event
 
+    def wait_event(self, event: int, stream: int) -> None:
+        self._join(stream, self._events[event][0])
 
-def wait_event(event: int, stream: int) -> None:
-    with locked():
-        _join(clocks[stream], _events[event][0])
+    def query_event(self, event: int) -> bool:
+        clock = self._events[event][0]
+        is_over = all(self.clocks[HOST].get(stream, 0) >= count for stream, count in clock.items())
+        is_over = is_over or self.query == "always" or (self.query == "coin" and self.coin.random() < 0.5)
+        self._reach(clock if is_over else {})
+        return is_over
 
+    def synchronize_event(self, event: int) -> None:
+        self._wait("event", self._events[event][0])
 
-def query_event(event: int) -> bool:
-    with locked():
-        clock = _events[event][0]
-        if any(host.get(stream, 0) < count for stream, count in clock.items()):
-            if query == "never" or (query == "coin" and coin.random() < 0.5):
-                return False
-            _reach(clock)
-        return True
+    def synchronize(self) -> None:
+        for clock in list(self.clocks.values()):
+            self._reach(clock)
+        self._wait("device", {})
 
-
-def synchronize_event(event: int) -> None:
-    with locked():
-        wait("event", _events[event][0])
-
-
-def synchronize() -> None:
-    with locked():
-        for clock in list(clocks.values()):
-            _reach(clock)
-        wait("device", {})
+    def elapsed_time(self, begin: int, end: int) -> float:
+        return 1000 * (self._events[end][1] - self._events[begin][1])
 
 
-def elapsed_time(begin: int, end: int) -> float:
-    return 1000 * (_events[end][1] - _events[begin][1])
-
-
-assert native.connect(sys.modules[__name__], COUNT), "torch looked for a GPU before the pretend one was there"
+gpu = Gpu()
+assert native.connect(gpu.answer, COUNT), "torch looked for a GPU before the pretend one was there"

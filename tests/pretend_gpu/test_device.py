@@ -6,7 +6,7 @@ from tests.pretend_gpu.harness import PretendGpu
 
 RACES = """
 import torch
-from tests.pretend_gpu import device as gpu
+from tests.pretend_gpu.device import gpu
 
 side = torch.cuda.Stream()
 

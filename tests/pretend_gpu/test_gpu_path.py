@@ -68,7 +68,9 @@ def test_the_host_waits_once_a_step_a_tile_validated_and_a_check_of_a_checkpoint
 ) -> None:
     """In mode layer, where an image is one tile: four steps, two validations, two checkpoints."""
     model = {"levels": 2, "convs_per_level": 1, "base_channels": 3, "norm": "batch"}
-    ran = pretend_gpu.tiledseg(*command(material, tmp_path / "run", {"parallel.halo": "layer"}, model=model)).sound()
+    ran = pretend_gpu.run(
+        ["-m", "tiledseg", *command(material, tmp_path / "run", {"parallel.halo": "layer"}, model=model)]
+    ).sound()
     waits = ran.report["waits"]
     innermost = [(f"{kind} {where.split(' < ')[0]}", count) for kind, where, count in waits]
     expected = {
@@ -138,7 +140,7 @@ def test_memory_that_a_library_lacks_is_a_line_with_what_would_fit(
     runs = [(failure, command(material, tmp_path / failure[0], {})[1:]) for failure in failures]
     code = f"""
 import torch
-from tests.pretend_gpu import device as gpu
+from tests.pretend_gpu.device import gpu
 {MAIN}
 for failure, words in {runs!r}:
     gpu.failures["aten::convolution_backward"] = failure

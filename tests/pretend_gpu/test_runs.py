@@ -1,4 +1,8 @@
-"""Commands on the pretend GPU: no race, no mixed devices, and losses, checkpoints and maps as on the CPU."""
+"""Commands on the pretend GPU: no race, no mixed devices, and losses, checkpoints and maps as on the CPU.
+
+Run as `python -m tests.pretend_gpu.test_runs JSON`, a list of [name, command, arguments, Event.query's answer], it runs
+them one after the other: starting a process costs more than a tiny run.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rasterio
@@ -41,6 +47,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }
 QUERIES = ("never", "always", "coin")
 BOUNDS = {"bf16": 5e-2, "fp32": 1e-4, "fast kernels": 1e-4}
+JOURNALS = "tiledseg.training.run_journal", "tiledseg.training.run_page"
 Command = tuple[str, str, list[str], str]
 
 
@@ -84,9 +91,9 @@ def folders(any_gpu: PretendGpu, tmp_path_factory: pytest.TempPathFactory) -> tu
     (root / "cpu").mkdir()
     (root / "gpu").mkdir()
     arguments = json.dumps(list(commands(material, root / "gpu", on_gpu=True)))
-    ran = any_gpu.run(["-m", "tests.pretend_gpu.session", arguments])
+    ran = any_gpu.run(["-m", "tests.pretend_gpu.test_runs", arguments])
     arguments = json.dumps(list(commands(material, root / "cpu", on_gpu=False)))
-    words = [sys.executable, "-m", "tests.pretend_gpu.session", arguments]
+    words = [sys.executable, "-m", "tests.pretend_gpu.test_runs", arguments]
     alone = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     subprocess.run(words, cwd=ROOT, env=alone, check=True, timeout=240)
     return root / "cpu", root / "gpu", ran
@@ -151,3 +158,23 @@ def test_a_step_makes_the_host_wait_once(folders: tuple[Path, Path, Ran]) -> Non
             if "training/step.py" in place and not any(other in place for other in others)
         }
         assert 0 < sum(of_steps.values()) <= (2 if name in TWO_A_STEP else 1) * steps, (name, steps, of_steps)
+
+
+def run(commands: list[Command]) -> None:
+    """Print for each command its name, its status, and how often the host waited, by kind and place."""
+    gpu: Any = import_module("tests.pretend_gpu.device").gpu if "PRETEND_GPU" in os.environ else None
+    offload, journal, page = map(import_module, ("tiledseg.memory.offload", *JOURNALS))
+    offload.LEAST = 1  # these networks have no large tensors
+    journal.plot_progress = page.write_report = lambda *given: True
+    for name, command, arguments, query in commands:
+        os.environ["PYTEST_CURRENT_TEST"] = name
+        if gpu:
+            gpu.waits.clear()
+            gpu.query = query
+        status = import_module(f"tiledseg.{command}").main(arguments)
+        waits = [[f"{kind} at {place}", count] for (kind, place), count in gpu.waits.items()] if gpu else []
+        print(json.dumps([name, status, waits]), flush=True)
+
+
+if __name__ == "__main__":
+    run(json.loads(sys.argv[1]))
