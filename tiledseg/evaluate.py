@@ -144,13 +144,17 @@ def as_table(matrix: NDArray[np.int64], result: Scores, names: Sequence[str]) ->
         for k in range(len(matrix))
     ]
     rows.append(["mean", f"{result.pixels}", _percent(result.mean_iou), _percent(result.mean_f1), "", ""])
-    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    shares, most = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1), int(matrix.sum(axis=1).argmax())
+    alone = np.zeros_like(matrix)
+    alone[:, most] = matrix.sum(axis=1)
+    plain = scores(alone)
     confusion = [["true class", *(f"as {name}" for name in names)]]
     confusion += [[names[k], *map(_percent, shares[k].tolist())] for k in range(len(matrix))]
     return "\n".join(
         [
             f"pixel accuracy {_percent(result.accuracy)}, mean IoU {_percent(result.mean_iou)} "
             f"over {result.pixels} pixels",
+            f"(a map of {names[most]} alone: {_percent(plain.accuracy)}, {_percent(plain.mean_iou)})",
             "",
             columns([head, *rows]),
             "",

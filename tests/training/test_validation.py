@@ -107,6 +107,16 @@ def test_views_are_drawn_by_the_seed_alone() -> None:
         assert view.stride == 1 or view == views[0]
 
 
+def test_views_lie_in_the_blocks_that_are_validated_on() -> None:
+    """Pictures of other pixels would have empty labels. A small block is shown with what lies around it."""
+    large, small = Box(Interval(100, 800), Interval(0, 400)), Box(Interval(250, 300), Interval(150, 200))
+    views = choose_views(SHAPES, 9, 3, [[large], [small], []])[1:]
+    assert {view.image for view in views} == {0, 1}
+    for view in views:
+        assert view.shape == (256, min(256, SHAPES[view.image][1]))
+        assert large.contains(view.box) if view.image == 0 else view.box.contains(small)
+
+
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(data=st.data(), stride=st.integers(1, 9))
 def test_tiles_fill_a_view_with_every_strideth_pixel(data: st.DataObject, stride: int) -> None:

@@ -123,7 +123,8 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
             quicker = ""
             if is_gpu(mesh.device) and config.train.precision == "fp32":
                 quicker = "train.precision bf16 is many times as fast on a GPU (docs/how-to/gpu.md)"
-            for line in filter(None, [*choice, *_facts(preparation, beginning, warnings), freed, quicker]):
+            short = "" if over else few_steps(preparation)
+            for line in filter(None, [*choice, *_facts(preparation, beginning, (*warnings, short)), freed, quicker]):
                 progress.say(line)
         weights = first.tensors if first else {}
         trainer = Trainer(mesh, preparation, normalization, beginning, weights, lines, started)
@@ -243,7 +244,7 @@ def idle_ranks(preparation: Preparation, ranks: int) -> str:
 def _facts(preparation: Preparation, beginning: Beginning, warnings: Sequence[str]) -> list[str]:
     """Return the lines on a run before its first step: warnings, and how it is cut, spread and kept in memory."""
     plan, question = preparation.plan, preparation.question
-    lines = [f"warning: {warning}" for warning in (*warnings, few_steps(preparation)) if warning]
+    lines = [f"warning: {warning}" for warning in warnings if warning]
     windows, (rows, cols) = question.windows, plan.tilings[0].grid
     cut = windows.in_words if windows else f"grid {rows} x {cols}"
     halo = "" if windows and not windows.exact else f", halo {plan.footprint.before} px"

@@ -288,7 +288,8 @@ class Trainer:
 
         label_map, config, rasters = self.preparation.label_map, self.config, self.preparation.validation
         assert rasters is not None, "there are rasters held out"
-        views = choose_views([tiling.raster for tiling in rasters.tilings], config.run.panels, config.train.seed)
+        shapes, counted = [tiling.raster for tiling in rasters.tilings], [part.boxes for part in rasters.parts]
+        views = choose_views(shapes, config.run.panels, config.train.seed, counted)
         passes = self.parallel.over(held_out.tilings, spread=self.plan.validation)
         threads, depth, shown = config.data.workers, config.data.prefetch, self.journal.part if self.journal else unseen
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():

@@ -69,18 +69,28 @@ def _side(view: Interval, core: Interval, stride: int) -> _Slices | None:
     return slice(first, stop), slice(begin, begin + (stop - first - 1) * stride + 1, stride)
 
 
-def choose_views(shapes: Sequence[tuple[int, int]], count: int, seed: int) -> tuple[PanelView, ...]:
+def choose_views(
+    shapes: Sequence[tuple[int, int]], count: int, seed: int, counted: Sequence[Sequence[Box]] = ()
+) -> tuple[PanelView, ...]:
     """Choose at most `count` distinct views of images of these shapes (height, width): the whole first image, thinned,
-    then windows of every pixel, drawn by the seed, from each image in turn."""
+    then windows of every pixel, drawn by the seed, from each image in turn. `counted`: of each image the boxes whose
+    pixels count, in or around which windows are drawn (none: all of it)."""
     if count < 1:
         return ()
     views = [PanelView(0, Box.of_shape(shapes[0]), max(1, -(-max(shapes[0]) // SIDE)))]
     digest = hashlib.sha256(f"tiledseg.views {seed}".encode()).digest()
     generator = random.Random(int.from_bytes(digest[:8], "big"))
+    boxes = counted or [[Box.of_shape(shape)] for shape in shapes]
+    images = [image for image, own in enumerate(boxes) if own]
     for number in range(1, count):
-        image = number % len(shapes)
-        starts = [int(generator.random() * (max(0, size - SIDE) + 1)) for size in shapes[image]]
-        sides = (Interval(a, a + min(size, SIDE)) for a, size in zip(starts, shapes[image], strict=True))
+        image = images[number % len(images)]
+        box = boxes[image][int(generator.random() * len(boxes[image]))]
+        sides = []
+        for side, size in zip((box.row, box.col), shapes[image], strict=True):
+            spare = side.size - SIDE
+            start = side.start + (int(generator.random() * (spare + 1)) if spare > 0 else spare // 2)
+            start = max(0, min(start, size - SIDE))
+            sides.append(Interval(start, min(start + SIDE, size)))
         views.append(PanelView(image, Box(*sides)))
     return tuple(dict.fromkeys(views))
 
