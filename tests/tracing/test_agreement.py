@@ -13,7 +13,7 @@ from torch.nn import functional
 from tests.foreign.modules import Sly, Somebody, build_aligned
 from tests.tracing.styles import Functions
 from tiledseg.errors import ConfigError
-from tiledseg.models.network import GraphNetwork
+from tiledseg.models.network import GraphNetwork, with_channels_last
 from tiledseg.tracing.compare import verified
 from tiledseg.tracing.trace import trace
 
@@ -100,6 +100,25 @@ def honest(kind: str) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(2, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.MaxPool2d(2), nn.Conv2d(8, 3, 3, padding=1)
     )
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(8), nn.GroupNorm(2, 8)], ids=["batch", "group"])
+def test_norms_of_large_images_keep_their_digits(norm: nn.Module) -> None:
+    """A float32 graph beside float64, in training: torch's kernels are off by 2e-4 where tensors lie channels last."""
+    torch.manual_seed(5)
+    module = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), norm, nn.Conv2d(8, 3, 1))
+    network = trace(module, 2).train()
+    with_channels_last(network)
+    x_BCHW = (window(512) + 20).contiguous(memory_format=torch.channels_last)
+    assert verified(network, x_BCHW, ROOM).startswith("checked: ")
+    y_BKHW = network(x_BCHW.requires_grad_())
+    weight_BKHW = torch.randn(y_BKHW.shape)
+    found = y_BKHW, *torch.autograd.grad((y_BKHW * weight_BKHW).sum(), x_BCHW)
+    whole_BCHW = x_BCHW.detach().contiguous().double().requires_grad_()
+    exact_BKHW = copy.deepcopy(module).double()(whole_BCHW)
+    exact = exact_BKHW, *torch.autograd.grad((exact_BKHW * weight_BKHW).sum(), whole_BCHW)
+    for mine, theirs in zip(found, exact, strict=True):
+        assert (mine - theirs).abs().max() <= 4e-6 * theirs.abs().max()
 
 
 def test_a_norm_that_stands_still_leaves_others_moving() -> None:

@@ -1,4 +1,4 @@
-"""The norms of the project's networks: torch's modules, computed on the CPU by `normalise`.
+"""The norms of networks: torch's modules, computed on the CPU by `normalise`.
 
 On a GPU torch's own kernels run: they accumulate by Welford's rule in float32 and are faster there. So they do under
 torch.compile, which writes kernels itself. One pixel goes to torch everywhere, which refuses it by its own words.

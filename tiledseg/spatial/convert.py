@@ -59,8 +59,8 @@ TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     **dict.fromkeys(POINTWISE, twins.pointwise_twin),
 }
 WHOLE_IMAGE_TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
-    **dict.fromkeys((nn.BatchNorm2d, BatchNorm, COMPUTED[nn.BatchNorm2d]), twins.SpatialBatchNorm),
-    **dict.fromkeys((nn.GroupNorm, GroupNorm, COMPUTED[nn.GroupNorm]), twins.SpatialNorm),
+    **dict.fromkeys((nn.BatchNorm2d, BatchNorm, COMPUTED[BatchNorm]), twins.SpatialBatchNorm),
+    **dict.fromkeys((nn.GroupNorm, GroupNorm, COMPUTED[GroupNorm]), twins.SpatialNorm),
     **dict.fromkeys((TimesBatchNorm, COMPUTED[TimesBatchNorm]), twins.SpatialBatchNorm),
     **dict.fromkeys((TimesGroupNorm, COMPUTED[TimesGroupNorm]), twins.SpatialNorm),
     **dict.fromkeys((nn.InstanceNorm2d, InstanceNorm, COMPUTED[InstanceNorm]), twins.SpatialNorm),

@@ -148,8 +148,8 @@ def same_conditions(device: torch.device, precise: bool) -> Iterator[None]:
 
 
 class _KeepAll(TorchFunctionMode):
-    """Dropout that scales what it keeps, which is all; and average pooling without torch's fault on a GPU. `precise`:
-    numbers stay float64 where the module takes float32, as some do in attention."""
+    """Dropout that scales what it keeps, which is all; pooling without torch's fault on a GPU, norms without that on a
+    CPU (`weighted.right`). `precise`: numbers stay float64 where the module takes float32, as some do in attention."""
 
     def __init__(self, precise: bool) -> None:
         super().__init__()
@@ -159,6 +159,8 @@ class _KeepAll(TorchFunctionMode):
         kwargs = kwargs or {}
         if function_name(func) == "avg_pool2d":
             return average_pool(*args, **kwargs)
+        if function_name(func) in ("group_norm", "batch_norm") and args:
+            args = args[0].contiguous(), *args[1:]
         if self._precise and function_name(func) == "float" and args[0].dtype == torch.float64:
             return args[0]
         if function_name(func) in ("bernoulli_", "rand"):  # of stochastic depth

@@ -27,7 +27,7 @@ from tiledseg.models.layers.attention import gathered
 from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.convolution import TorchConvolution
 from tiledseg.models.layers.times import TimesBatchNorm, TimesConvolution, TimesGroupNorm, TimesTransposed
-from tiledseg.models.norm import InstanceNorm
+from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.models.normalise import Ranks
 
 NAMESPACES = (functional, torch, torch.Tensor)
@@ -204,7 +204,7 @@ class Computed(nn.Module):
 
 
 _KINDS: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: TorchConvolution, InstanceNorm: InstanceNorm}
-_KINDS |= {nn.ConvTranspose2d: nn.ConvTranspose2d, nn.GroupNorm: nn.GroupNorm, nn.BatchNorm2d: nn.BatchNorm2d}
+_KINDS |= {nn.ConvTranspose2d: nn.ConvTranspose2d, GroupNorm: GroupNorm, BatchNorm: BatchNorm}
 _KINDS |= {kind: kind for kind in (TimesConvolution, TimesTransposed, TimesBatchNorm, TimesGroupNorm)}
 COMPUTED: dict[type[nn.Module], Any] = {
     kind: type(f"Computed{kind.__name__}", (Computed, base), {}) for kind, base in _KINDS.items()

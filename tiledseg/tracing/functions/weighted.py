@@ -12,7 +12,7 @@ from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.models.layers.convolution import TorchConvolution
 from tiledseg.models.layers.pixelwise import COMPUTED
 from tiledseg.models.layers.pooling import AveragePoolModule
-from tiledseg.models.norm import InstanceNorm
+from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.tracing.calls import Given, given_to, where
 from tiledseg.tracing.functions.pixelwise import channel_dims, formula, is_channels, pixelwise, shared
 from tiledseg.tracing.functions.times import is_of_times, of_one_time, over_times
@@ -140,10 +140,11 @@ def _with(module: nn.Module, **tensors: Given | None) -> Any:
 
 
 def right(module: nn.Module) -> nn.Module:
-    """Return the module; for one of torch's whose gradients are not right everywhere, one of ours with its weights.
+    """Return the module; for one of torch's whose numbers are not right everywhere, one of ours with its weights.
 
-    torch 2.13's instance norm, on a CPU, reads one image's gradient that comes channels last in the wrong order. Of its
-    convolutions see `models.layers.convolution.thinned`, of its average pooling `models.layers.pooling.average_pool`.
+    On a CPU torch 2.13's instance norm reads one image's gradient that comes channels last in the wrong order, and its
+    group and batch norm lose digits where tensors lie channels last (decision 0007). Of its convolutions see
+    `models.layers.convolution.thinned`, of its average pooling `models.layers.pooling.average_pool`.
     """
     if type(module) not in RIGHT:
         return module
@@ -153,7 +154,8 @@ def right(module: nn.Module) -> nn.Module:
 
 
 RIGHT: dict[type[nn.Module], type[nn.Module]] = {
-    **{nn.InstanceNorm2d: InstanceNorm, nn.Conv2d: TorchConvolution},
+    **{nn.InstanceNorm2d: InstanceNorm, nn.GroupNorm: GroupNorm, nn.BatchNorm2d: BatchNorm},
+    nn.Conv2d: TorchConvolution,
     nn.AvgPool2d: AveragePoolModule,
 }
 
@@ -174,7 +176,7 @@ def _batch_norm(step: Step) -> list[Value]:
         counter = mean.owner[0], "num_batches_tracked"
         tensors["num_batches_tracked"] = Given(getattr(*counter), *counter[1:], owner=counter)
     options = {"eps": step.argument(7, "eps", 1e-5), "momentum": momentum, "track_running_stats": mean is not None}
-    module = _with(nn.BatchNorm2d(value.shape[1], affine=False, device="meta", **options), **tensors)
+    module = _with(BatchNorm(value.shape[1], affine=False, device="meta", **options), **tensors)
     module.still = step.lowering.still or not trains
     return of_one_time(step, module, value, "norm") if over else step.by(module, value, "norm", value.layout)
 
@@ -185,7 +187,7 @@ def _group_norm(step: Step) -> list[Value]:
     first, eps = (2, step.argument(4, "eps", 1e-5)) if of_groups else (3, step.argument(7, "eps", 1e-5))
     weight, bias = step.argument(first, "weight"), step.argument(first + 1, "bias")
     if of_groups:
-        module: nn.Module = nn.GroupNorm(step.argument(1, "num_groups"), value.shape[1], eps, device="meta")
+        module: nn.Module = GroupNorm(step.argument(1, "num_groups"), value.shape[1], eps, device="meta")
     else:
         keeps = step.argument(1, "running_mean") is not None
         refuse(keeps, "keeps running statistics of instances; leave them away")
