@@ -12,6 +12,28 @@ from pathlib import Path
 from tiledseg.cli import COMMANDS, main
 from tiledseg.commands.options import GROUPS, KEYS, default, example, meaning, takes
 
+_CONTENTS = {
+    "Tutorials": "tutorials/first-map own-imagery time-series four-ranks swin vit cluster-plan killed-run",
+    "Choices and pictures": "choosing gallery",
+    "How to": "how-to/install own-data own-network choose-tiles-or-layers out-of-memory batch-jobs *",
+    "Reference": "reference/commands keys python *",
+    "Explanation": "explanation/law halos halo-modes pipelines memory *",
+    "Figures": "figures",
+    "The code": "design reading-the-code decisions/*",
+}
+"""Captions of the site's contents, each with its pages in order: the first names the folder of those behind it."""
+
+
+def contents() -> str:
+    """Return the tables of contents that the sidebar shows."""
+    parts = []
+    for caption, words in _CONTENTS.items():
+        first, *others = words.split()
+        folder = first.rpartition("/")[0] + "/" if "/" in first else ""
+        pages = [first, *(folder + other for other in others)]
+        parts.append("\n".join(["```{toctree}", f":caption: {caption}", ":hidden:", ":glob:", "", *pages, "```"]))
+    return "\n\n".join(parts)
+
 
 def keys() -> str:
     """Return a section for each group of the configuration, with a table of its keys."""
@@ -44,7 +66,7 @@ def _help(name: str) -> str:
     """Return the help as a process of its own prints it, on 100 columns."""
     os.environ["COLUMNS"] = "100"
     with redirect_stdout(io.StringIO()) as printed:
-        main([name, "--help"])
+        main([name, "--help", "all"])
     return printed.getvalue().rstrip()
 
 

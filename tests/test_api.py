@@ -18,7 +18,7 @@ import shapely
 import torch
 
 import tiledseg
-from tests.comm.launching import ROOT, clean_environment, mpirun, needs_mpirun
+from tests.comm.launching import MPIRUN, ROOT, clean_environment, mpirun, needs_mpirun
 from tests.crash.runs import Material
 from tests.raster.polygons_drawn import write_vectors
 from tests.small_files import write_raster
@@ -26,9 +26,9 @@ from tiledseg.cli import main
 from tiledseg.errors import CheckpointError, ConfigError, InputError, RasterError
 from tiledseg.raster.statistics import given_normalization
 
-NAMES = "reference/python.md", "reference/foreign-networks.md", "how-to/own-network.md"
+NAMES = "reference/python.md", "reference/foreign-networks.md", "how-to/own-network.md", "explanation/halos.md"
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in NAMES}
-PAGE = PAGES["reference/python.md"]
+PAGE, LOOPS = PAGES["reference/python.md"], (ROOT / "docs/how-to/own-loop.md").read_text()
 LONGEST = 10
 
 
@@ -168,11 +168,15 @@ def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     for name, page in PAGES.items():
         examples = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-        assert len(examples) >= 2
+        assert examples
         for example in examples:
             lines = [line for line in example.splitlines() if line.strip()]
             assert len(lines) <= LONGEST, example
             exec(compile(example, f"docs/{name}", "exec"), {})
+    tiles, *over_ranks = re.findall(r"^```python\n(.*?)^```$", LOOPS, re.MULTILINE | re.DOTALL)[:3]
+    exec(compile(tiles, "docs/how-to/own-loop.md", "exec"), {})
+    if MPIRUN is not None:
+        assert mpirun(2, "-c", "".join(over_ranks), seconds=100).code == 0
 
 
 @pytest.fixture(scope="module")

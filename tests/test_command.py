@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -205,6 +206,23 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {name} " in shown for name in COMMANDS)
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"tiledseg {VERSION}\n"
+
+
+def test_the_examples_of_all_helps_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Answers and helps have 80 columns."""
+    for library in ("matplotlib", "onnx", "onnxscript"):
+        pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    small = ["--model.levels", "2", "--model.base_channels", "2", "--train.epochs", "1"]
+    for command in COMMANDS:
+        assert main([command, "--help"]) == 0
+        out = capsys.readouterr().out
+        words = out.splitlines()[-1].split()[1:]  # of "  tiledseg COMMAND FLAG ..."
+        assert main(words + small * (command == "train")) == 0
+        assert [line for line in [*out.splitlines(), *capsys.readouterr().out.splitlines()] if len(line) > 80] == []
 
 
 def test_the_commands_are_the_modules_that_run() -> None:

@@ -21,7 +21,7 @@ def alone(*arguments: str) -> Done:
 def test_alone() -> None:
     done = alone()
     assert (done.code, done.err) == (0, "")
-    assert "1 ranks, launcher serial, transport serial" in done.out
+    assert "1 rank, launcher serial, transport serial" in done.out
     assert torch.__version__ in done.out
     assert "no bandwidth measured" in done.out
     assert "freed memory  kept" in done.out or "freed memory  given back: " in done.out

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from tiledseg.cli import COMMANDS
-from tiledseg.commands.options import GROUPS, KEYS
+import tiledseg
+from tiledseg.cli import COMMANDS, main
+from tiledseg.commands.options import GROUPS, KEYS, as_config, parse_config
+from tiledseg.commands.parser import Parser
 from tiledseg.config.words import MOVED
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("tutorials", "how-to", "reference", "explanation")
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "figures.md", ROOT / "docs" / "choosing.md"]
 PAGES += [page for kind in KINDS for page in sorted((ROOT / "docs" / kind).glob("*.md"))]
+ALL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 LONGEST = 35  # words of a sentence
 EXCEPTIONS = 0.01  # share of sentences that may be longer
+PARTICIPLES = {"found", "asked", "told", "given", "seen", "at_once", "Given"}
 POOR_BEGINNINGS = ("What ", "Of ", "Whether ", "By ", "Away ", "Who ")
 
 
@@ -50,12 +58,12 @@ def docstrings() -> Iterator[tuple[str, str]]:
 
 def faults(found: list[tuple[str, str]]) -> list[str]:
     long = [f"{place}: {len(s.split())} words: {s[:70]}" for place, s in found if len(s.split()) > LONGEST]
-    poor = [f"{place}: {s[:70]}" for place, s in found if s.startswith(POOR_BEGINNINGS)]
+    poor = [f"{place}: {s[:70]}" for place, s in found if s.startswith(POOR_BEGINNINGS) and s[-1] != "?"]
     return long + poor
 
 
 def test_sentences_of_documents_are_short_and_begin_with_their_subject() -> None:
-    found = [(str(p.relative_to(ROOT)), s) for p in PAGES for s in sentences(prose(p.read_text()))]
+    found = [(str(p.relative_to(ROOT)), s) for p in ALL for s in sentences(prose(p.read_text()))]
     wrong = faults(found)
     assert len(wrong) <= EXCEPTIONS * len(found), f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)
 
@@ -66,13 +74,96 @@ def test_sentences_of_docstrings_are_short_and_begin_with_their_subject() -> Non
     assert len(wrong) <= EXCEPTIONS * len(found), f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)
 
 
+def test_help_texts_are_short_and_begin_with_their_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[str, str]] = []
+
+    def read(parser: Parser) -> str:
+        for each in parser._actions:
+            found.extend(
+                (f"{parser.prog} {each.option_strings[0]}", s.capitalize()) for s in sentences(each.help or "")
+            )
+        return ""
+
+    monkeypatch.setattr(Parser, "format_help", read)
+    assert [main([command, "--help", "all"]) for command in COMMANDS] == [0] * len(COMMANDS)
+    assert len(found) > 250
+    wrong = faults(found)
+    assert len(wrong) <= EXCEPTIONS * len(found), "\n".join(wrong)
+
+
+def test_few_names_are_participles() -> None:
+    names: list[str] = []
+    for path in sorted((ROOT / "tiledseg").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.append(node.name)
+            elif isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)):
+                names.append(node.arg if isinstance(node, ast.arg) else node.id)
+    assert sum(name in PARTICIPLES for name in names) <= EXCEPTIONS * len(names)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_keys_of_a_page_exist(page: Path) -> None:
     text = page.read_text()
+    for example in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        names = [
+            n.attr
+            for n in ast.walk(ast.parse(example))
+            if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "tiledseg"
+        ]
+        assert set(names) <= {*tiledseg.__all__, "errors", "geometry"}
+    for example in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        groups = yaml.safe_load(example)
+        if set(groups) <= set(GROUPS):
+            as_config(groups)
     named = set(re.findall(rf"`(?:--)?((?:{'|'.join(GROUPS)})\.[a-z_]+)", text))
     files = {"run.yaml", "train.tif", "model.safetensors", "optimizer.safetensors"}
     assert named - set(KEYS) - files - set(MOVED) == set()
     assert set(re.findall(r"(?:`|-n \d+ )tiledseg ([a-z]+)", text)) <= set(COMMANDS)
+
+
+class _Parsed(BaseException):
+    """A command's words are parsed: nothing more is wanted of it."""
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a page's examples, without placeholders, comments and redirections."""
+    for language, block in re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for line in () if language in ("python", "yaml") else block.replace("\\\n", " ").splitlines():
+            command = re.search(r"(?:^|[\s!])(?:tiledseg|-m tiledseg\.)\s?([a-z]+ -.*)", line)
+            if command and "..." not in line:
+                words = shlex.split(re.split(r"\s[>&|#;]|;|\.sh ", command[1])[0], comments=True)
+                yield words
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *sorted(ROOT.glob("*/*/README.md"))], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_commands_of_examples_have_flags_and_values_that_their_commands_take(
+    page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are parsed, and not run; `test_command.py` runs an example of each command, `test_site.py` the tutorials."""
+    real = argparse.ArgumentParser.parse_known_args
+
+    def parsed(parser: Parser, *words: Any) -> None:
+        _, rest = real(parser, *words)
+        if rest:
+            monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", real)
+            parse_config(rest, "tiledseg doctor", "")
+        raise _Parsed
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("run.yaml", "mine.yaml", "old-run/config.yaml", "runs/run/config.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("{}")
+    for words in command_lines(page.read_text()):
+        if words[0] == "train":
+            assert parse_config(words[1:], "tiledseg train", "")
+            continue
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parsed)
+        with pytest.raises(_Parsed):
+            assert not words, (words, main(words))
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", real)
 
 
 def test_mpirun_is_the_last_command_of_its_cell() -> None:
@@ -98,8 +189,11 @@ def test_pages_of_benchmarks_are_short_and_have_what_the_page_of_figures_takes(m
 
 
 def test_pages_are_short() -> None:
+    """Lines of all documents but decisions; cells of tutorials are programs."""
+    pages = [page.read_text() for page in ALL if page not in DECISIONS]
+    texts = [re.sub(r"^```\{code-cell\}.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL) for text in pages]
+    assert sum(len(text.splitlines()) for text in texts) <= 3000
     assert [str(page) for page in PAGES if len(page.read_text().splitlines()) > 120] == []
-    assert sum(len(page.read_text().splitlines()) for page in PAGES) <= 3000
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)

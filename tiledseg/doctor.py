@@ -19,7 +19,7 @@ from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.parser import Parser, add_format_option, run
 from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.text import columns
-from tiledseg.system.console import answer
+from tiledseg.system.console import answer, counted
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
@@ -31,15 +31,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    parser = Parser(prog="tiledseg doctor", description="Shows the ranks of a job and measures all-reduces.")
+    parser = Parser(
+        "tiledseg doctor",
+        "--rehearse -n 4 --config runs/run/config.yaml",
+        description="Shows the ranks of a job and measures all-reduces.",
+    )
     add_format_option(parser)
     parser.add_argument("--transport", default="auto", help="auto, nccl, xccl, gloo or mpi (default auto)")
-    parser.add_argument(
-        "--rehearse", action="store_true", help="walk the set-up of a run (--config, keys) without ranks"
-    )
+    parser.add_argument("--rehearse", action="store_true", help="walk a run's set-up (--config, keys) without ranks")
     parser.add_argument("-n", dest="ranks", type=int, default=1, help="ranks of the rehearsal")
-    parser.add_argument("--gpu-memory", help="of a rank of the rehearsal (default: of parallel.machine, else 16GiB)")
-    parser.add_argument("--gpus-per-node", type=int, help="of the rehearsal (default: of parallel.machine, else 6)")
+    parser.add_argument("--gpu-memory", help="memory of a rehearsed rank (default: of parallel.machine, else 16GiB)")
+    parser.add_argument(
+        "--gpus-per-node", type=int, help="GPUs of a rehearsed node (default: parallel.machine's, else 6)"
+    )
     arguments, rest = parser.parse_known_args(argv)
     if arguments.rehearse:
         return _rehearse(arguments, rest)
@@ -86,7 +90,7 @@ def _table(diagnosis: dict[str, Any]) -> str:
     versions = diagnosis["ranks"][0]["versions"]
     width = max(map(len, versions))
     blocks = [
-        f"{len(rows) - 1} ranks, launcher {diagnosis['launcher']}, transport {diagnosis['transport']}",
+        f"{counted(len(rows) - 1, 'rank')}, launcher {diagnosis['launcher']}, transport {diagnosis['transport']}",
         columns(rows),
         "\n".join(f"  {name:{width}}  {version}" for name, version in versions.items()),
     ]

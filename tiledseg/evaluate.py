@@ -38,16 +38,16 @@ from tiledseg.system.outputs import check_ending, check_outputs, whole
 
 def build_parser() -> Parser:
     """Return the command's parser."""
-    parser = Parser(prog="tiledseg evaluate", description="Score a class map against its labels.")
+    parser = Parser(
+        "tiledseg evaluate",
+        "--prediction map.tif --labels b.tif --plot map.png",
+        description="Score a class map against its labels.",
+    )
     parser.add_argument(
         "--prediction", type=str, required=True, help="raster of class numbers; its nodata does not count"
     )
-    parser.add_argument(
-        "--labels",
-        type=str,
-        required=True,
-        help="raster of labels on the same grid, whose nodata does not count; or polygons",
-    )
+    labels = "raster of labels on the same grid, whose nodata does not count; or polygons"
+    parser.add_argument("--labels", type=str, required=True, help=labels)
     parser.add_argument("--image", type=str, help="raster to show beside the map with --plot")
     parser.add_argument("--plot", type=str, help="PNG to write: image, labels and prediction side by side")
     add_keys(parser, PLAIN, plain=True, classes=_CLASSES, warp="bring labels of another grid to the map's")

@@ -39,29 +39,17 @@ _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 def build_parser() -> Parser:
     """Return the command's parser."""
-    parser = Parser(
-        prog="tiledseg export", description="Write a trained network for other programs: docs/how-to/export.md."
-    )
+    purpose = "Write a trained network for other programs: docs/how-to/export.md."
+    parser = Parser("tiledseg export", "--checkpoint runs/run --output net.onnx net.json", description=purpose)
     parser.add_argument("--checkpoint", required=True, help="a run's folder, or one checkpoint of it")
-    parser.add_argument(
-        "--which", choices=("latest", "best"), default="latest", help="of a run's checkpoints (default latest)"
-    )
-    parser.add_argument(
-        "--output",
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="ends in .onnx (ONNX, with the keys of QGIS's Deepness), .pt2 (torch.export), or .json (STAC-MLM item of "
-        "the first of the others, else of the checkpoint's weights)",
-    )
+    which = "checkpoint of a run (default latest)"
+    parser.add_argument("--which", choices=("latest", "best"), default="latest", help=which)
+    kinds = ".onnx (with the keys of QGIS's Deepness), .pt2 (torch.export), .json (STAC-MLM item of the first of these)"
+    parser.add_argument("--output", nargs="+", required=True, metavar="FILE", help=kinds)
     parser.add_argument("--tile", type=int, metavar="N", help="take tiles of N x N pixels only (default: of any size)")
     parser.add_argument("--resolution", type=float, metavar="CM", help="with .onnx: centimetres a pixel, for Deepness")
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        metavar="P",
-        help="largest difference of a file's probability from the network's (default 5e-5; the file says it)",
-    )
+    tolerance = "largest difference of a file's probability from the network's (default 5e-5; the file says it)"
+    parser.add_argument("--tolerance", type=float, metavar="P", help=tolerance)
     parser.add_argument("--build", metavar="PACKAGE.MODULE:FUNCTION", help="the code that builds the network, if any")
     return parser
 

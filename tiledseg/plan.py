@@ -72,10 +72,9 @@ make_callable(__name__, plan)
 
 def _parser() -> Parser:
     default = ModelConfig()
+    purpose = "Say if a network fits, on which tiles, in which halo mode, on how many GPUs and how fast."
     parser = Parser(
-        prog="tiledseg plan",
-        usage="tiledseg plan --size N [flags]",
-        description="Says whether a network fits, on which tiles, in which halo mode, on how many GPUs and how fast.",
+        "tiledseg plan", "--size 10000 --machine h100", usage="tiledseg plan --size N [FLAG ...]", description=purpose
     )
     raster = parser.add_argument_group("raster and grid")
     raster.add_argument("--size", nargs="+", type=int, metavar="N", help="side, or height and width (px)")
@@ -101,19 +100,17 @@ def _parser() -> Parser:
     model.add_argument("--padding", choices=PADDINGS, help=f"padded or unpadded (default {default.padding})")
     model.add_argument("--norm", choices=NORMS, help=f"normalisation (default {default.norm})")
     model.add_argument("--upsampling", choices=UPSAMPLINGS, help=f"on the way up (default {default.upsampling})")
-    model.add_argument("--encoder", choices=ENCODERS, help=f"of residual_unet, gated_scnn (default {default.encoder})")
+    model.add_argument(
+        "--encoder", choices=ENCODERS, help=f"with residual_unet, gated_scnn (default {default.encoder})"
+    )
     model.add_argument("--build", metavar="PACKAGE.MODULE:FUNCTION", help="code that builds a network, which is run")
     model.add_argument("--series", type=int, help="times that the network takes in a dim of their own, with --build")
-    model.add_argument("--arguments", type=json_map, metavar="MAP", help='what --build is called with, {"width": 16}')
-    model.add_argument(
-        "--stride", type=int, default=1, help="S of the paper's formula (default 1; others have no exact plan)"
-    )
+    model.add_argument("--arguments", type=json_map, metavar="MAP", help='arguments of --build, {"width": 16}')
+    model.add_argument("--stride", type=int, default=1, help="S of the paper's formula (default 1; others: no plan)")
     cluster = parser.add_argument_group("memory and cluster")
     cluster.add_argument("--precision", choices=tuple(ACTIVATION_BYTES), default="fp32", help="(default fp32)")
     cluster.add_argument("--gpu-memory", metavar="SIZE", help="memory of a GPU, 16GiB say (default: of the machine)")
-    cluster.add_argument(
-        "--memory-budget", metavar="SIZE", help="what a step may take: what is rebuilt then, and the largest tile"
-    )
+    cluster.add_argument("--memory-budget", metavar="SIZE", help="limit of a step: shows what to recompute then")
     cluster.add_argument("--gpus-per-node", type=int, help="GPUs a node (default: of the machine, else 6)")
     cluster.add_argument("--images", type=int, default=1, help="images an epoch (default 1)")
     cluster.add_argument(
@@ -127,21 +124,16 @@ def _parser() -> Parser:
     modes.add_argument(
         "--mesh", nargs="+", type=int, metavar="R", help="rows and columns of ranks an image (default: one a tile)"
     )
-    modes.add_argument(
-        "--machine", metavar="FILE|NAME", help="a100, h100, h200, v100, frontier, perlmutter, cpu, a file"
-    )
+    modes.add_argument("--machine", metavar="NAME", help="a100, h100, h200, v100, frontier, perlmutter, cpu, a file")
     modes.add_argument("--calibrate", metavar="OUT.yaml", help="measures this machine in place of a plan: its profile")
-    modes.add_argument("--store", metavar="FOLDER", help="of --calibrate: measures the disk of that folder too")
+    modes.add_argument("--store", metavar="FOLDER", help="with --calibrate: measures the disk of that folder too")
     pipeline = parser.add_argument_group("pipeline")
     pipeline.add_argument("--stages", type=int, metavar="N", help="GPUs that share the layers (default: no pipeline)")
     pipeline.add_argument("--balance", metavar="B", help="layers of each stage, [14,24,30,22,12,7], or auto (default)")
     pipeline.add_argument("--micro-batches", type=int, metavar="M", help="tiles a step (default: 4 a stage)")
     pipeline.add_argument("--schedule", choices=SCHEDULES, help="order of the passes (default 1f1b)")
-    pipeline.add_argument(
-        "--recompute",
-        metavar="MODE",
-        help="as memory.recompute: auto, none, compact, all; of --stages never, except_last, always, or a list",
-    )
+    again = "as memory.recompute: auto, none, compact, all; with --stages never, except_last, always, or a list"
+    pipeline.add_argument("--recompute", metavar="MODE", help=again)
     found = parser.add_argument_group("search")
     found.add_argument("--search", action="store_true", help="the best settings for --gpus of a --machine, not a plan")
     found.add_argument(

@@ -62,63 +62,38 @@ _DEADLINE = 600.0  # seconds
 
 def build_parser() -> Parser:
     """Return the command's parser."""
-    parser = Parser(prog="tiledseg predict", description="Map a raster with a trained network.")
-    parser.add_argument("--checkpoint", type=str, help="a run's folder, or one checkpoint of it")
-    parser.add_argument(
-        "--which",
-        choices=("latest", "best"),
-        help="of a run's checkpoints (default: the best where train.best keeps one, else the latest)",
+    main = (
+        "--checkpoint --image --output --probabilities --polygons --tta --area --build --window --config --tiling.grid"
     )
-    parser.add_argument(
-        "--image",
-        nargs="+",
-        required=True,
-        help="rasters to map: paths, folders, globs, lists or URLs; of several, each output is a folder",
+    main += " --parallel.halo --memory.blocks"
+    parser = Parser(
+        "tiledseg predict",
+        "--checkpoint runs/run --image a.tif --output map.tif",
+        description="Map a raster with a trained network.",
+        main=main.split(),
     )
-    parser.add_argument(
-        "--output", type=str, required=True, help="GeoTIFF of class numbers to write, a folder, or s3://"
-    )
-    parser.add_argument("--probabilities", type=str, help="GeoTIFF of class probabilities to write, one band a class")
-    parser.add_argument(
-        "--probability-type", choices=PROBABILITY_TYPES, help="float32 (default), or uint8: whole numbers of 1/254"
-    )
-    parser.add_argument(
-        "--format",
-        choices=FORMATS,
-        default="cog",
-        help="cog (default): Cloud-Optimized, with overviews; gtiff: tiled, without (docs/how-to/maps.md)",
-    )
-    parser.add_argument(
-        "--compress", choices=COMPRESSIONS, default=AUTO, help="of the maps (default auto: see docs/how-to/maps.md)"
-    )
-    parser.add_argument("--polygons", metavar="FILE.gpkg", help="GeoPackage of the classes' areas to write")
-    parser.add_argument(
-        "--polygons-minimum-area",
-        dest="minimum_area",
-        metavar="AREA",
-        help="leave out smaller ones: as 50, in square units of the CRS, or 12px",
-    )
-    parser.add_argument(
-        "--polygons-classes",
-        type=str,
-        metavar="CLASS[,CLASS]",
-        help="classes that have polygons, by name or number (default: all)",
-    )
-    parser.add_argument(
-        "--tta",
-        choices=VIEWS,
-        default=NO_VIEWS,
-        help="the mean over the raster and its reflections, or all quarter turns of these too (default none)",
-    )
-    parser.add_argument(
-        "--normalize",
-        choices=("training", "image"),
-        default="training",
-        help="bands by mean and deviation of the training images (default), or by those of each image that is mapped",
-    )
-    parser.add_argument("--weights", metavar="FILE", help="a network's state dict, in place of --checkpoint")
-    parser.add_argument("--mean", type=json_list, metavar="[M,...]", help="with --weights: what is taken off each band")
-    parser.add_argument("--deviation", type=json_list, metavar="[S,...]", help="with --weights: what it is divided by")
+    add = parser.add_argument
+    add("--checkpoint", type=str, help="a run's folder, or one checkpoint of it")
+    add("--which", choices=("latest", "best"), help="checkpoint of a run (default: best with train.best, else latest)")
+    add("--image", nargs="+", required=True, help="rasters to map: paths, folders, globs, lists or URLs")
+    add("--output", type=str, required=True, help="GeoTIFF of class numbers to write, a folder, or s3://")
+    add("--probabilities", type=str, help="GeoTIFF of class probabilities to write, one band a class")
+    add("--probability-type", choices=PROBABILITY_TYPES, help="float32 (default), or uint8: whole numbers of 1/254")
+    cog = "cog (default): Cloud-Optimized, with overviews; gtiff: tiled, without (docs/how-to/maps.md)"
+    add("--format", choices=FORMATS, default="cog", help=cog)
+    add("--compress", choices=COMPRESSIONS, default=AUTO, help="compression (default auto: docs/how-to/maps.md)")
+    add("--polygons", metavar="FILE.gpkg", help="GeoPackage of the classes' areas to write")
+    least = "leave out smaller areas: as 50, in square units of the CRS, or 12px"
+    add("--polygons-minimum-area", dest="minimum_area", metavar="AREA", help=least)
+    names = "classes with polygons, by name or number (default: all)"
+    add("--polygons-classes", type=str, metavar="CLASS[,CLASS]", help=names)
+    views = "the mean over the raster and its reflections, or all quarter turns of these too (default none)"
+    add("--tta", choices=VIEWS, default=NO_VIEWS, help=views)
+    bands = "bands by mean and deviation of the training images (default), or by those of each mapped image"
+    add("--normalize", choices=("training", "image"), default="training", help=bands)
+    add("--weights", metavar="FILE", help="a network's state dict, in place of --checkpoint")
+    add("--mean", type=json_list, metavar="[M,...]", help="with --weights: means taken off the bands")
+    add("--deviation", type=json_list, metavar="[S,...]", help="with --weights: divisors of the bands")
     add_keys(parser, PLAIN, plain=True, area="polygons (GeoPackage, GeoJSON): map these only", **_OF_WEIGHTS)
     add_keys(parser, KEYS, blocks="blocks of a tile, one after the other: none (default), Q, [R, C] or auto")
     return parser
@@ -126,10 +101,10 @@ def build_parser() -> Parser:
 
 _OF_WEIGHTS = {
     "series": "with --weights: the times that the module takes in a dim of their own (docs/how-to/own-network.md)",
-    "times": "what {time} in --image stands for, or beginnings of items' datetimes (default: those of the training)",
-    "assets": "of STAC items: the assets that are an image's bands (default: those of the training)",
+    "times": "texts that {time} in --image stands for, or beginnings of items' datetimes (default: those of training)",
+    "assets": "assets of a STAC item that are an image's bands (default: those of the training)",
     "mosaic": "the rasters of each entry of --image are one image, pieces of one grid (default: as in the training)",
-    "valid": "the pixels that a map has: a band's number, a pattern of rasters that are 0 elsewhere, or an asset "
+    "valid": "pixels that a map has: a band's number, a pattern of rasters that are 0 elsewhere, or an asset "
     "(default: as in the training); none: all",
     "window": "side of crops, for a module of one input size, which is not traced (docs/how-to/maps.md)",
     "classes": "with --weights: the number of classes that the network tells apart",
@@ -142,7 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the map and return the exit code (0; 2 for bad input)."""
 
     def body() -> int:
-        options = parse(build_parser(), sys.argv[1:] if argv is None else argv)
+        parser, words = build_parser(), [*(sys.argv[1:] if argv is None else argv)]
+        parser.main = () if "all" in words else parser.main
+        options = parse(parser, words)
         config = parse_groups(options)
         check_own(options)
         keep_freed_memory(os.environ)

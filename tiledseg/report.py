@@ -22,7 +22,11 @@ from tiledseg.training.run_page import write_report
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="tiledseg report", description="Make the page of a run, one HTML file that opens anywhere.")
+    parser = Parser(
+        "tiledseg report",
+        "--run runs/run --output run.html",
+        description="Make the page of a run, one HTML file that opens anywhere.",
+    )
     parser.add_argument("--run", type=str, required=True, help="folder of a run, finished or not")
     parser.add_argument("--output", type=str, help=f"HTML file to write ({PAGE} in the run's folder)")
     return parser

@@ -26,7 +26,8 @@ _LONG = 4_000_000
 def _parser() -> Parser:
     names = ", ".join(f"{number} {name}" for number, name in enumerate(CLASSES))
     parser = Parser(
-        prog="tiledseg scene",
+        "tiledseg scene",
+        "--size 512 512 --image a.tif --labels b.tif",
         description="Write a synthetic satellite scene (uint8, 0.5 m, nodata 0) and its labels as tiled GeoTIFFs. "
         f"Classes: {names}, {IGNORED} nodata. The same seed gives the same bytes, whatever the number of workers.",
     )

@@ -28,6 +28,7 @@ from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.system.console import answer, counted
 from tiledseg.system.outputs import check_outputs, whole
+from tiledseg.units import size
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
@@ -48,21 +49,18 @@ PLAIN = (
 def build_parser() -> Parser:
     """Return the command's parser. An option left out is that of --config, or of the default configuration."""
     parser = Parser(
-        prog="tiledseg tile",
-        description="Cut rasters into a tile store: in HDF5 each context, halo included, in one piece.",
+        "tiledseg tile",
+        "--images a.tif --labels b.tif --grid 4 --output tiles.h5",
+        description="Cut rasters into a store of tiles with their halos.",
     )
     parser.add_argument("--images", nargs="+", help="images: paths, globs or URLs")
     parser.add_argument("--labels", nargs="+", help="their labels, in the same order")
     parser.add_argument("--grid", nargs="+", help="tiles along rows and columns: Q, or R C")
     parser.add_argument("--output", required=True, help="the store to write, such as tiles.h5")
-    parser.add_argument(
-        "--format",
-        choices=(HDF5, ZARR),
-        default=HDF5,
-        help="hdf5 (default), or zarr: rasters without halos, a chunk a tile, which the ranks write together",
-    )
+    kinds = "hdf5 (default), or zarr: rasters without halos, a chunk a tile, which the ranks write together"
+    parser.add_argument("--format", choices=(HDF5, ZARR), default=HDF5, help=kinds)
     parser.add_argument("--config", help="a run's YAML file: takes data, tiling and model from there")
-    add_keys(parser, PLAIN, plain=True, classes="of labels that are polygons: as train's; rasters keep their values")
+    add_keys(parser, PLAIN, plain=True, classes="classes of polygons: as train's; rasters keep their values")
     add_keys(parser, ("parallel.transport",))
     return parser
 
@@ -184,8 +182,8 @@ def _work(config: Config, output: str, inputs: Sequence[str], classes_given: boo
             write_store(output, plan, *_openers(plan, reading, names), advance)
         height, width = (max(tiling.context_max[dim] for tiling in plan.tilings) for dim in (0, 1))
         return (
-            f"{output}: {counted(len(plan.images), 'image')}, {counted(total, 'tile')}, contexts of up to "
-            f"{height} x {width} px, {plan.bytes / 1e9:.2f} GB; use it as data.images"
+            f"{output}: {counted(len(plan.images), 'image')}, {counted(total, 'tile')}, contexts to {height} x "
+            f"{width} px, {size(plan.bytes)}"
         )
 
     summary = mesh.on_root(cut)
@@ -220,7 +218,7 @@ def cut_into_zarr(config: Config, output: str, inputs: Sequence[str], classes_gi
         found = mesh.communicator.gather_objects(valid)
         mesh.on_root(lambda: end(any(found)))
     if mesh.is_root and config.run.verbosity:
-        answer(f"{output}: {counted(len(plan.images), 'image')}, {plan.bytes / 1e9:.2f} GB; use it as data.images")
+        answer(f"{output}: {counted(len(plan.images), 'image')}, {size(plan.bytes)}")
 
 
 def _planned(config: Config, output: str, inputs: Sequence[str], classes_given: bool) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
 
 COMMAND = "tiledseg train"
+_EXAMPLE = "--data.images a.tif --data.labels b.tif --data.classes 5"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         arguments = sys.argv[1:] if argv is None else argv
-        config = parse_config(arguments, COMMAND, "Train a segmentation network on tiles.")
+        config = parse_config(arguments, COMMAND, "Train a segmentation network on tiles.", _EXAMPLE)
         files = [*config_files(arguments), *class_files(config.data.classes)]
         config.data.classes = read_classes(config.data.classes)
         config.check()

@@ -59,7 +59,7 @@ def library_versions(ask_mpi: bool) -> dict[str, str]:
     """Return what the ranks must share: versions of libraries, and the use of freed memory. Starts no MPI."""
     ask_mpi = ask_mpi or "mpi4py.MPI" in sys.modules
     versions = {"tiledseg": VERSION, "torch": torch.__version__, "mpi4py": "none", "python": platform.python_version()}
-    versions["mpi"] = "none" if ask_mpi else "not used"
+    versions["mpi"] = "none: for one process, or torchrun" if ask_mpi else "not used"
     with suppress(ImportError, RuntimeError):
         import mpi4py  # loads no MPI
 
@@ -70,7 +70,7 @@ def library_versions(ask_mpi: bool) -> dict[str, str]:
 
             versions["mpi"] = MPI.Get_library_version().split(",")[0].strip("\0\n ")
     reason = why_not_kept(os.environ)
-    return versions | gpu_versions() | {"freed memory": "kept" if reason is None else f"given back: {reason}"}
+    return versions | gpu_versions() | {"freed memory": "kept for reuse" if reason is None else f"given back: {reason}"}
 
 
 def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> dict[str, float]:

@@ -51,7 +51,7 @@ data: {images: scenes/*.tif, labels: "labels/{stem}_classes.tif", val_images: he
   times: ["2024-04", "2024-06"], valid: "clouds/{stem}.tif", valid_values: [4, 5]}
 tiling: {grid: [8, 6], halo: 96}
 model: {name: residual_unet, norm: batch, upsampling: bilinear, dropout: 0.1, encoder: resnet50,
-  pretrained: resnet34.pth, build: "mynets.unet:build", arguments: {width: 32}}
+  pretrained: resnet34.pth, build: "mynets.unet:build", arguments: {width: 32}, series: 3, window: 224}
 parallel: {halo: layer, mesh: [2, 2], fusion: auto, stages: 4, balance: [18, 30, 44, 30], micro_batches: 16,
   recompute: except_last, transport: mpi, deadline: 600, machine: h100, auto: [tiling.grid, parallel.halo]}
 memory: {budget: 16GiB, recompute: compact, offload: auto, blocks: [4, 4], store: /scratch}
@@ -88,13 +88,17 @@ def default(field: Field[Any]) -> str:
 
 
 def takes(field: Field[Any]) -> str:
-    """Return the words, or the range of numbers, that a key takes; its type where it has neither."""
+    """Return the words, or the range of numbers, that a key takes; the kind of its value where it has neither."""
     words, allowed = field.metadata.get("words"), range_of(field)
     if words:
         return ", ".join(words)
-    if allowed is None:
-        return str(field.type).replace("None", "null")
-    return allowed.in_words
+    if allowed is not None and allowed.remedy:
+        return allowed.remedy
+    number = "a number" if allowed is None else allowed.in_words
+    kinds = {"int": number, "float": number, "str": "text", "bool": "true or false", "None": "null", "Literal": AUTO}
+    kinds |= {"list": "a list", "dict": "a map"}
+    plain = re.sub(r"\[[^][]*\]", "", re.sub(r"\[[^][]*\]", "", str(field.type)))  # without what lists hold
+    return ", or ".join(kinds[kind] for kind in plain.split(" | "))
 
 
 def example(key: str) -> str:
@@ -134,7 +138,8 @@ def help_of_key(key: str) -> str:
     """Return the help of one key on 80 columns: meaning, default, values and an example."""
     field = KEYS[key]
     rows = ("default", default(field)), ("takes", takes(field)), ("example", example(key))
-    return "\n".join([textwrap.fill(f"{key}: {meaning(key)}", 80), *(f"  {name:8} {text}" for name, text in rows)])
+    lines = (textwrap.fill(f"  {name:8} {text}", 80, subsequent_indent=" " * 11) for name, text in rows)
+    return "\n".join([textwrap.fill(f"{key}: {meaning(key)}", 80), *lines])
 
 
 def keys_to_show(words: Sequence[str]) -> Sequence[str] | None:
@@ -330,13 +335,14 @@ def _give_to_stages(values: dict[str, dict[str, Any]]) -> None:
     del memory["recompute"]
 
 
-def parse_config(words: Sequence[str], command: str, description: str) -> Config:
+def parse_config(words: Sequence[str], command: str, description: str, example: str = "") -> Config:
     """Return the configuration that flags and `--config` files give; later ones win. `--help` prints and exits 0.
 
     Raise ConfigError, in one line, for an unknown key, a value of a wrong kind or an unreadable file.
     """
     parser = Parser(
-        prog=command,
+        command,
+        example,
         description=description,
         usage=f"{command} [--config FILE] [--GROUP.KEY VALUE ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
@@ -20,12 +20,22 @@ from tiledseg.system.signals import Stopped, ending, listening, swallowed
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ConfigErrors, whose options cannot be abbreviated, and which prints its help
-    once, on rank 0."""
+    """An argument parser whose errors are ConfigErrors, without abbreviations; rank 0 alone prints its help."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        options.setdefault("allow_abbrev", False)
-        super().__init__(*arguments, **options)
+    def __init__(self, prog: str, example: str = "", main: Collection[str] = (), **options: Any) -> None:
+        """`example`: flags to show. `main`: the flags that help shows (none: all); `--help all` shows all."""
+        self.example, self.main = example, main
+        super().__init__(prog, **{"allow_abbrev": False, **options})
+
+    def format_help(self) -> str:
+        """Return the help: what is required, purpose, options, an example."""
+        if self.usage is None:
+            needed = (f"{each.option_strings[0]} {each.dest.upper()} " for each in self._actions if each.required)
+            self.usage = f"{self.prog} {''.join(needed)}[FLAG ...]"
+        for each in self._actions if self.main else ():
+            each.help = each.help if each.option_strings[0] in self.main else argparse.SUPPRESS
+        more = f"\n{self.prog} --help all: {len(self._actions)} flags\n" if self.main else ""
+        return super().format_help() + more + (f"\nexample:\n  {self.prog} {self.example}\n" if self.example else "")
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError in one line that names the command, and the flag that is most like an unknown one."""

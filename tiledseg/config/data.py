@@ -35,28 +35,26 @@ class DataConfig(Group):
         val_labels: their labels
         classes: number of classes; or a list of {name, colour, values}; or a file of classes (.csv:
             docs/how-to/own-data.md)
-        assets: of STAC items: the assets that are an image's bands, in this order
+        assets: names of the assets of a STAC item that are an image's bands, in this order
         mosaic: the rasters of each entry of images (a glob, a folder, a list) are one image: pieces of one pixel grid
-        valid: the pixels of an image that count, in training and validation, and that a map has: a band's number; a
-            pattern such as clouds/{stem}.tif, or a folder, of rasters that are 0 elsewhere; of STAC items an asset
-        valid_values: the values of pixels that are valid (default: all but 0)
-        label_layer: of labels that are polygons: the layer (default: the file's only one)
-        label_attribute: of labels that are polygons: what tells their class, by its values or the classes' names
+        valid: pixels of an image that count, and that a map has: a band's number; a pattern such as clouds/{stem}.tif,
+            or a folder, of rasters that are 0 elsewhere; an asset of STAC items
+        valid_values: values of `valid` that count (default: all but 0)
+        label_layer: layer of labels that are polygons (default: the file's only one)
+        label_attribute: attribute of labels that are polygons: its values, or the classes' names, tell the class
             (default: there is but one class)
-        background: of labels that are polygons: the class of pixels in none, by name or number; ignored: they count
-            nowhere
+        background: class of pixels in no polygon, by name or number; ignored: they count nowhere
         warp: bring labels of another grid, or CRS, to the image's: the nearest pixel
         warp_images: bring images of another grid, or CRS, to their labels': bilinear
         area: polygons (.gpkg, .geojson, .shp, .fgb): pixels outside count nowhere, in training and validation
         split: blocks of each image along rows and columns, [R, C], or the side of a block, as 512 px or 250 m: some are
             validated on, the others trained on
-        split_share: of all blocks, to validate on
-        split_gap: pixels around a block that is validated on which count nowhere, or metres, as 30 m; auto: the
-            network's halo
-        split_seed: which blocks are validated on
+        split_share: share of all blocks to validate on
+        split_gap: pixels around a validated block that count nowhere, or metres, as 30 m; auto: the network's halo
+        split_seed: seed by which the validated blocks are drawn
         ignore_index: class number of pixels that count nowhere
-        times: what {time} in images and val_images stands for, a text a time: rasters of all times are joined, bands of
-            the first one first (docs/how-to/own-data.md)
+        times: texts that {time} in images and val_images stands for: rasters of all times are joined, bands of the
+            first one first (docs/how-to/own-data.md)
         nodata: value of image pixels without data (default: what the raster says)
         bands: band numbers to read, from 1 (default: all)
         references: open formats that read further files and URLs, such as VRT and WMS (docs/explanation/security.md)

@@ -156,18 +156,17 @@ class MemoryConfig(Group):
     """Measures against a lack of memory; none changes the result.
 
     Args:
-        budget: bytes that a rank may use for a step, as 16GiB, or auto (a part of what is free); where a step needs
-            more, tensors are computed once more in the backward pass in place of being kept, or tiles go in blocks
-        recompute: what is computed once more in the backward pass in place of keeping it: auto (what the budget
-            demands), none, compact (what is nearly free: concatenations, upsamplings, pooled tensors, norms with their
-            activations), or all (convolutions too, but for skips and the ends of levels); the words of stages, such as
-            always, stand for parallel.recompute
-        blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q,
-            [R, C], or auto (none where the budget can be met otherwise in less time, else the fewest that fit)
-        offload: what autograd keeps for the backward pass leaves memory for `store` meanwhile: none of it, all but what
-            is on its way, or auto (what the budget demands, where that is quicker than computing it once more)
-        store: where blocks lie meanwhile, or what has left: host (memory, which a GPU's tensors leave for), or a folder
-            on a local disk (which a CPU's do), in which a file without a name is made
+        budget: bytes that a rank may use for a step, as 16GiB, or auto (a part of the free memory). A step that needs
+            more recomputes tensors in the backward pass, or goes in blocks
+        recompute: tensors to recompute in the backward pass: auto (as the budget demands), none, compact (cheap ones:
+            concatenations, upsamplings, pooled tensors, norms and activations), or all (convolutions too, but for skips
+            and ends of levels). The words of stages, such as always, stand for parallel.recompute
+        blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q, [R,
+            C], or auto. With auto, none where another way meets the budget in less time, else the fewest that fit
+        offload: activations that leave memory for `store` until the backward pass: none, all (but those on their way),
+            or auto (as the budget demands, where that is quicker than recomputing)
+        store: place of blocks and of offloaded tensors: host (memory, for a GPU's tensors), or a folder on a local disk
+            (for a CPU's), in a file without a name
     """
 
     budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)

@@ -77,14 +77,14 @@ class ModelConfig(Group):
         freeze_norm: running statistics of batch norms are constants, in training too (docs/how-to/fine-tune.md)
         encoder: resnet18, resnet34 or resnet50; of gated_scnn wide38 too; auto: resnet34, and wide38 there
         pretrained: a file of published weights to begin the encoder with (docs/reference/networks.md)
-        image_mean: whether the pyramid of gated_scnn takes the mean of the whole image too
-        edge_band: whether the last band is edges, for gated_scnn, made before
+        image_mean: let the pyramid of gated_scnn take the mean of the whole image too
+        edge_band: take the last band as edges, made before, for gated_scnn
         build: a network of your own: package.module:function, which is imported, called with bands, classes and
             `arguments`, and returns a torch.nn.Module (docs/how-to/own-network.md)
-        arguments: names and values that the function is called with besides
+        arguments: further names and values that the function is called with
         series: the module takes (batch, channels, times, height, width), of so many times; the first bands are those of
             the first time (docs/how-to/own-network.md)
-        verify: whether what was traced of it is compared with the module itself before the first step
+        verify: compare the traced graph with the module itself before the first step
         window: side in pixels of the one input size that `build` makes a module for, which is not traced then: trained
             on windows, mapped by blended crops (docs/how-to/maps.md)
         overlap: part of a crop's side that it shares with the next one, from 0 to below 1
@@ -126,9 +126,9 @@ class OptimizerConfig(Group):
         scale_lr: none, or linear: the rate is lr times the windows, tiles, or else images, of a step
             (docs/how-to/fine-tune.md)
         lr_factors: a map of name pattern to factor of the rate (0 freezes), as {"encoder*": 0.1}; the first that fits
-        momentum: of sgd
+        momentum: momentum of sgd
         weight_decay: decoupled for adamw, L2 for sgd
-        decay_norms: whether weights of norms, and biases, decay too
+        decay_norms: let weights of norms, and biases, decay too
         policy: constant, step, polynomial or cosine; with fields {name: step, size: 20, gamma: 0.1} (the rate drops by
             the factor gamma every size epochs) or {name: polynomial, power: 0.9}
         warmup_steps: steps over which the rate rises linearly from 0

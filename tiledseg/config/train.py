@@ -28,9 +28,8 @@ class TrainConfig(Group):
     Args:
         epochs: passes over the training images; auto: 500 steps' worth where the grid and tiles_per_step are auto too
             and tiles change nothing, else one (docs/reference/training.md)
-        tiles_per_step: the global batch in tiles, whatever the number of ranks; null: all tiles of whole images; auto:
-            4, fewer of few tiles, where tiling.grid is auto too and tiles change nothing, else null
-            (docs/reference/training.md)
+        tiles_per_step: the global batch in tiles, on any number of ranks; null: all tiles of whole images. With auto, 4
+            or fewer where tiling.grid is auto too and tiles change nothing, else null (docs/reference/training.md)
         images_per_step: the global batch in whole images, where tiles_per_step is not given
         loss: cross_entropy, focal, dice, tversky or boundary; {name: focal, gamma: 2} with the fields of a loss; or a
             map of some to how much each counts, as {cross_entropy: 1, dice: {weight: 0.5}} (docs/reference/losses.md)
@@ -38,7 +37,7 @@ class TrainConfig(Group):
         best: none, or the score whose best validation is kept (checkpoints/best): mean_iou, mean_f1, accuracy, loss or
             iou.CLASS
         early_stop: epochs without a better score after which the run ends (default: never)
-        largest_loss: of a step, above which the run ends and names the tile, as it does where loss or gradient is not
+        largest_loss: loss of a step above which the run ends and names the tile, as where loss or gradient is not
             finite (default: any finite one)
         class_weights: none, median_frequency (the median of all classes' frequencies over the class's own), a list of
             one weight a class, or a map of class to weight, 1 for others (docs/how-to/rare-classes.md)
@@ -47,7 +46,7 @@ class TrainConfig(Group):
         compile: on (the passes of a step become a few kernels of torch.compile's, equal up to rounding), off, or auto,
             which is off as long as nothing has been measured (docs/how-to/gpu.md)
         precision: fp32, bf16 or fp16 (autocast; fp16 with a loss scale, docs/reference/training.md), or fp64
-        seed: of weights, shuffling and dropout
+        seed: seed of weights, shuffling and dropout
         checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal
         keep_checkpoints: how many to keep, the newest first
         validate_every: epochs between validations
@@ -59,9 +58,9 @@ class TrainConfig(Group):
         window_halo: exact, or none (each window is a small image of its own)
         skip_empty: leave out tiles, or places of windows, without a label that counts
         balance_classes: share of the tiles or windows that are drawn by class, each class as often as any other
-        augment: how training images are changed, drawn anew each epoch: a list of reflect, turn, translate, scale,
-            rotate, brightness, contrast, noise, drop_bands, with their values (docs/how-to/augment.md)
-        augment_each: what has a draw of its own: image, or tile (with parallel.halo read)
+        augment: changes of training images, drawn anew each epoch: a list of reflect, turn, translate, scale, rotate,
+            brightness, contrast, noise, drop_bands, with their values (docs/how-to/augment.md)
+        augment_each: unit of a draw: image, or tile (with parallel.halo read)
     """
 
     epochs: int | Literal["auto"] = number(AUTO, 1, MOST, texts=(AUTO,))

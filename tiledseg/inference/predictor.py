@@ -40,6 +40,7 @@ from tiledseg.raster.map_writer import RasterLayout, begin_chunks, fill_chunks, 
 from tiledseg.raster.reader import identify, written_since
 from tiledseg.raster.statistics import Normalization, Sums, finish, measure, statistics_blocks
 from tiledseg.system.run_lock import UnfinishedFile, claimed
+from tiledseg.units import size
 from tiledseg.user_files.machine import SOME_CPU
 
 _REWRITTEN = "{} was written to while it was mapped: the map may be of old and new pixels; map it again"
@@ -74,8 +75,12 @@ def predict_all(
         return
     first, pixels = requests[0], sum(info.height * info.width for info in infos)
     files = [path for path in (first.output, first.probabilities, first.polygons) if path is not None]
-    sizes = [f" ({os.path.getsize(path) / 1e6:.1f} MB)" if os.path.isfile(path) else "" for path in files]
-    named = ", ".join(path + size for path, size in zip(files, sizes, strict=True))
+    sizes = [f" ({size(os.path.getsize(path))})" if os.path.isfile(path) else "" for path in files]
+    named = ", ".join(path + of for path, of in zip(files, sizes, strict=True))
+    beside = [
+        path for path in (f"{os.path.splitext(first.output)[0]}.qml", f"{first.output}.aux.xml") if os.path.isfile(path)
+    ]
+    named += f", with {' and '.join(map(os.path.basename, beside))}" if beside else ""
     written = f"wrote a map of {infos[0].height} x {infos[0].width} pixels: {named}"
     if len(requests) > 1:
         written = f"wrote {len(requests)} maps, {pixels:,} pixels: {os.path.dirname(first.output)}"

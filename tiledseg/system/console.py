@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import IO, NoReturn
 
@@ -50,10 +52,14 @@ def answering() -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    """Write one line to standard error, in one piece, where that can be. Names of files may hold what is no text."""
+    """Write one line to standard error, in one piece, where that can be: on a terminal in lines between words. Names
+    of files may hold what is no text."""
     words = line.encode("utf-8", "backslashreplace").decode()
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
+            if sys.stderr.isatty() and "\n" not in words:  # a traceback stays as it is
+                width = shutil.get_terminal_size().columns
+                words = "\n  ".join(textwrap.wrap(words, width - 2, break_long_words=False, break_on_hyphens=False))
             sys.stderr.write(words + "\n")
             sys.stderr.flush()
 

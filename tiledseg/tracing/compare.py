@@ -29,6 +29,7 @@ from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.layers.pixelwise import to_layout
 from tiledseg.models.layers.pooling import average_pool
 from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
+from tiledseg.system.console import counted
 from tiledseg.tracing.calls import Call, Made, function_name, tensors_of, where
 from tiledseg.tracing.record import record
 from tiledseg.tracing.runs import Images
@@ -276,7 +277,7 @@ def verified(
         images = [*sorted(wholes, key=lambda each: -prod(each[1])), (len(x_BCHW), tuple(x_BCHW.shape[2:]))]
         looks = network.recorded.check(network, images, SECONDS)
         line = f"checked: the graph gives what {name} gives on {_size(window_BCHW)}{part}"
-        return f"{line}, and its calls are the same at {looks} sizes, {time.perf_counter() - begun:.1f} s"
+        return f"{line}, and its calls are the same at {counted(looks, 'size')}, {time.perf_counter() - begun:.1f} s"
     return f"not checked: no part of {_size(x_BCHW)} suits {name} and the free memory"
 
 
