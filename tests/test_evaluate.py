@@ -14,7 +14,7 @@ from tests.small_files import write_raster
 from tiledseg import evaluate as evaluation
 from tiledseg.api import evaluate_map
 from tiledseg.errors import LabelError
-from tiledseg.evaluate import compare, main, thumbnail
+from tiledseg.evaluate import as_table, compare, main, thumbnail
 from tiledseg.execution.scores import confusion_matrix, scores
 from tiledseg.raster.reader import open_raster
 
@@ -186,3 +186,10 @@ def test_a_class_of_two_names_is_said(
     assert "b.tif and 'field' of " in line
     with pytest.warns(UserWarning, match="'Feld'"):
         evaluate_map(tmp_path / "p.tif", tmp_path / "b.tif")
+
+
+def test_many_classes_of_long_names_have_80_columns() -> None:
+    matrix = np.arange(400).reshape(20, 20)
+    lines = as_table(matrix, scores(matrix), [f"a class with a long name, number {k}" for k in range(20)]).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].split("  ")[1:] == ["a class wit.., number 19", "5.1 %", "a class wit.., number 18", " 5.1 %"]

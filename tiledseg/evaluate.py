@@ -23,7 +23,7 @@ from tiledseg.commands.parser import Parser, add_format_option, flag_of, run, wa
 from tiledseg.errors import ConfigError, LabelError, RasterError, install, renamed
 from tiledseg.execution.scores import Scores, confusion_matrix, scores
 from tiledseg.geometry.box import Box
-from tiledseg.planning.answer.text import columns
+from tiledseg.planning.answer.text import WIDTH, columns
 from tiledseg.raster.info import RasterInfo, check_grids_match, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes, read_classes
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
@@ -133,7 +133,8 @@ def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tupl
 
 
 def as_table(matrix: NDArray[np.int64], result: Scores, names: Sequence[str]) -> str:
-    """Return scores and confusion matrix for people, in percent; `-` where a class has no score."""
+    """Return scores and confusion matrix for people, in percent, on 80 columns; `-` where a class has no score."""
+    names = [name if len(name) <= 24 else f"{name[:11]}..{name[-11:]}" for name in names]
     head = ["class", "pixels", "IoU", "F1", "precision", "recall"]
     rows = [
         [
@@ -150,6 +151,11 @@ def as_table(matrix: NDArray[np.int64], result: Scores, names: Sequence[str]) ->
     plain = scores(alone)
     confusion = [["true class", *(f"as {name}" for name in names)]]
     confusion += [[names[k], *map(_percent, shares[k].tolist())] for k in range(len(matrix))]
+    if max(map(len, columns(confusion).splitlines())) > WIDTH:  # one class beside the right one
+        wrong = shares - np.diag(np.diag(shares))
+        confusion = [["true class", "right", "else most often", "share"]]
+        for k, most in enumerate(wrong.argmax(1)):
+            confusion.append([names[k], _percent(shares[k, k]), names[most], _percent(wrong[k, most])])
     return "\n".join(
         [
             f"pixel accuracy {_percent(result.accuracy)}, mean IoU {_percent(result.mean_iou)} "

@@ -52,9 +52,10 @@ def draw_curves(lines: Lines, validations: Lines, loss: str, title: str) -> Figu
     figure.suptitle(_plain(title))
     (losses, ious), (rates, pace) = figure.subplots(2, 2, sharex=True)
     losses.plot(*_points(steps, "loss"), linewidth=1, label=_plain(f"training: {loss or 'of a step'}"))
-    losses.plot(*_points(checks, "loss"), "o-", markersize=3, label="validation: cross-entropy a pixel")
-    losses.set(title="Loss")
-    losses.legend(fontsize="small")
+    checked = losses if loss in ("", "cross-entropy") else losses.twinx()  # another quantity has an axis of its own
+    checked.plot(*_points(checks, "loss"), "o-", color="C1", markersize=3, label="validation: cross-entropy a pixel")
+    losses.set(title="Loss" if checked is losses else "Loss (left: training, right: validation)")
+    losses.legend(handles=[*losses.lines, *(checked.lines if checked is not losses else ())], fontsize="small")
     ious.plot(*_points(checks, "mean_iou"), "o-", color="black", markersize=3, label="mean")
     for k, one in enumerate(validations[-1]["classes"] if validations else ()):
         points = [{"step": each["step"], "iou": each["classes"][k]["iou"]} for each in validations]
