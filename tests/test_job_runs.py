@@ -71,23 +71,29 @@ def job_environment(folder: Path, **variables: str) -> dict[str, str]:
     )
 
 
-def fake_jsrun(folder: Path, body: str) -> Path:
-    """A `jsrun` in `folder`, to stand first on the path."""
-    folder.mkdir()
-    jsrun = folder / "jsrun"
-    jsrun.write_text(f"#!/bin/bash\nset -e\n{body}")
-    jsrun.chmod(0o755)
+def fake(folder: Path, **bodies: str) -> Path:
+    """Commands in `folder`, to stand first on the path."""
+    folder.mkdir(exist_ok=True)
+    for name, body in bodies.items():
+        (folder / name).write_text(f"#!/bin/bash\nset -e\n{body}\n")
+        (folder / name).chmod(0o755)
     return folder
 
 
 def test_lsf_script_asks_for_the_papers_machine(tmp_path: Path) -> None:
     """One resource set a node with 6 ranks and 6 GPUs, and the rendezvous at the first compute node."""
-    tools = fake_jsrun(tmp_path / "tools", 'echo "MASTER $MASTER_ADDR $MASTER_PORT OMP $OMP_NUM_THREADS"\necho "$@"\n')
+    body = 'echo "MASTER $MASTER_ADDR $MASTER_PORT OMP $OMP_NUM_THREADS"\necho "$@"'
+    tools, config = fake(tmp_path / "tools", jsrun=body), tmp_path / "run.yaml"
     hosts = tmp_path / "hosts"
     hosts.write_text("batch1\n" + "a01n01\n" * 42 + "a01n02\n" * 42)
     environ = clean_environment(
         {"PATH": f"{tools}:{os.environ['PATH']}", "LSB_DJOB_HOSTFILE": str(hosts), "LSB_JOBID": "1234567"}
     )
+    environ["TILEDSEG_CONFIG"] = str(config)
+    done = run_job(["bash", str(SUMMIT)], environ=environ)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"error: cannot read the configuration {config}; set TILEDSEG_CONFIG\n"
+    config.touch()
     done = run_job(["bash", str(SUMMIT), "--optimizer.lr", "0.1"], environ=environ)
     assert done.code == 0, done.err
     doctor, train = (line for line in done.out.splitlines() if not line.startswith("MASTER"))
@@ -99,15 +105,15 @@ def test_lsf_script_asks_for_the_papers_machine(tmp_path: Path) -> None:
         assert words[words.index("--gpu_per_rs") + 1] == value["--tasks_per_rs"] == "6"
         assert words[words.index("--cpu_per_rs") + 1] == "42"
     assert doctor.endswith("python -m tiledseg.doctor")
-    paper = "--config run.yaml --tiling.grid [8,8] --parallel.halo read --train.tiles_per_step 1200"
+    paper = f"--config {config} --tiling.grid [8,8] --parallel.halo read --train.tiles_per_step 1200"
     assert train.endswith(f"python -m tiledseg.train {paper} --optimizer.lr 0.1")
 
 
-JSRUN = """
+NODE = """
 while [[ "$1" == --* ]]; do shift 2; done
 echo "$@"
 case "$1$3" in
-    cp*) kill -USR2 "$PPID" ;;
+    cp*) [[ -z "$SIGNALLED" ]] || kill -USR2 "$PPID" ;;
     *tiledseg.train) exit 75 ;;
     *tiledseg.doctor) ;;
     *) exec "$@" ;;
@@ -115,29 +121,98 @@ esac
 """
 
 
-def test_an_lsf_script_counts_its_restarts_looks_for_room_and_may_be_signalled_early(tmp_path: Path) -> None:
-    tools = fake_jsrun(tmp_path / "tools", JSRUN)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/image.tif").write_bytes(bytes(2**20))
-    (tmp_path / "run.yaml").write_text("{}\n")
-    environ = clean_environment({"PATH": f"{tools}:{os.environ['PATH']}", "LSB_JOBID": "12", "TILEDSEG_RESTARTS": "2"})
-    staging = {"TILEDSEG_DATA": f"{tmp_path}/data", "TILEDSEG_LOCAL": f"{tmp_path}/local"}
+def job_of(folder: Path, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script in the folder, with `run.yaml` of images below its folder data; each command runs once."""
+    tools = fake(folder / "tools", jsrun=NODE, srun=NODE.replace("shift 2", "shift"), sbcast='cp "$2" "$3"')
+    if not (folder / "data").exists():
+        (folder / "data").mkdir()
+        (folder / "data/image.tif").write_bytes(bytes(2**20))
+        (folder / "run.yaml").write_text(f"data: {{images: {folder}/data/*.tif, labels: [data/image.tif]}}\n")
+    environ = clean_environment({"PATH": f"{tools}:{os.environ['PATH']}", "LSB_JOBID": "12", "SLURM_JOB_ID": "12"})
+    environ |= {"SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_END_TIME": "9999999999", "SIGNALLED": ""}
+    words = ["bash", str(JOBS / script)]
+    return subprocess.run(
+        words, cwd=folder, env=environ | variables, capture_output=True, text=True, timeout=60, check=False
+    )
 
-    def job(**more: str) -> subprocess.CompletedProcess[str]:
-        words = ["bash", str(SUMMIT)]
-        return subprocess.run(words, cwd=tmp_path, env=environ | more, capture_output=True, text=True, timeout=60)
 
-    runs = [job() for _ in range(3)]
+def test_an_lsf_script_counts_its_restarts_and_may_be_signalled_early(tmp_path: Path) -> None:
+    runs = [job_of(tmp_path, "lsf/summit.lsf", TILEDSEG_RESTARTS="2") for _ in range(3)]
     assert [run.returncode for run in runs] == [75, 75, 143]
+    assert runs[-1].stderr.startswith("error: no restart is left of 2, but steps are")
     assert ["tiledseg.doctor" in run.stdout for run in runs] == [True, False, False]
     assert not list(tmp_path.glob(".tiledseg-*")), "the next job counts anew"
-    early = job(**staging)
+    early = job_of(tmp_path, "lsf/summit.lsf", TILEDSEG_DATA="data", TILEDSEG_LOCAL=f"{tmp_path}/local", SIGNALLED="1")
     assert (early.returncode, "tiledseg.train" in early.stdout) == (75, False), early.stderr
-    (tools / "df").write_text("#!/bin/bash\necho disk 100 90 10 90% /\n")
-    (tools / "df").chmod(0o755)
-    full = job(**staging)
+
+
+def test_a_script_goes_on_only_after_a_step(tmp_path: Path) -> None:
+    """The first start may have no checkpoint, as its folder is new; later ones have a newer one than the last."""
+    (tmp_path / "runs/run/checkpoints/step-000099").mkdir(parents=True)
+    done = job_of(tmp_path, "lsf/summit.lsf")
+    assert (done.returncode, done.stderr.split(",")[0]) == (143, "error: this start has done no step")
+    step = 'mkdir -p runs/run/checkpoints/step-000100; echo "$@"; exit 75'
+    (tmp_path / "run.yaml").write_text("run: {output: 'runs/run'}\n")
+    job_of(tmp_path, "lsf/summit.lsf")
+    environ = {"PATH": f"{fake(tmp_path / 'own', jsrun=step)}:{os.environ['PATH']}", "TILEDSEG_DOCTOR": "0"}
+    assert job_of(tmp_path, "lsf/summit.lsf", **environ).returncode == 75
+
+
+@pytest.mark.parametrize(
+    ("data", "config", "staged"),
+    [
+        ("data", "[data/a.tif, ./data/b.tif]", "[LOCAL/a.tif, LOCAL/b.tif]"),
+        ("data/", "HERE/data", "LOCAL"),
+        ("HERE/data", "[data/a.tif, my/data/a.tif, data2/a.tif]", "[LOCAL/a.tif, my/data/a.tif, data2/a.tif]"),
+        ("HERE", "HERE/data/*.tif}\nrun: {output: HERE/runs", "LOCAL/data/*.tif}\nrun: {output: HERE/runs"),
+        ("HERE", "data/*.tif", "error: no path of run.yaml begins with HERE; give TILEDSEG_DATA as the paths have it"),
+        (".", "data/*.tif", "error: no path of run.yaml begins with .; give TILEDSEG_DATA as the paths have it"),
+        ("gone", "data/*.tif", "error: TILEDSEG_DATA is gone, which is no folder"),
+    ],
+)
+def test_paths_of_staged_data(tmp_path: Path, data: str, config: str, staged: str) -> None:
+    data, config, staged = (
+        text.replace("HERE", str(tmp_path)).replace("LOCAL", "/nodes/disk/data") for text in (data, config, staged)
+    )
+    job_of(tmp_path, "slurm/generic.sbatch")
+    (tmp_path / "run.yaml").write_text(f"data: {{images: {config}}}\n")
+    node = NODE.replace("*) exec", "bash*) ;;\n    *) exec").replace("shift 2", "shift")  # nothing is made there
+    paths = {"PATH": f"{fake(tmp_path / 'own', srun=node)}:{os.environ['PATH']}", "TILEDSEG_LOCAL": "/nodes/disk"}
+    done = job_of(tmp_path, "slurm/generic.sbatch", **paths, TILEDSEG_DATA=data)
+    if staged.startswith("error: "):
+        assert (done.returncode, done.stderr.startswith(staged), done.stderr.count("\n")) == (2, True, 1), done.stderr
+    else:
+        assert (tmp_path / "tiledseg-12-0.yaml").read_text() == f"data: {{images: {staged}}}\n"
+        assert "--config tiledseg-12-0.yaml" in done.stdout
+
+
+def test_a_script_looks_for_room(tmp_path: Path) -> None:
+    """Of data; of an environment with its archive, which Slurm brings to each node first."""
+    local = {"TILEDSEG_LOCAL": f"{tmp_path}/local"}
+    job_of(tmp_path, "lsf/summit.lsf")
+    df = fake(tmp_path / "own", df="echo disk 2000 900 1500 90% /")
+    local["PATH"] = f"{df}:{tmp_path}/tools:{os.environ['PATH']}"
+    subprocess.run(["tar", "-cf", tmp_path / "env.tar", "-C", tmp_path, "data"], check=True, timeout=60)
+    environment = {"TILEDSEG_ENVIRONMENT": "env.tar", **local}
+    room = r"error: \S+/local/environment has room for \d+ KiB, but 20\d\d come there; set TILED"
+    full = job_of(tmp_path, "slurm/generic.sbatch", **environment)
+    assert (full.returncode, bool(re.search(room, full.stderr))) == (2, True), full.stderr
+    assert "room" not in job_of(tmp_path, "lsf/summit.lsf", **environment).stderr
+    fake(tmp_path / "own", df="echo disk 2000 900 500 90% /")
+    full = job_of(tmp_path, "lsf/summit.lsf", **local, TILEDSEG_DATA="data")
     assert full.returncode == 2
-    assert re.search(r"^error: \S+/local/data has room for \d+ KiB, but \d+ come there; set TILED", full.stderr)
+    assert re.search(r"error: \S+/local/data has room for \d+ KiB, but 102\d come there", full.stderr)
+
+
+@pytest.mark.parametrize("script", ["slurm/generic.sbatch", "lsf/generic.lsf"])
+def test_mpirun_hands_on_what_a_user_sets(tmp_path: Path, script: str) -> None:
+    names = {"NCCL_DEBUG": "INFO", "UCX_TLS": "rc", "FI_PROVIDER": "cxi", "MASTER_PORT": "15000", "SECRET": "1"}
+    job_of(tmp_path, script)
+    tools = f"{fake(tmp_path / 'own', mpirun='echo $@')}:{os.environ['PATH']}"
+    more = {"TILEDSEG_LAUNCHER": "mpirun", "SLURM_NTASKS_PER_NODE": "1", "PATH": tools}
+    handed = re.findall(r"-x (\w+)", job_of(tmp_path, script, **names, **more).stdout)
+    assert {*names, "PATH", "OMP_NUM_THREADS", "TILEDSEG_END_TIME"} - {*handed} == {"SECRET"}
+    assert "SLURM_JOB_ID" not in handed
 
 
 def steps_done(run: Path) -> int:

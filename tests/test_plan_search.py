@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,18 @@ def test_table_json_and_batch_script_have_one_winner(capsys: pytest.CaptureFixtu
 
 def test_a_search_names_the_narrower_precision(capsys: pytest.CaptureFixture[str]) -> None:
     table = " ".join(said(capsys, SMALL).split())
-    assert "precision: fp32 without TF32 (train's default); --precision fp16 takes less time" in table
-    assert "; the first row's epoch holds if all GPUs together read " in table
+    assert "precision: --precision fp16 takes less time; fp32 without TF32 (train's default) settings: " in table
+    assert re.search(r"epoch of the first row: [\d.]+ m?s for 6 images in 3 steps, if all GPUs together read ", table)
+    assert "not measured; times to two digits memory: without CUDA's own, 1 to 2 GiB, for which --gpu-memory " in table
+    assert re.search(r" memory 1 [\d.]{1,3} ms [\d.]{1,3} ms ", table), "two digits"
+    assert "waits" not in table, "no row has stages"
     assert "4 bands, 2 classes, U-Net of 3 levels" in table
     assert "as many as the GPUs take" not in table
     assert "--precision fp16 takes" not in said(capsys, f"{SMALL} --precision fp16")
+    assert main([*SMALL.replace("--images 6", "--images 7").split(), "--gpu-memory", "45GiB"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "warning: --gpu-memory is 45GiB, but V100 on Summit has 16 GiB\n"
+    assert "; an epoch's last step has 1 of 2 images, and idle GPUs" in " ".join(out.split())
 
 
 def test_blocks_on_the_nodes_disk_are_keys_of_the_job(capsys: pytest.CaptureFixture[str]) -> None:

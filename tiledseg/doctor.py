@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.parser import Parser, add_format_option, run
 from tiledseg.errors import ConfigError
-from tiledseg.planning.answer.text import columns
+from tiledseg.planning.answer.text import columns, rehearsal_words
 from tiledseg.system.console import answer, counted
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def _main(argv: Sequence[str] | None) -> int:
     parser.add_argument(
         "--gpus-per-node", type=int, help="GPUs of a rehearsed node (default: parallel.machine's, else 6)"
     )
+    parser.add_argument("--planned", metavar="NETWORK", default="", help="network of the plan: warns of another one")
     arguments, rest = parser.parse_known_args(argv)
     if arguments.rehearse:
         return _rehearse(arguments, rest)
@@ -66,7 +67,7 @@ def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     from tiledseg.planning.walk.cost_model import Machine
     from tiledseg.raster.labels.classes import read_classes
     from tiledseg.training.preparation import prepare
-    from tiledseg.training.rehearsal import in_words, rehearse
+    from tiledseg.training.rehearsal import rehearse
     from tiledseg.units import parse_bytes
     from tiledseg.user_files.machine import machine_of
 
@@ -78,8 +79,9 @@ def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     machine = machine_of(config.parallel.machine) or Machine()
     memory = parse_bytes(arguments.gpu_memory) if arguments.gpu_memory else machine.memory or 16 * 2**30
     preparation = prepare(config, int(0.9 * memory), arguments.ranks)  # the rest is the runtime's
-    found = rehearse(preparation, arguments.ranks, arguments.gpus_per_node or machine.ranks_per_host, memory)
-    answer(json.dumps(found, indent=2) if arguments.format == "json" else in_words(found))
+    per_node = arguments.gpus_per_node or machine.ranks_per_host
+    found = rehearse(preparation, arguments.ranks, per_node, memory, arguments.planned)
+    answer(json.dumps(found, indent=2) if arguments.format == "json" else rehearsal_words(found))
     return int(bool(found["fails"]))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import rasterio
 import yaml
 from torch import nn
 
+from tests.comm.launching import clean_environment
 from tests.crash.runs import Material
 from tiledseg import doctor
 from tiledseg.models import normalise
@@ -168,6 +170,24 @@ def test_what_is_refused(
     assert words in told[0]
 
 
+def test_labels_output_folder_and_network_are_looked_at(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rehearse", "-n", "8", "--config", str(config), *WHOLE]
+    before = sorted(config.parent.iterdir())
+    good = [*flags, "--run.output", str(config.parent / "new/folder"), "--planned", "3 bands"]
+    assert doctor.main(good) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"memory of a step [\d.]+ KiB of 16.00 GiB on the rank", out)
+    assert re.search(r"messages, forward and back \d+ messages to \d+ peers, ", out)
+    assert "warning: planned was another network, and its memory and time: 3 bands" in out
+    assert out.endswith("rasters, open files, output folder, and 3 of 3 blocks of labels")
+    assert sorted(config.parent.iterdir()) == before
+    assert doctor.main([*flags, "--data.classes", "2", "--run.output", "/proc/nope"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"^would fail: \S+-labels.tif holds value 2 at \(row \d+, col \d+\), outside the cl", out, re.M)
+    assert "\nwould fail: run.output is /proc/nope, but /proc is not writable (No such file" in out
+    assert "nothing found" not in out
+
+
 @pytest.mark.parametrize(
     ("memory", "grid", "words"),
     [
@@ -182,7 +202,7 @@ def test_memory_that_is_too_small_is_named_once(
     assert doctor.main(flags) == 1
     out, err = capsys.readouterr()
     assert (out + err).count(words) == 1
-    assert re.search(r"memory of a step +[\d.]+ [KM]iB on the rank", out)
+    assert re.search(r"memory of a step +[\d.]+ [KM]iB of [\d.]+ KiB on the rank", out)
 
 
 def test_a_budget_above_the_gpu_is_not_the_remedy(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,9 +213,9 @@ def test_a_budget_above_the_gpu_is_not_the_remedy(config: Path, capsys: pytest.C
 
 
 def test_a_script_rehearses_the_plan_that_it_was_emitted_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With its memory: of 16 GiB, a rank would recompute."""
+    """With its memory: of 16 GiB, a rank would recompute. Another network is named."""
     for name, bands in (("image", 3), ("labels", 1)):
         profile = {"count": bands, "height": 3600, "width": 3600, "dtype": "uint8", "sparse_ok": True}
         with rasterio.open(tmp_path / f"{name}.tif", "w", driver="GTiff", tiled=True, **profile):
@@ -206,7 +226,11 @@ def test_a_script_rehearses_the_plan_that_it_was_emitted_from(
     memory = json.loads(capsys.readouterr().out)["summary"]["memory"]
     assert memory > 16 * 2**30
     assert plan([*line, "--emit", "slurm"]) == 0
-    (command,) = re.findall(r"# (tiledseg doctor(?:.*\\\n)*.*)\n", capsys.readouterr().out)
-    monkeypatch.chdir(tmp_path)
-    assert doctor.main([*shlex.split(command.replace("\\\n#", ""))[2:], "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["memory"] == memory
+    (tmp_path / "job").write_text(capsys.readouterr().out)
+    environ, found = clean_environment({"TILEDSEG_PYTHON": sys.executable}), []
+    for more in ([], ["--model.levels", "4"]):
+        command = ["bash", "job", "rehearse", "--format", "json", *more]
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, timeout=200, check=True)
+        found.append(json.loads(done.stdout))
+    assert (found[0]["memory"], found[0]["gpu_memory"]) == (memory, 80 * 2**30)
+    assert ["another network" in " ".join(each["warnings"]) for each in found] == [False, True]

@@ -122,6 +122,8 @@ def _network(flags: Namespace) -> Network:
 def _question(flags: Namespace) -> RunQuestion:
     """Ask the planner for a training run of the flags, checked. A search has any grid but one that is given."""
     machine, memory = _machine(flags), _bytes(flags.gpu_memory)
+    if memory and machine.memory and memory > machine.memory:
+        say(f"warning: --gpu-memory is {flags.gpu_memory}, but {machine.name} has {machine.memory / 2**30:.4g} GiB")
     memory = machine.memory if memory is None else memory
     fits_alone = memory is not None and flags.stride == 1 and flags.mesh is None and flags.stages is None
     searches = flags.search or flags.scaling is not None
@@ -149,9 +151,7 @@ def _question(flags: Namespace) -> RunQuestion:
     if recompute != "auto" and flags.memory_budget is not None:
         refuse_given(flags, ("recompute",), "--memory-budget is given, which chooses that", "leave one of them out")
     if grid is None and memory is None and not searches:
-        raise ConfigError(
-            "--grid is auto, which fits tiles to a GPU; give --gpu-memory, 16GiB say, --machine, or a grid"
-        )
+        raise ConfigError("--grid is auto, and fits tiles to a GPU; give --gpu-memory, 16GiB say, --machine or a grid")
     if flags.window is not None and flags.window > min(size):
         refuse_given(flags, ("window",), f"the raster has {min(size)} px along one side", "give at most so many")
     if (flags.images_per_step or 0) > flags.images:

@@ -142,9 +142,8 @@ class Searched(NamedTuple):
         winner, other = self.winner, self.other or (self.best[1] if len(self.best) > 1 else None)
         if other is None:
             return f"nothing but {winner.candidate.in_words} can be"
-        less = f"{100 * (1 - winner.seconds / other.seconds):.2g} % less than {other.candidate.in_words}"
-        times = f"{1000 * winner.seconds:.4g} ms a step, {less} ({1000 * other.seconds:.4g} ms)"
-        return f"{winner.candidate.in_words} takes {times}"
+        less = f"{round(100 * (1 - winner.seconds / other.seconds)) or 'under 1'} % less"
+        return f"{winner.candidate.in_words} takes {less} time than {other.candidate.in_words}"
 
 
 def candidates(question: RunQuestion, footprint: Footprint, host: int, free: Collection[str]) -> list[Candidate]:

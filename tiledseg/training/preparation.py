@@ -36,12 +36,7 @@ from tiledseg.training.auto import find_settings, with_settings
 from tiledseg.training.choose_objective import given_weights, loss_bytes_of, objective_of
 from tiledseg.training.objective import Objective
 from tiledseg.training.optimizer import parameter_groups
-from tiledseg.training.raster_set import (
-    RasterSet,
-    inspect_files,
-    layout_notes,
-    split_of,
-)
+from tiledseg.training.raster_set import RasterSet, inspect_files, layout_notes, split_of
 from tiledseg.training.saving import score_class
 from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_of

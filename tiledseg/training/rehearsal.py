@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from tiledseg.comm.collectives import Doings, RehearsedCommunicator, unmatched
 from tiledseg.comm.doing import name_ranks
 from tiledseg.comm.launch import Launch, open_files_needed
 from tiledseg.comm.mesh import Mesh, open_axes
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, InputError
 from tiledseg.execution.carrying import CAST_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.halo_modes import Part, Piece, ReadMode
 from tiledseg.execution.parallel_run import ParallelRun
@@ -31,46 +33,27 @@ from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import ChannelDropout, DropoutKey
 from tiledseg.models.network import GraphNetwork
-from tiledseg.planning.answer.text import network_text, wrapped
+from tiledseg.planning.answer.text import DEFAULTS, network_text
+from tiledseg.raster.labels.label_map import read_labels
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.sampling import Position
+from tiledseg.raster.statistics import statistics_blocks
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.offloading import remedy
 from tiledseg.training.preparation import Preparation, why_uncompiled
+from tiledseg.training.run_files import check_run_folder
 from tiledseg.units import SINGLE_BYTES, size
 
 _META = torch.device("meta")
+_LABEL_SECONDS = 20.0  # of reading labels, besides one block of each file
 
 
-def in_words(figures: Mapping[str, Any]) -> str:
-    """Return the figures of `rehearse` as a table, then what would fail, and the warnings."""
-    rows = {
-        "network": "{network}",
-        "halo mode": "{mode}",
-        "parts of the first step": "{tiles}, of which {idle} ranks have none",
-        "memory of a step": "{memory} on the rank that needs most",
-        "rasters a rank opens": "at most {rasters}",
-        "communicators a rank is in": "at most {groups}",
-        "messages, forward and back": "at most {messages} to {peers} peers, {bytes}",
-        "sums over ranks": "at most {sums}, {summed}: of gradients, and of norms",
-        "open files": "{open_files}; rank 0 {open_files_of_root}",
-    }
-    width = max(map(len, rows))
-    lines = [f"{figures['ranks']} ranks rehearsed in {figures['seconds']:.1f} s"]
-    shown = {**figures, **{name: size(figures[name]) for name in ("memory", "bytes", "summed")}}
-    lines += [wrapped(w.format(**shown), f"  {name:{width}}  ", " " * (width + 4)) for name, w in rows.items()]
-    lines += [f"warning: {line}" for line in figures["warnings"]]
-    lines += [f"would fail: {line}" for line in figures["fails"]] or ["nothing found that would fail"]
-    return "\n".join(lines)
-
-
-def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: int) -> dict[str, Any]:
+def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: int, planned: str = "") -> dict[str, Any]:
     """Walk a run that has been prepared for so many ranks; return the figures of its first step as JSON has them.
 
-    `messages`, `bytes` and sums are the most of any rank, on each size of image. `tiles`: parts of the step; `idle`:
-    ranks without one. `groups`, `peers`: of a rank. `sums`, `summed`: of norms and gradients, and their
-    bytes. `fails`: reasons why the job would end; `warnings`: what it would waste.
-
+    `planned`: the network of the plan, in words. `messages`, `bytes` and sums are the most of any rank, on each size of
+    image. `tiles`: parts of the step; `idle`: ranks without one. `groups`, `peers`: of a rank. `sums`, `summed`: of
+    norms and gradients, and their bytes. `fails`: reasons why the job would end; `warnings`: what it would waste.
     Raises InputError where a rank's own set-up is refused.
     """
     begun = time.perf_counter()
@@ -93,9 +76,11 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     idle = [rank for rank, (parts, _) in enumerate(shares) if not parts]
     warnings = [f"{len(idle)} of {ranks} ranks have no part of the first step: {name_ranks(idle)}"] if idle else []
     if preparation.question.value_bytes < SINGLE_BYTES and any(sent):
-        precision = preparation.config.train.precision
-        warnings.append(f"bytes of messages are those of fp32: up to twice what {precision} sends")
-    fails = []
+        warnings.append(f"bytes of messages are of fp32: up to twice what {preparation.config.train.precision} sends")
+    network = network_text(preparation.question).replace("\n", ", ")
+    if planned and " ".join(planned.split()) != network.removesuffix(DEFAULTS):
+        warnings.append(f"planned was another network, and its memory and time: {' '.join(planned.split())}")
+    read, blocks, fails = _look(preparation)
     if memory > gpu_memory:
         fails.append(
             f"a step needs {size(memory)} on the rank that needs most, of {size(gpu_memory)}; "
@@ -107,11 +92,12 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     active = {rank: done for rank, done in doings.items() if done.sent or done.received or done.summed}
     return {
         "ranks": ranks,
-        "network": network_text(preparation.question).replace("\n", ", "),
+        "network": network,
         "mode": spread.in_words,
         "tiles": sum(len(parts) for parts, _ in shares),
         "idle": len(idle),
         "memory": memory,
+        "gpu_memory": gpu_memory,
         "rasters": max(len({part.image for part in parts}) if reads else 0 for parts, reads in shares),
         "groups": groups,
         "peers": peers,
@@ -121,10 +107,35 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
         "summed": max(map(sum, summed)),
         "open_files": files,
         "open_files_of_root": root,
+        "labels_read": read,
+        "label_blocks": blocks,
         "seconds": time.perf_counter() - begun,
         "fails": [*fails, *unmatched(active)[:5]],
         "warnings": [*preparation.warnings, *warnings],
     }
+
+
+def _look(preparation: Preparation) -> tuple[int, int, list[str]]:
+    """Try the output folder, and read labels: the middle block of each file, then the others for some seconds. Return
+    the blocks read, all blocks, and what a run refuses."""
+    fails, begun, read = list[str](), time.perf_counter(), 0
+    sets = [each for each in (preparation.training, preparation.validation) if each]
+    readers = [each.open_labels(number) for each in sets for number in range(len(each.labels))]
+    blocks = statistics_blocks([reader.info for reader in readers])
+    files = [list(own) for _, own in groupby(blocks, lambda block: block.image)]
+    try:
+        check_run_folder(Path(preparation.config.run.output), preparation.files)
+    except InputError as error:
+        fails.append(str(error))
+    try:
+        for block in dict.fromkeys((*(own[len(own) // 2] for own in files), *blocks)):
+            if read < len(files) or time.perf_counter() - begun < _LABEL_SECONDS:
+                read_labels(readers[block.image], preparation.label_map, block.box)
+                readers[block.image].release()
+                read += 1
+    except InputError as error:
+        fails.append(str(error))
+    return read, len(blocks), fails
 
 
 _Share = tuple[tuple[Part, ...], bool]

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -218,8 +219,11 @@ def _check_place(folder: Path) -> None:
     existing = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
     if irregular_kind(existing) != "a folder":
         raise OutputError(f"{_KEY} is {folder}, but {existing} is a file; give a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise OutputError(f"{_KEY} is {folder}, but {existing} is not writable; give another folder")
+    try:  # to write: a superuser has every permission, and on a file system of others none
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        reason = f"{existing} is not writable ({error.strerror})"
+        raise OutputError(f"{_KEY} is {folder}, but {reason}; give another folder") from None
 
 
 def _is_record(path: Path) -> bool:

@@ -9,16 +9,7 @@ from typing import Any
 
 from tiledseg.errors import OutputError, TiledsegError, first_line
 from tiledseg.execution.progress import duration
-from tiledseg.reporting.page import (
-    can_render,
-    count,
-    draw_curves,
-    draw_reliability,
-    percent,
-    png_of,
-    png_url,
-    render,
-)
+from tiledseg.reporting.page import can_render, count, draw_curves, draw_reliability, percent, png_of, png_url, render
 from tiledseg.system.console import counted
 from tiledseg.system.files import write_whole
 from tiledseg.system.outputs import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION

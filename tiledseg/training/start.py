@@ -47,13 +47,7 @@ from tiledseg.training.offloading import check_store, store_in_words, told_what_
 from tiledseg.training.optimizer import Course
 from tiledseg.training.preparation import Preparation, prepare, why_uncompiled
 from tiledseg.training.resuming import Beginning, begin
-from tiledseg.training.run_files import (
-    check_lines,
-    check_none_lost,
-    check_run_folder,
-    own_files,
-    read_metrics,
-)
+from tiledseg.training.run_files import check_lines, check_none_lost, check_run_folder, own_files, read_metrics
 from tiledseg.training.run_journal import facts_of
 from tiledseg.training.saving import end_of_job
 from tiledseg.training.trainer import Trainer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -147,6 +148,12 @@ def modes_part(modes: ModePlans) -> Section:
             "reason": reason,
         },
     }
+
+    def remarks(row: Mapping[str, Any]) -> str:
+        is_chosen = chosen is not None and row["mode"] == chosen.cost.mode
+        flags = "chosen" * is_chosen, "not exact" * (not row["exact"]), "does NOT fit" * (not row.get("fits", True))
+        return ", ".join(filter(None, flags))
+
     text = tabled(
         f"modes: a training step of {counted(question.images_per_step, 'image')} on {counted(modes.at_work, 'rank')}, "
         "by the busiest rank",
@@ -159,16 +166,7 @@ def modes_part(modes: ModePlans) -> Section:
             "sent": lambda row: size(row["bytes_rank"]),
             "memory": lambda row: size(row["memory_rank"]),
             "predicted": lambda row: time_of(row["milliseconds"]),
-            "": lambda row: ", ".join(
-                filter(
-                    None,
-                    (
-                        "chosen" * (chosen is not None and row["mode"] == chosen.cost.mode),
-                        "not exact" * (not row["exact"]),
-                        "does NOT fit" * (not row.get("fits", True)),
-                    ),
-                )
-            ),
+            "": remarks,
         },
         [
             *(f"{mode}: not possible: {why}" for mode, why in modes.impossible.items()),

@@ -25,25 +25,11 @@ from tiledseg.geometry.halo import (
 )
 from tiledseg.geometry.layers.declared import CropGrid, Crops
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling, tiling_efficiency
+from tiledseg.planning.answer import text
 from tiledseg.planning.answer.modes import ModePlans, mode_plans, modes_part
 from tiledseg.planning.answer.rebuilding import blocks_within, rebuilding_part
 from tiledseg.planning.answer.stages import stage_pipeline, stages_part
-from tiledseg.planning.answer.text import (
-    PROPOSED,
-    PlannedStep,
-    Row,
-    Section,
-    better_precision,
-    duration,
-    heading,
-    listed,
-    machine_words,
-    milliseconds,
-    precision_words,
-    words,
-    wrapped,
-    wrapped_lines,
-)
+from tiledseg.planning.answer.text import PlannedStep, Row, Section, duration, listed, words, wrapped
 from tiledseg.planning.run.grid import check_tiles, finer_grid
 from tiledseg.planning.run.pipeline import StagedPipeline
 from tiledseg.planning.run.plan import run_grid
@@ -117,7 +103,7 @@ def formula(question: RunQuestion, stride: int) -> Planned:
     assert question.grid is not None, "the command refuses grid auto with another stride"
     reason = f"networks of this project convolve with stride 1, so nothing is exact for stride {stride}"
     cluster, paper = cluster_part(question, question.grid), paper_part(question, question.grid, stride)
-    title = "\n".join(wrapped_lines(heading(question)))
+    title = "\n".join(text.wrapped_lines(text.heading(question)))
     left_out = Section({"reason": reason}, wrapped(f"left out: {reason}", ""))
     return Planned({"cluster": Section(cluster.values, f"{title}\n\n{cluster.text}")} | paper | {"omitted": left_out})
 
@@ -294,7 +280,7 @@ def summary_part(
     halo, context = max(footprint.before, footprint.after), tiling.context_max
     values = {"grid": list(tiling.grid), "tiles": len(tiling), "halo": halo, "context": list(context)}
     lines = {
-        "precision": precision_words(question),
+        "precision": text.precision_words(question),
         "grid": f"{words(tiling.grid)}: {counted(len(tiling), 'tile')}, halo {halo} px, contexts of {words(context)} "
         "px at most",
     }
@@ -305,10 +291,10 @@ def summary_part(
         values |= {"fits": False, "reason": reason, "modes": []}
         lines = {"memory": f"no mode can be: {reason}"} | lines
     else:
-        rows = [_mode("read", 0) | {"milliseconds": milliseconds(step.seconds)}]
+        rows = [_mode("read", 0) | {"milliseconds": text.milliseconds(step.seconds)}]
         if best and not staged:
             costs = [best.cost, *(plan.cost for plan in modes.exact if plan is not best)]
-            rows = [_mode(cost.mode, cost.fusion) | {"milliseconds": milliseconds(cost.seconds)} for cost in costs]
+            rows = [_mode(cost.mode, cost.fusion) | {"milliseconds": text.milliseconds(cost.seconds)} for cost in costs]
         number = staged[1] if staged else modes.question.images_per_step
         items = {"micro_batches" if staged else "images_per_step": number}
         values |= rows[0] | step.values | items | {"modes": rows}
@@ -317,13 +303,13 @@ def summary_part(
             f"{mode_words(row['mode'], row['fusion'])}{':' * (not at)} {duration(row['milliseconds'] / 1000)}"
             for at, row in enumerate(rows)
         )
-        did = f"{counted(number, 'tile' if staged else 'image')}{PROPOSED * proposed}"
+        did = f"{counted(number, 'tile' if staged else 'image')}{text.PROPOSED * proposed}"
         unfit = "" if staged or modes.fitting else f"; {modes.remedy}"
         lines = {"memory": step.memory_words + unfit} | lines
         lines |= {
             "halo mode": f"{first} a step{', against ' * bool(others)}{', '.join(others)}",
             "GPUs": step.gpu_words,
-            "step": f"{duration(step.seconds)} for {did}, predicted: {machine_words(question)}",
+            "step": f"{step.duration} for {did}, predicted: {text.machine_words(question)}",
             "epoch": step.epoch_words(in_steps=not staged),
         }
     offers = [
@@ -331,10 +317,10 @@ def summary_part(
         f"{size(other['memory'])}, {other['gpus']:,} GPUs"
         for other in better
     ]
-    text = [*wrapped_lines(heading(question))[:MOST_HEADING], "", *(_line(*pair) for pair in lines.items())]
-    text += [_line("" if place else "better", offer) for place, offer in enumerate(offers)]
-    text += [_line("more", f"--show {','.join(sections)} or all; --help")]
-    return Section(values | {"better": better}, "\n".join(text))
+    shown = [*text.wrapped_lines(text.heading(question))[:MOST_HEADING], "", *(_line(*pair) for pair in lines.items())]
+    shown += [_line("" if place else "better", offer) for place, offer in enumerate(offers)]
+    shown += [_line("more", f"--show {','.join(sections)} or all; --help")]
+    return Section(values | {"better": better}, "\n".join(shown))
 
 
 def _line(label: str, text: str) -> str:
@@ -351,7 +337,7 @@ def _better(question: RunQuestion, here: ModePlans) -> list[dict[str, Any]]:
     longest = SHORTER * here.step(here.best).epoch_seconds if here.best and here.fitting else math.inf
     question = replace(question, recompute="none" if question.recompute == "auto" else question.recompute)
     others = list[tuple[str, RunQuestion, Tiling]]()
-    if usual := better_precision(question):
+    if usual := text.better_precision(question):
         others.append((f"--precision {usual}", replace(question, precision=usual), here.tiling))
     finest = finest_grid(question.shape, footprint)
     rows, cols = (min(2 * tiles, most) for tiles, most in zip(here.tiling.grid, finest, strict=True))

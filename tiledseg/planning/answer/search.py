@@ -7,22 +7,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.planning.answer import text
 from tiledseg.planning.answer.modes import with_step
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.planning.answer.text import (
-    PROPOSED,
-    PlannedStep,
-    Section,
-    better_precision,
-    epoch_steps,
-    machine_words,
-    milliseconds,
-    network_text,
-    precision_words,
-    tabled,
-    time_of,
-    words,
-)
+from tiledseg.planning.answer.text import PlannedStep, Section, epoch_steps, network_text, rounded, time_of, words
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search import FREE, TERMS, Discarded, Priced, Pricing, Searched, search
@@ -77,17 +65,12 @@ def priced_step(question: RunQuestion, priced: Priced) -> PlannedStep:
     return PlannedStep(question, priced.ranks, priced.memory, priced.seconds, epoch, priced.plan.rebuilt)
 
 
-def _machine(step: PlannedStep) -> str:
-    rate = f"; the first row's epoch holds{step.beside[1:]}" if step.beside else ""
-    return f"machine: {machine_words(step.question)}{rate}"
-
-
 def search_part(question: RunQuestion, result: Searched, proposed: bool) -> Section:
     """Return the settings; bytes, milliseconds, seconds an epoch: a row for each of the best, one for the best of
     another kind, and the reason. `proposed`: nobody has set the images of a step."""
     best = [_row(question, each) for each in result.best]
     other = None if result.other is None else _row(question, result.other)
-    narrow, winner = better_precision(question), priced_step(question, result.winner)
+    narrow, winner = text.better_precision(question), priced_step(question, result.winner)
     values = {
         "network": network_text(question),
         "size": list(question.shape),
@@ -108,28 +91,37 @@ def search_part(question: RunQuestion, result: Searched, proposed: bool) -> Sect
         rows.append(other | {"place": "-", "chosen": "best of another kind"})
     title = (
         f"search: {question.images} images of {words(question.shape)} px, {question.images_per_step} a step"
-        f"{PROPOSED * proposed}: {epoch_steps(question)} steps an epoch, on {question.ranks} GPUs of "
+        f"{text.PROPOSED * proposed}: {epoch_steps(question)} steps an epoch, on {question.ranks} GPUs of "
         f"{size(question.memory)}; all rows fit"
     )
+
+    def shown(time: float) -> str:
+        return time_of(rounded(question, time))
+
     columns = {
         "#": lambda row: row["place"],
-        "step": lambda row: time_of(row["milliseconds"]),
-        "epoch": lambda row: time_of(1000 * row["epoch_seconds"]),
-        "computing": lambda row: time_of(row["milliseconds"] - _talking(row) - row["by_term"]["waiting"]),
-        "communication": lambda row: time_of(_talking(row)),
-        "waiting": lambda row: time_of(row["by_term"]["waiting"]),
+        "step": lambda row: shown(row["milliseconds"]),
+        "epoch": lambda row: shown(1000 * row["epoch_seconds"]),
+        "computing": lambda row: shown(row["milliseconds"] - _talking(row) - row["by_term"]["waiting"]),
+        "communication": lambda row: shown(_talking(row)),
+        "pipeline waits": lambda row: shown(row["by_term"]["waiting"]),
         "memory": lambda row: size(row["memory"]),
         "": _remarks,
     }
+    if not any(row["by_term"]["waiting"] for row in rows):
+        del columns["pipeline waits"]
+    coarse, own = "; times to two digits" * (not question.figures.measured), question.limit == question.figures.memory
     below = [
-        _machine(winner),
+        f"epoch of the first row: {winner.epoch_words(in_steps=True)}",
+        f"machine: {text.machine_words(question)}{coarse}",
+        f"memory: without CUDA's own{', 1 to 2 GiB, for which --gpu-memory leaves room' * own}",
         f"network: {network_text(question).replace(chr(10), ', ')}",
-        f"precision: {precision_words(question)}{f'; --precision {narrow} takes less time' if narrow else ''}",
-        f"{result.candidates:,} settings, most of which were only estimated",
+        f"precision: {f'--precision {narrow} takes less time; ' if narrow else ''}{text.precision_words(question)}",
+        f"settings: {result.candidates:,} sorted by an estimate; the dozen first that fit were planned, these are best",
         f"choice: {result.reason}",
         f"GPUs: {winner.gpu_words}",
     ]
-    return Section(values, tabled(title, rows, columns, below))
+    return Section(values, text.tabled(title, rows, columns, below))
 
 
 def _row(question: RunQuestion, priced: Priced) -> dict[str, Any]:
@@ -144,7 +136,7 @@ def _row(question: RunQuestion, priced: Priced) -> dict[str, Any]:
         "ranks": priced.ranks,
         "milliseconds": round(1000 * priced.seconds, 6),
         "epoch_seconds": round(epoch_steps(question) * priced.seconds, 6),
-        "by_term": {name: milliseconds(seconds) for name, seconds in zip(TERMS, priced.time, strict=True)},
+        "by_term": {name: text.milliseconds(seconds) for name, seconds in zip(TERMS, priced.time, strict=True)},
         "memory": priced.memory,
     }
 
@@ -251,7 +243,8 @@ def scaling_part(question: RunQuestion, numbers: tuple[int, ...]) -> Section:
         "": lambda row: row["settings"] + (f"; limited by {row['limit']}" if row["limit"] else ""),
     }
     first = studies["strong"][0].priced
-    below, most = [_machine(priced_step(question, first)), _STUDIES], {row["scaling"]: row["gpus"] for row in rows}
+    epoch, most = priced_step(question, first).epoch_words(), {row["scaling"]: row["gpus"] for row in rows}
+    below = [f"epoch of the first row: {epoch}; {text.machine_words(question)}", _STUDIES]
     if most.get("weak") != most["strong"]:
         ends = f"weak scaling ends at {most['weak']:,} GPUs" if "weak" in most else "there is no weak scaling"
         below.append(f"{ends}: with more GPUs a step would have more images than an epoch; give more --images")
@@ -259,4 +252,4 @@ def scaling_part(question: RunQuestion, numbers: tuple[int, ...]) -> Section:
     title = f"scaling: {images} an epoch; efficiency 1 is that of the first number"
     machine = {"profile": question.figures.name, "measured": question.figures.measured}
     values = {"size": list(question.shape), "images": question.images, "machine": machine, "points": rows}
-    return Section(values, tabled(title, rows, columns, below))
+    return Section(values, text.tabled(title, rows, columns, below))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tiledseg.planning.walk.choice import MemoryChoice
 
 WIDTH = 80
+DEFAULTS = " (train's defaults)"
 PROPOSED = " (as many as the GPUs take; --images-per-step sets it)"
 _COUNTS = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 
@@ -117,12 +118,17 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.4g} ms"
 
 
+def rounded(question: RunQuestion, seconds: float) -> float:
+    """Return a predicted time, to two digits where the machine was not measured."""
+    return seconds if question.figures.measured else float(f"{seconds:.2g}")
+
+
 def network_text(question: RunQuestion) -> str:
     """Return bands, classes, and lines of the network and its options, which may be the defaults of `train`."""
     network = question.network
     usual = question.keyed and type(network)().in_words.splitlines()[-1] == network.in_words.splitlines()[-1]
     counts = f"{network.bands} bands, {network.classes} classes"
-    return f"{counts}\n{network.in_words}" + " (train's defaults)" * usual
+    return f"{counts}\n{network.in_words}" + DEFAULTS * usual
 
 
 def heading(question: RunQuestion) -> str:
@@ -141,7 +147,7 @@ def precision_words(question: RunQuestion) -> str:
     """Return the precision as a line of a plan says it."""
     usual = {"fp32": "fp32 without TF32 (train's default)", "fp64": "fp64"}
     words = usual.get(question.precision, f"{question.precision} activations; weights and AdamW in fp32")
-    return "; ".join(filter(None, (words, slow_precision(question))))
+    return "; ".join(filter(None, (slow_precision(question), words)))
 
 
 def better_precision(question: RunQuestion) -> str | None:
@@ -195,6 +201,10 @@ class PlannedStep:
         }
 
     @property
+    def duration(self) -> str:
+        return duration(rounded(self.question, self.seconds))
+
+    @property
     def memory_words(self) -> str:
         """The bytes of a GPU besides those of its context and libraries, and whether they fit by recomputing."""
         limit, again = self.question.limit, self.rebuilt
@@ -207,10 +217,12 @@ class PlannedStep:
 
     @property
     def gpu_words(self) -> str:
-        """The GPUs at work and their nodes, and those that idle."""
+        """The GPUs at work and their nodes, those that idle, and a last step of fewer images."""
         idle, node = self.question.ranks - self.gpus, self.question.figures.ranks_per_host
         words = f"{self.gpus:,} at work, on {counted(math.ceil(self.gpus / node), 'node')} of {node}"
-        return words + f"; {idle:,} idle" * (idle > 0)
+        images, last = self.question.images_per_step, self.question.images % (self.question.images_per_step or 1)
+        fewer = f"; an epoch's last step has {last} of {images} images, and idle GPUs" * (last > 0)
+        return words + f"; {idle:,} idle" * (idle > 0) + fewer
 
     @property
     def beside(self) -> str:
@@ -224,4 +236,30 @@ class PlannedStep:
     def epoch_words(self, in_steps: bool = False) -> str:
         """Return the time of an epoch of images, and of how many steps."""
         steps = f" in {counted(epoch_steps(self.question), 'step')}" if in_steps and self.question.images > 1 else ""
-        return f"{duration(self.epoch_seconds)} for {counted(self.question.images, 'image')}{steps}{self.beside}"
+        time = duration(rounded(self.question, self.epoch_seconds))
+        return f"{time} for {counted(self.question.images, 'image')}{steps}{self.beside}"
+
+
+def rehearsal_words(figures: Mapping[str, Any]) -> str:
+    """Return the figures of a rehearsal as a table, then the warnings, and what would fail."""
+    rows = {
+        "network": "{network}",
+        "halo mode": "{mode}",
+        "parts of the first step": "{tiles}, of which {idle} ranks have none",
+        "memory of a step": "{memory} of {gpu_memory} on the rank that needs most",
+        "rasters a rank opens": "at most {rasters}",
+        "communicators a rank is in": "at most {groups}",
+        "messages, forward and back": "{messages} messages to {peers} peers, {bytes}: the most of a rank",
+        "sums over ranks": "at most {sums}, {summed}: of gradients, and of norms",
+        "open files": "{open_files}; rank 0 {open_files_of_root}",
+        "labels": "values of {labels_read} of {label_blocks} blocks read, the middle one of each file first",
+    }
+    width = max(map(len, rows))
+    shown = {**figures, **{name: size(figures[name]) for name in ("memory", "gpu_memory", "bytes", "summed")}}
+    table = [wrapped(w.format(**shown), f"  {name:{width}}  ", " " * (width + 4)) for name, w in rows.items()]
+    lines = [f"{figures['ranks']} ranks rehearsed in {figures['seconds']:.1f} s", *table]
+    lines += [f"warning: {line}" for line in figures["warnings"]]
+    nothing = "nothing found that would fail in messages, memory, rasters, open files, output folder, and "
+    nothing += "{labels_read} of {label_blocks} blocks of labels"
+    lines += [f"would fail: {line}" for line in figures["fails"]] or [wrapped(nothing.format(**figures), "")]
+    return "\n".join(lines)

@@ -32,7 +32,6 @@ SYSTEMS = ("slurm", "lsf")
 _WIDTH = 80  # columns of a script
 _MOST_MINUTES = 7 * 24 * 60
 _OWN_FOLDER = "/tmp/$(id -un)-tiledseg"
-_HANDED_ON = "PATH LD_LIBRARY_PATH PYTHONPATH", "OMP_NUM_THREADS TILEDSEG_END_TIME"  # by mpirun, only if named
 
 
 @dataclass(frozen=True)
@@ -80,14 +79,15 @@ def find_site(system: str, name: str) -> Site:
 
 
 class Job(NamedTuple):
-    """Ranks on `nodes` with `per_node` each, of `gpus`; flags of `train`, and lines that say what they do; bytes of a
-    GPU, if known."""
+    """Ranks on `nodes` with `per_node` each, of `gpus`; flags of `train`, and lines that say what they do; the network
+    in words; bytes of a GPU, if known."""
 
     nodes: int
     per_node: int
     gpus: int
     flags: Sequence[str]
     about: Sequence[str]
+    network: str
     memory: int | None
 
 
@@ -150,7 +150,7 @@ def searched_job(question: RunQuestion, priced: Priced) -> Job:
 def _job(step: PlannedStep, gpus: int, flags: Sequence[str], words: str, may_idle: bool = False) -> Job:
     """Return the job of a step's ranks, as many on each node, at most its GPUs. Where this takes more nodes than `gpus`
     fill and ranks may idle, nodes are full, and some ranks too many."""
-    from tiledseg.planning.answer.text import duration, machine_words, network_text, slow_precision
+    from tiledseg.planning.answer.text import DEFAULTS, machine_words, network_text, slow_precision
 
     question, ranks = step.question, step.gpus
     node_gpus = question.figures.ranks_per_host
@@ -166,11 +166,11 @@ def _job(step: PlannedStep, gpus: int, flags: Sequence[str], words: str, may_idl
         f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{idle}{words}",
         f"Planned for {network}, {question.precision}: the configuration must have the same.",
         f"Memory: {'' if step.rebuilt and step.rebuilt.items else policy}{step.memory_words}.",
-        f"Predicted: a step {duration(step.seconds)}, an epoch {step.epoch_words()}; {machine_words(step.question)}.",
+        f"Predicted: a step {step.duration}, an epoch {step.epoch_words()}; {machine_words(question)}.",
         *([f"GPUs: {step.gpu_words}."] if question.ranks > ranks else []),
         *([f"Precision: {slow}."] if (slow := slow_precision(question)) else []),
     ]
-    return Job(nodes, per_node, node_gpus, flags, about, question.limit)
+    return Job(nodes, per_node, node_gpus, flags, about, network.removesuffix(DEFAULTS), question.limit)
 
 
 def _precision(question: RunQuestion) -> dict[str, Any]:
@@ -237,33 +237,31 @@ def batch_script(site: Site, job: Job, minutes: int) -> str:
         booked = [f"-n {job.nodes * job.per_node}", f'-R "span[ptile={job.per_node}]"', f'-gpu "num={job.per_node}"']
         booked = [f"-nnodes {job.nodes}"] if site.launcher == "jsrun" else [*booked, *["-x"] * whole]
     yours += f", the modules and the environment of the shell{'' if whole else f', {shares}: nodes are shared'}"
-    ranks = f"-n {job.nodes * job.per_node}", f"--gpus-per-node {job.per_node}"
-    memory = [] if job.memory is None else [f"--gpu-memory {job.memory / 2**30:.12g}GiB"]
-    flags = (flag.replace('"$local"', "/tmp") for flag in job.flags)
-    rehearsal = (part.replace(" ", "\0") for part in (*ranks, *memory, "--config run.yaml", *flags))  # not cut there
+    ranks = f"-n {job.nodes * job.per_node} \\\n        --gpus-per-node {job.per_node}"
+    ranks += "" if job.memory is None else f" --gpu-memory {job.memory / 2**30:.12g}GiB"
+    network = textwrap.wrap(re.sub(r'([\\"$`])', r"\\\1", job.network), 55, break_on_hyphens=False)
     words = {"nodes": str(job.nodes), "per_node": str(job.per_node), "minutes": str(minutes)}
     words |= {name: str(getattr(site, name)) for name in ("cores", "local", "launcher")} | {
         "time": f"{minutes // 60:02}:{minutes % 60:02}:00" if slurm else f"{minutes // 60}:{minutes % 60:02}",
         "about": "\n".join(_comment(line) for line in job.about),
-        "rehearsal": _comment(" ".join(["tiledseg doctor --rehearse", *rehearsal]), " \\"),
+        "ranks": ranks,
+        "network": "\n".join(network),
         "yours": _comment(f"Yours to give: {yours}."),
         "flags": "\n".join(f"    {each}" for each in job.flags),
         "directives": "\n".join(f"#{'SBATCH' if slurm else 'BSUB'} {each}" for each in (*booked, *site.directives)),
         "exports": "\n".join(f"export {each}" for each in site.exports),
         "threads": _comment(f"Threads: {threads}."),
-        "handed_on": " \\\n        ".join([*_HANDED_ON, *(each.split("=")[0] for each in site.exports)]),
     }
-    text = _template(site.system).replace("@run@\n", _template("run"))
+    text = _template(site.system).replace("@run@\n", _template("run")).replace("@planned@\n", _template("planned"))
     text = text if slurm else text.replace("@launch@\n", _template(f"lsf-{site.launcher}"))
     for name, value in words.items():
         text = text.replace(f"@{name}@", value)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip()
 
 
-def _comment(text: str, ending: str = "") -> str:
-    """Return the text in lines of a script's comment; each but the last has the `ending`."""
-    lines = textwrap.wrap(text, _WIDTH - len(f"#   {ending}"), break_long_words=False, break_on_hyphens=False)
-    return "# " + f"{ending}\n#   ".join(lines).replace("\0", " ")
+def _comment(text: str) -> str:
+    lines = textwrap.wrap(text, _WIDTH - len("#   "), break_long_words=False, break_on_hyphens=False)
+    return "# " + "\n#   ".join(lines)
 
 
 def _template(name: str) -> str:

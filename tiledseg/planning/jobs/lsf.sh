@@ -1,9 +1,9 @@
 #!/bin/bash
 @about@
 #
-# Rehearsal without GPUs:
-@rehearsal@
+# Rehearsal, without GPUs and without LSF; then the job:
 #
+#   bash FILE rehearse [--group.key value ...]
 #   bsub -P PROJECT < FILE
 #
 # Keys of the configuration go to the end of the line that trains.
@@ -17,7 +17,7 @@
 #BSUB -wt 5
 #BSUB -wa USR2
 #BSUB -Q "75"
-#BSUB -o tiledseg-%J.log
+#BSUB -o tiledseg-%J-%I.log
 
 set -euo pipefail
 
@@ -28,10 +28,7 @@ nodes="${TILEDSEG_NODES:-@nodes@}"
 gpus="${TILEDSEG_GPUS_PER_NODE:-@per_node@}"
 cores="${TILEDSEG_CORES_PER_GPU:-@cores@}"
 
-# What the plan decided.
-planned=(
-@flags@
-)
+@planned@
 
 @threads@
 export OMP_NUM_THREADS="$cores"
@@ -47,6 +44,7 @@ export TILEDSEG_END_TIME="${TILEDSEG_END_TIME:-$end}"
 unpack() {
     on_nodes tar -xf "$1" -C "$2"
 }
+copies=0 # of the archive on the nodes
 
 # LSF submits the job again at 75 (-Q), and does not count: a file does.
 signal=USR2 job="${LSB_JOBID:-}" task="${LSB_JOBINDEX:-0}"

@@ -31,20 +31,76 @@ has_room() {
         fi' has_room "$1" "$2"
 }
 
+# Writes the configuration with $local/data in place of the folder $1, where a
+# path begins with it (as typed, from here, or absolute), but for run.output.
+# Fails where no path does.
+# shellcheck disable=SC2016
+point_to_copy() {
+    local whole real
+    whole="$(cd "$1" && pwd)" real="$(cd "$1" && pwd -P)"
+    printf -v whole '%s\n' "${1%/}" "$whole" "$real" "${whole#"$PWD/"}" \
+        "./${whole#"$PWD/"}"
+    FROM="$whole" TO="$local/data" awk '
+        BEGIN { count = split(ENVIRON["FROM"], from, "\n") - 1 }
+        function found(text, k, after) { # length of the folder before text
+            for (k = 1; k <= count; k++) {
+                after = substr(text, length(from[k]) + 1, 1)
+                if (index(text, from[k]) == 1 && (after == "/" ||
+                    from[k] ~ /\// && after !~ /[A-Za-z0-9_.~:-]/))
+                    return length(from[k])
+            }
+            return 0
+        }
+        /^[ \t]*#/ { print; next }
+        {
+            for (at = 1; at <= length($0); at += long) {
+                before = substr($0, 1, at - 1)
+                long = found(substr($0, at))
+                if (before ~ /([A-Za-z0-9_.\/~-]|output["\047]?:[^,]*)$/)
+                    long = 0
+                printf "%s", long ? ENVIRON["TO"] : substr($0, at, 1)
+                hits += long > 0
+                long = long ? long : 1
+            }
+            print ""
+        }
+        END { exit !hits }' "$config"
+}
+
+for input in "${TILEDSEG_ENVIRONMENT:-}" "${TILEDSEG_SWEEP:-}"; do
+    if [[ -n "$input" && ! -r "$input" ]]; then
+        echo "error: cannot read $input (TILEDSEG_ENVIRONMENT, _SWEEP)" >&2
+        exit 2
+    fi
+done
+if [[ -n "${TILEDSEG_DATA:-}" && ! -d "$TILEDSEG_DATA" ]]; then
+    echo "error: TILEDSEG_DATA is $TILEDSEG_DATA, which is no folder" >&2
+    exit 2
+fi
+
 # Staging: an archive with an environment (conda-pack, venv-pack) and a folder
 # of rasters onto the nodes' own disks.
 if [[ -n "${TILEDSEG_ENVIRONMENT:-}" ]]; then
     kib="$(tar -tvf "$TILEDSEG_ENVIRONMENT" |
         awk '{ bytes += $3 } END { printf "%.0f", bytes / 1024 }')"
-    has_room "$kib" "$local/environment"
+    packed="$(du -skL "$TILEDSEG_ENVIRONMENT" | cut -f 1)"
+    has_room "$((kib + copies * packed))" "$local/environment"
     unpack "$TILEDSEG_ENVIRONMENT" "$local/environment"
     python="$local/environment/bin/python"
 fi
 if [[ -n "${TILEDSEG_DATA:-}" ]]; then
-    has_room "$(du -skL "$TILEDSEG_DATA" | cut -f 1)" "$local/data"
-    on_nodes cp -ru "$TILEDSEG_DATA/." "$local/data/"
-    staged="tiledseg-$job.yaml"
-    sed "s|${TILEDSEG_DATA%/}/|$local/data/|g" "$config" >"$staged"
+    staged="tiledseg-$job-$task.yaml"
+    if ! point_to_copy "$TILEDSEG_DATA" >"$staged"; then
+        rm -f "$staged"
+        echo "error: no path of $config begins with $TILEDSEG_DATA; give" \
+            "TILEDSEG_DATA as the paths have it, scenes for scenes/*.tif" >&2
+        exit 2
+    fi
+    kib="$(du -skL "$TILEDSEG_DATA" | cut -f 1)"
+    has_room "$kib" "$local/data"
+    on_nodes cp -ruL "$TILEDSEG_DATA/." "$local/data/"
+    echo "staged: $staged has these paths on each node's disk:"
+    diff "$config" "$staged" | grep '^>' || true
     config="$staged"
 fi
 
@@ -60,17 +116,46 @@ if [[ -n "${TILEDSEG_SWEEP:-}" ]]; then
     fi
 fi
 
+# The newest checkpoint of the run, or its folder where it has none yet. The
+# folder is the last --run.output, else that of the configuration.
+newest() {
+    local word before='' folder
+    folder="$(grep -v '^ *#' "$config" | grep -oE '(^|[ {])output: *[^],}# ]+' |
+        tail -n 1 || true)"
+    folder="${folder#*output:}" folder="${folder//[ \"\']/}"
+    for word in ${flags[@]+"${flags[@]}"} "$@"; do
+        [[ "$before" != --run.output ]] || folder="$word"
+        [[ "$word" != --run.output=* ]] || folder="${word#*=}"
+        before="$word"
+    done
+    folder="${folder:-runs/run}"
+    [[ ! -d "$folder" ]] || find "$folder" -maxdepth 2 \( -path "$folder" \
+        -o -path '*/checkpoints/step-*' \) | sort -V | tail -n 1
+}
+
 if [[ "${TILEDSEG_DOCTOR:-1}" == 1 ]] && ((!restarts)); then
     run "$python" -m tiledseg.doctor || code=$?
 fi
+most="${TILEDSEG_RESTARTS:-5}" gained=1
 if ((code == 0)); then
+    had="$(newest "$@")"
     run "$python" -m tiledseg.train --config "$config" \
         "${planned[@]}" ${flags[@]+"${flags[@]}"} "$@" || code=$?
+    has="$(newest "$@")"
+    [[ -z "$has" || "$has" != "$had" ]] || gained=0
 fi
-if ((code == 75 && !cancelled && restarts < ${TILEDSEG_RESTARTS:-100})); then
+if ((code == 75 && cancelled)); then
+    code=143
+elif ((code == 75 && !gained)); then
+    echo "error: this start has done no step, $has is the newest; the job is" \
+        "not submitted again: give it more time" >&2
+    code=143
+elif ((code == 75 && restarts >= most)); then
+    echo "error: no restart is left of $most, but steps are: submit the job" \
+        "again, with a larger TILEDSEG_RESTARTS if need be" >&2
+    code=143
+elif ((code == 75)); then
     echo "the job goes on: requeued after $restarts restarts"
     again
-elif ((code == 75)); then
-    code=143
 fi
 exit "$code"

@@ -1,9 +1,9 @@
 #!/bin/bash
 @about@
 #
-# Rehearsal without GPUs:
-@rehearsal@
+# Rehearsal, without GPUs and without Slurm; then the job:
 #
+#   bash FILE rehearse [--group.key value ...]
 #   sbatch FILE [--group.key value ...]
 #
 # Keys of the configuration may follow, the last one counts. The variables
@@ -27,12 +27,9 @@ set -euo pipefail
 python="${TILEDSEG_PYTHON:-python}"
 config="${TILEDSEG_CONFIG:-run.yaml}"
 local="${TILEDSEG_LOCAL:-@local@}"
-tasks="${SLURM_NTASKS:-$((SLURM_JOB_NUM_NODES * SLURM_NTASKS_PER_NODE))}"
 
-# What the plan decided.
-planned=(
-@flags@
-)
+@planned@
+tasks="${SLURM_NTASKS:-$((SLURM_JOB_NUM_NODES * SLURM_NTASKS_PER_NODE))}"
 
 @threads@
 # srun takes cpus-per-task from its own variable, not from the batch script.
@@ -56,10 +53,12 @@ fi
 if [[ "${TILEDSEG_LAUNCHER:-@launcher@}" == mpirun ]]; then
     launch=(mpirun -n "$tasks" --map-by "ppr:$SLURM_NTASKS_PER_NODE:node")
     launch+=(--bind-to none)
-    # mpirun hands these to other nodes only if told
-    for name in @handed_on@; do
-        [[ -z "${!name:-}" ]] || launch+=(-x "$name")
-    done
+    # mpirun hands variables to other nodes only if told
+    names='^(PATH|LD_LIBRARY_PATH)$|^PYTHON|^(OMP|TILEDSEG|MASTER|NCCL|UCX|FI)_'
+    names="$names|^(RCCL|GLOO|TORCH|MIOPEN|GDAL|CPL|AWS)_"
+    while read -r name; do
+        launch+=(-x "$name")
+    done < <(compgen -e | grep -E "$names")
 else
     launch=(srun --kill-on-bad-exit=1 --cpu-bind=cores --gpu-bind=none)
 fi
@@ -74,7 +73,9 @@ on_nodes() {
 unpack() {
     sbcast --force "$1" "$2.archive"
     on_nodes tar -xf "$2.archive" -C "$2"
+    on_nodes rm -f "$2.archive"
 }
+copies=1 # of the archive on each node, beside what it holds
 
 # Slurm submits a job again, and counts.
 again() {

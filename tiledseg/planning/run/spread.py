@@ -208,8 +208,7 @@ def choose_mesh(
     pipelines = ranks // stages
     meshes = [mesh(r, c) for r in range(1, min(rows, pipelines) + 1) for c in range(1, min(cols, pipelines // r) + 1)]
     return min(
-        meshes,
-        key=lambda m: (-m.ranks, m.rows * m.cols, (m.rows - 1) * width + (m.cols - 1) * height, m.rows, m.cols),
+        meshes, key=lambda m: (-m.ranks, m.rows * m.cols, (m.rows - 1) * width + (m.cols - 1) * height, m.rows, m.cols)
     )
 
 
@@ -224,12 +223,7 @@ class MicroBatchSize:
 
 
 def micro_batch_size(
-    spread: Spread,
-    graph: Graph,
-    tilings: Sequence[Tiling],
-    tiles_per_step: int,
-    images_per_step: int,
-    value_bytes: int,
+    spread: Spread, graph: Graph, tilings: Sequence[Tiling], tiles_per_step: int, images_per_step: int, value_bytes: int
 ) -> MicroBatchSize:
     """Return the largest micro-batch of rasters cut by `tilings`, and how many a pipeline has in a step at most."""
     images = -(-images_per_step // spread.mesh.replicas)

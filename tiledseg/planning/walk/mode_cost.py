@@ -175,13 +175,7 @@ def _time(walk: ForwardWalk, prices: Prices) -> StepTime:
 
 
 def _of_ranks(
-    task: Task,
-    machine: Machine,
-    mode: str,
-    fusion: int,
-    ranks: Sequence[RankCost],
-    read: Sequence[int],
-    norms: Traffic,
+    task: Task, machine: Machine, mode: str, fusion: int, ranks: Sequence[RankCost], read: Sequence[int], norms: Traffic
 ) -> ModeCost:
     """Join the costs of ranks; `read`: pixels of the raster of each."""
     prices, traffic, busiest, longest = task.prices(machine), Traffic(), Traffic(), StepTime()
