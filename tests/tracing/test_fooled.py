@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
+import os
 import random
 import struct
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,7 +120,23 @@ class Counter:
     calls = 0
 
 
+class Kept:
+    __slots__ = ("calls",)
+
+
+KEPT, BYTES, CONTEXT = Kept(), bytearray(), ContextVar("calls", default=0)
+KEPT.calls = 0  # type: ignore[attr-defined]
+
+
 _places.calls = 0  # type: ignore[attr-defined]
+
+
+_cached, _cached_some = functools.cache(lambda key: []), functools.lru_cache(9)(lambda key: [])
+
+
+def _one_more_in_the_environment() -> int:
+    os.environ["TILEDSEG_TEST_CALLS"] = str(int(os.environ.get("TILEDSEG_TEST_CALLS", "0")) + 1)
+    return int(os.environ["TILEDSEG_TEST_CALLS"])
 
 
 def _array_written(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -315,6 +334,14 @@ KINDS: dict[str, dict[str, Function]] = {
         ),
         "a list grows": _counts(lambda self: _longer(self.kept.setdefault("calls", deque()))),
         "a global grows": _counts(lambda self: _longer(CALLS)),
+        "a cache": _counts(lambda self: _longer(_cached(0))),
+        "a cache of some": _counts(lambda self: _longer(_cached_some(0))),
+        "hits of a cache": _counts(lambda self: _cached(1) or _cached.cache_info().hits),
+        "bytes": _counts(lambda self: _longer(BYTES)),
+        "a context": _counts(lambda self: (CONTEXT.set(CONTEXT.get() + 1), CONTEXT.get())[1]),
+        "a global object with slots": _counts(lambda self: _plus_one(KEPT)),
+        "the environment": _counts(lambda self: _one_more_in_the_environment()),
+        "a cache that grows": lambda self, x: x * self.w * len(_cached(x.shape[3])) + x,
         "a seldom draw": lambda self, x: x if self.training and torch.rand(()) < 1e-6 else x * self.w,
         "a seldom draw of its own": lambda self, x: x if self.training and self.generator.random() < 1e-6 else x * 2,
     },
@@ -349,6 +376,7 @@ KINDS: dict[str, dict[str, Function]] = {
 
 CASES = [(kind, name) for kind, cases in KINDS.items() for name in cases]
 HONEST = {("a number of the batch", "a view"), ("writing through views", "all"), ("gradients of one's own", "detached")}
+HONEST |= {("state", "a cache that grows")}
 
 
 def built(function: Function, dtype: torch.dtype = torch.float64) -> nn.Module:

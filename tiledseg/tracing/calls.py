@@ -43,19 +43,16 @@ _SAME = """contiguous clone to float double half type type_as alias as_tensor as
 SAME = frozenset(_SAME.split())
 UNKNOWN = "may give another result on a part of the image; use one of docs/reference/foreign-networks.md"
 _COUNTED = "draws numbers by the order of calls, which tiles change; use Dropout2d"
+_ELSEWHERE = "reads pixels at places that are computed, maybe outside a tile; resize or crop by fixed numbers"
 MULTI_HEAD = "multi_head_attention_forward"
 # Why a function that has no handler cannot be exact.
 REASONS = {
     **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "bernoulli_", "rrelu"), _COUNTED),
     **dict.fromkeys(("unfold", "fold"), "puts the neighbours of a pixel into one dim; use convolutions"),
-    **dict.fromkeys(
-        ("grid_sample", "gather", "index_select", "take_along_dim"),
-        "reads pixels at places that are computed, which may lie outside a tile; resize or crop by fixed numbers",
-    ),
+    **dict.fromkeys(("grid_sample", "gather", "index_select", "take_along_dim"), _ELSEWHERE),
     "roll": "moves pixels round the image's end, which a tile has not; pad and crop",
     **dict.fromkeys(
-        ("topk", "quantile", "unique", "histc"),
-        "may sort values of the whole image; take means and maxima",
+        ("topk", "quantile", "unique", "histc"), "may sort values of the whole image; take means and maxima"
     ),
 }
 _TRUTHS = """eq ne lt le gt ge isnan isfinite logical_and logical_or logical_not logical_xor bitwise_and
@@ -223,7 +220,9 @@ def differing(one: Record, again: Record, how: str | None = None, other: Record 
         excused = "dropout" in call.function or (call.function in MODES and how == "in training")
         fixed = same(mine, third) if other else how is not None and not excused
         if fixed and not same(mine, theirs):
-            return f"{where(call)} is given other numbers {others}"
+            norm = _measuring(theirs) if how == "in training" else None
+            what = f"what '{norm}' measures of coordinates or weights" if norm else "other numbers"
+            return f"{where(call)} is given {what} {others}"
     if how is None:
         return None
     if drew := [name for name in again.drew if name != "torch"]:
@@ -231,6 +230,17 @@ def differing(one: Record, again: Record, how: str | None = None, other: Record 
     if again.moved:
         return f"it moves its buffer '{again.moved[0]}', which no graph does"
     return again.faults[0] if again.faults else None
+
+
+def _measuring(value: Any) -> str | None:
+    """Return the path of a norm of running statistics that made a tensor which does not depend on the input."""
+    for given in values_in(value):
+        if isinstance(given, Given) and given.recipe:
+            if getattr(given.recipe[0], "running_mean", None) is not None and given.owner:
+                return given.owner[1]
+            if found := _measuring(given.recipe[1:3]):
+                return found
+    return None
 
 
 def _in_words(record: Record) -> str:

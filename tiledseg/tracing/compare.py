@@ -301,9 +301,8 @@ def _check(network: GraphNetwork, plain: GraphNetwork, window_BCHW: torch.Tensor
             x_BCHW, rounding = window_BCHW, 4 * epsilon
             bound = EXACT if window_BCHW.dtype == torch.float64 else ROUNDINGS * epsilon
         try:
-            apart = differences(
-                twin if precise else plain, x_BCHW, bound, precise, trains and side > 0, epsilon=rounding
-            )
+            modes = precise, trains and side > 0
+            apart = differences(twin if precise else plain, x_BCHW, bound, *modes, epsilon=rounding)
         except Exception as error:  # whatever the module raises, in float64 or on a small crop
             if is_exhausted(error):
                 raise

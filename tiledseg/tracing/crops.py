@@ -65,14 +65,10 @@ def crops_network(
         with kept_state(module) as later:
             again = scores_of(module, crops_BCHW[:1].clone())
         if generators() != before or not torch.equal(one, again):
-            raise ConfigError(
-                f"{name} gives other scores when it is run again; let it draw and keep nothing in evaluation"
-            )
+            raise ConfigError(f"{name} gives other scores at its next call; let it draw and keep nothing in evaluation")
         layout = _layout(module, crops_BCHW, one)
-    if changes.buffers:
-        raise ConfigError(
-            f"{name} changes its buffer '{next(iter(changes.buffers))}' in evaluation; leave it to training"
-        )
+    for buffer in changes.buffers:
+        raise ConfigError(f"{name} changes its buffer '{buffer}' in evaluation; leave it to training")
     if later.attributes or not is_same(before_again, class_state(module)):
         where = f"its attribute '{later.attributes[0]}'" if later.attributes else "a class of it, or a global name,"
         what = f"{name} changes {where} at every call in evaluation"

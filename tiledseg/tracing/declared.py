@@ -78,9 +78,7 @@ def _of_dim(numbers: Numbers, dim: int) -> int:
 
 def _checked(stated: Stated, holds: bool, **fields: int) -> dict[str, int]:
     if not holds:
-        raise ConfigError(
-            f"the footprint {stated} is none; give a size above its shift, a reach from 0, a stride from 1"
-        )
+        raise ConfigError(f"{stated} is no footprint; give a size above its shift, a reach from 0, a stride from 1")
     return fields
 
 
@@ -197,10 +195,8 @@ def declare(
     """
     stated = isinstance(footprint, Stated) or (callable(footprint) and not isinstance(footprint, type))
     if not (isinstance(kind, type) and issubclass(kind, nn.Module) and stated):
-        what = f"declare takes {getattr(kind, '__name__', kind)!r} and {footprint!r}"
-        raise ConfigError(
-            f"{what}; give a class of modules, and Windows(...), Local(...), PerPixel(), WholeImage() or a function"
-        )
+        what = f"declare takes {getattr(kind, '__name__', kind)!r} and {footprint!r}; give a class of modules"
+        raise ConfigError(f"{what}, and Windows(...), Local(...), PerPixel(), WholeImage() or a function")
     _DECLARED[f"{kind.__module__}.{kind.__qualname__}"] = Declaration(footprint, arguments)
 
 

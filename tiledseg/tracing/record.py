@@ -343,9 +343,7 @@ class Recorder(TorchFunctionMode):
         record.kept, record.hangs = changes.kept, hung and len(changes.marks) == len(changes.attributes)
         record.moved = [name for name, buffer in changes.buffers.items() if id(buffer) not in self._measured]
         record.returned = self._placed(returned)
-        record.form = tree_map(
-            lambda leaf: OutputPlace(next(numbers)) if isinstance(leaf, torch.Tensor) else leaf, returned
-        )
+        record.form = tree_map(lambda y: OutputPlace(next(numbers)) if isinstance(y, torch.Tensor) else y, returned)
         return record
 
 

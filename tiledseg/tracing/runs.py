@@ -164,12 +164,12 @@ class Recorded:
     def check(self, network: GraphNetwork, images: Iterable[Images], seconds: float = inf) -> int:
         """Compare the module's calls for images of these batches and sizes, in the network's mode, with those of its
         trace, by runs without values (with values for small images, where it does not run without); return how many
-        were compared, in about so many seconds. Raise ConfigError where the module does otherwise."""
-        training, gradients, begun, looks = network.training, torch.is_grad_enabled(), time.perf_counter(), 0
+        were compared, in about so many seconds of the processor. Raise ConfigError where the module does otherwise."""
+        training, gradients, begun, looks = network.training, torch.is_grad_enabled(), time.thread_time(), 0
         how: dict[str, Any] = {"gradients": gradients, "widest": inf}
         for batch, size in dict.fromkeys(images):
             key = batch, size, training, gradients
-            if key in self.known or time.perf_counter() - begun > seconds:
+            if key in self.known or time.thread_time() - begun > seconds:
                 continue
             for fake in (True, False)[: 1 + (batch * prod(size) <= FEW)]:
                 with suppress(OtherSizeError):  # whatever the module raises

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import gc
+import os
 import pickle
 import random
 import re
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from ctypes import _SimpleCData
 from dataclasses import dataclass, field
-from functools import partial
+from functools import _lru_cache_wrapper, partial
 from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -27,8 +31,13 @@ HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"  # of a tensor
 GLOBAL_HOOKS = [name for name in vars(nn.modules.module) if re.fullmatch(r"_global_\w+_hooks", name)]
 DEPTH = 4  # of attributes of attributes that are looked at
 # What a function may count in, of its module's globals.
-HELD = (int, float, list, dict, set, deque, np.ndarray, SimpleNamespace, Iterator)
+HELD = (int, float, list, dict, set, deque, np.ndarray, SimpleNamespace, Iterator, _lru_cache_wrapper)
+HELD += (bytearray, memoryview, ContextVar, _SimpleCData)  # type: ignore[assignment]
 SIMPLE = (int, float, str, bytes, torch.dtype, torch.device, torch.Size)
+
+
+class _Growing(dict[Any, Any]):
+    """Pictures of what may be added to, and not changed: a cache, environment variables."""
 
 
 @dataclass
@@ -51,9 +60,11 @@ def kept_state(root: nn.Module, look: bool = True) -> Iterator[Changes]:
         before = {name: (value, value.copy() if holds else None) for name, value, holds in pairs}
         modules.append((path, module, _attributes(module) if look else {}, before))
     buffers = [(name, buffer, buffer.clone()) for name, buffer in root.named_buffers()]
+    environment = _Growing(os.environ)
     try:
         yield changes
     finally:
+        changes.attributes += [] if is_same(environment, _Growing(os.environ)) else ["os.environ"]
         for path, module, old, before in modules:
             now = _attributes(module) if look else {}
             for name in [name for name in {**now, **old} if not is_same(now.get(name), old.get(name))]:
@@ -105,16 +116,14 @@ def drawn_from(seed: int) -> Iterator[None]:
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """Return pictures of a module's attributes, of registered tensors and modules each by its name."""
-    pictures: dict[str, Any] = {}
-    for name, value in vars(module).items():
-        pictures |= {
-            key: _picture(each, DEPTH) for key, each in (value if name in REGISTERED else {name: value}).items()
-        }
-    return pictures
+    held = (value if name in REGISTERED else {name: value} for name, value in vars(module).items())
+    return {key: _picture(value, DEPTH) for each in held for key, value in each.items()}
 
 
 def is_same(old: Any, new: Any) -> bool:
     """Return True for pictures of a state that has not changed."""
+    if isinstance(old, _Growing) and isinstance(new, _Growing):
+        return all(is_same(old[key], new[key]) for key in old.keys() & new.keys())
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(is_same(old[key], new[key]) for key in old)
     if isinstance(old, list | tuple) and type(new) is type(old):
@@ -199,23 +208,41 @@ def _picture(value: Any, depth: int) -> Any:
             return [_picture(each, depth - 1) for each in value]
         case FunctionType() if depth:
             inside = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-            named = [value.__globals__.get(name) for name in value.__code__.co_names]
+            names = value.__code__.co_names
+            named = [value.__globals__.get(name) for name in names]
             named += [part for each in named if isinstance(each, type | FunctionType) for part in vars(each).values()]
-            held = [*inside, *(each for each in named if isinstance(each, HELD)), value.__defaults__, vars(value)]
-            return [value, *(_picture(each, depth - 1) for each in held)]
+            named += [vars(each).get(name) for each in named if isinstance(each, ModuleType) for name in names]
+            here = (each for each in named if isinstance(each, HELD) or type(each).__module__ == value.__module__)
+            asked = (
+                each.cache_info() for each in named if isinstance(each, _lru_cache_wrapper) and "cache_info" in names
+            )
+            return [
+                value,
+                *(_picture(each, depth - 1) for each in (*inside, *here, *asked, value.__defaults__, vars(value))),
+            ]
+        case _lru_cache_wrapper() if depth:  # results by their places in memory: beside a table, which comes before
+            parts = gc.get_referents(value)
+            at = next(k for k, part in enumerate(parts) if part is value.__wrapped__) - 1
+            results = [*parts[:at], *parts[at].values()]
+            return [value, _Growing({id(each): [each, _picture(each, depth - 1)] for each in results})]
         case MethodType() | torch.dtype() | torch.Size():
             return value
         case partial():
             return _picture([value.func, value.args, value.keywords], depth)
         case np.ndarray():
             return value.shape, value.tobytes()
+        case bytearray() | memoryview() | _SimpleCData():
+            return bytes(value)
+        case ContextVar():
+            return _picture(value.get(None), depth)
         case torch.Generator():
             return value.get_state().numpy().tobytes()
         case random.Random() | np.random.Generator() | np.random.RandomState():
             return pickle.dumps(value)
         case Iterator():
             return object()  # another one each time: nobody can tell whether it has moved
-    return [value, _picture(vars(value), depth - 1)] if depth and hasattr(value, "__dict__") else value
+    slots = [getattr(value, name, None) for name in getattr(value, "__slots__", ()) if name != "__dict__"]
+    return [value, _picture([getattr(value, "__dict__", None), slots], depth - 1)] if depth else value
 
 
 def generators() -> dict[str, Any]:

@@ -26,9 +26,7 @@ k_proj_weight v_proj_weight static_k static_v average_attn_weights is_causal"""
 MULTI_HEAD = _MULTI_HEAD.split()
 MASKS = "attn_mask", "key_padding_mask", "is_causal"
 TOKENS = ("H", "W")
-OTHERWISE = (
-    "does with weights of attention what no tile can; scale them by a number, take softmax(dim=-1), times values"
-)
+OTHERWISE = "does with weights of attention what no tile can; scale them by numbers, take softmax(dim=-1), times values"
 MATRIX = "multiplies pixels by numbers of the image that are no matrix of channels a head; give one to each head"
 POSITIONS = "adds to attention, or masks in it, what has one size of image; drop it, or map by fixed crops (--window)"
 
@@ -71,10 +69,8 @@ def _multi_head(step: Step) -> list[Value]:
     more = any(options[name] for name in ("bias_k", "add_zero_attn", "static_k", "static_v"))
     refuse(more, "adds keys to those of the pixels; leave out add_bias_kv and add_zero_attn")
     tokens = {each.layout for each in (query, key, value)} == {Layout((TOKENS, ("B",), ("C0",)))}
-    what = (
-        "attends in tensors of other dims than (pixels, batch, channels); set batch_first, or attend over other dims by"
-    )
-    refuse(not tokens, f"{what} scaled_dot_product_attention")
+    what = "attends in tensors of other dims than (pixels, batch, channels); set batch_first"
+    refuse(not tokens, f"{what}, or attend over other dims by scaled_dot_product_attention")
     if options["dropout_p"]:
         step.lowering.untrained = step.lowering.untrained or f"{where(call)} drops weights of attention in training"
     heads, width = int(options["num_heads"]), query.shape[2]

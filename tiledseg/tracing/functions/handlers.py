@@ -70,12 +70,8 @@ def _elementwise(step: Step) -> list[Value]:
     arguments, keywords = step.given()
     keywords.pop("inplace", None)
     refuse(keywords.pop("out", None) is not None, "writes into the tensor `out`; leave out the argument")
-    if (
-        name in ("add", "mul")
-        and len(arguments) == 2
-        and not keywords
-        and all(getattr(each, "layout", None) == WHOLE for each in arguments)
-    ):
+    plainly = name in ("add", "mul") and len(arguments) == 2 and not keywords
+    if plainly and all(getattr(each, "layout", None) == WHOLE for each in arguments):
         one, other = arguments
         if one.shape == other.shape and one != other:
             layer = Add() if name == "add" else Multiply()
@@ -101,9 +97,8 @@ def _cat(step: Step) -> list[Value]:
         return _with_constants(step, inputs, others, dim)
     if all(value.layout.dims[dim] == () and value.layout == inputs[0].layout for value in inputs):
         return _stacked(step, inputs, inputs[0].layout, dim % len(inputs[0].shape))
-    if {number for value in inputs for number in channel_dims(value, dim)} and all(
-        value.layout == WHOLE for value in inputs
-    ):
+    of_channels = [channel_dims(value, dim) for value in inputs]
+    if any(of_channels) and all(value.layout == WHOLE for value in inputs):
         return step.passed(inputs[0]) if len(inputs) == 1 else _concatenated(step, "cat", inputs, WHOLE)
     layout = resized_channels(inputs[0].layout, at := dim % len(inputs[0].shape), step.call.shapes[0][at])
     return pixelwise(step, "cat", (tuple(inputs),), {"dim": dim}, layout)
@@ -152,9 +147,8 @@ def _along_channels(step: Step) -> list[Value]:
     if name == "layer_norm":
         dim = tuple(range(-len(step.argument(1, "normalized_shape")), 0))
     else:
-        dim = step.argument(
-            DIM_PLACES.get(name, 1), "dim" if name != "roll" else "dims", 1 if name == "normalize" else None
-        )
+        word, default = "dims" if name == "roll" else "dim", 1 if name == "normalize" else None
+        dim = step.argument(DIM_PLACES.get(name, 1), word, default)
         value = step.value()
         over_image = name == "normalize" and isinstance(dim, int) and value.layout.dims[dim] == PIXELS
         if over_image and not value.layout.one_pixel and step.argument(1, "p", 2.0) == 2:

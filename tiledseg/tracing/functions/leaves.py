@@ -135,10 +135,8 @@ def _seen_beyond(
         (gradient_BCHW,) = torch.autograd.grad(y_BCHW[0, :, row, col] @ weights_C, x_BCHW, retain_graph=True)
         far_HW = gradient_BCHW[0].abs().amax(0)
         least = MASKED * float(far_HW.max())
-        seen = [
-            layer.within(layer.required_input(Interval(at, at + 1)), side)
-            for layer, at, side in zip(dims, (row, col), far_HW.shape, strict=True)
-        ]
+        each = zip(dims, (row, col), far_HW.shape, strict=True)
+        seen = [layer.within(layer.required_input(Interval(at, at + 1)), side) for layer, at, side in each]
         far_HW[seen[0].slice, seen[1].slice] = 0
         if float(far_HW.max()) > least:
             i, j = divmod(int(far_HW.argmax()), far_HW.shape[1])
@@ -167,9 +165,8 @@ def _parts_that_differ(
     rows, cols = (out.relative_to(unit // layer.stride) for out, (layer, _, unit) in zip(inner, dims, strict=True))
     pairs = [(y_BCHW[:, :, inner[0].slice, inner[1].slice], made_BCHW[:, :, rows.slice, cols.slice])]
     for row, col in itertools.product(*(_thirds(*dim) for dim in dims)):
-        block_BCHW = twin.on_block(
-            BlockPlace(row, col), serial_axes().image, x_BCHW[:, :, row.read.slice, col.read.slice]
-        )
+        read_BCHW = x_BCHW[:, :, row.read.slice, col.read.slice]
+        block_BCHW = twin.on_block(BlockPlace(row, col), serial_axes().image, read_BCHW)
         pairs.append((y_BCHW[:, :, row.given.slice, col.given.slice], block_BCHW))
     apart, size = max(float((one - other).abs().max()) for one, other in pairs), float(y_BCHW.abs().max())
     what = f"a part of an image gives other values than the image there, by {apart:.1e} of {size:.1e}"

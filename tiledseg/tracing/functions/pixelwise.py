@@ -23,10 +23,8 @@ TENSORS_ALONE = frozenset(["minimum", "maximum", "atan2", "hypot", "logaddexp", 
 def sizes_of(layout: Layout, shape: Sequence[int], pixels: tuple[int, int], batch: int) -> dict[str, int]:
     """Return the size of each name, for a tensor that its author sees in this layout and shape; `pixels`: its rows and
     columns."""
-    sizes = {
-        "B": images_of(layout, shape, batch),
-        **dict(zip(PIXELS, (1, 1) if layout.one_pixel else pixels, strict=True)),
-    }
+    sizes = dict(zip(("B", *PIXELS), (images_of(layout, shape, batch), *pixels), strict=True))
+    sizes |= dict.fromkeys(PIXELS, 1) if layout.one_pixel else {}
     sizes |= {f"C{index}": size for index, size in enumerate(layout.channels)}
     for dim, size in zip(layout.dims, shape, strict=True):
         unnamed = size // prod(sizes.get(atom, 1) for atom in dim)

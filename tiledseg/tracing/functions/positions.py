@@ -122,9 +122,8 @@ class Rule:
                 case SizeNumber():
                     return type(value) is int and value == slot.of(size, batch)
                 case Cut():
-                    return isinstance(value, slice) and fits(
-                        (slot.start, slot.stop, slot.step), (value.start, value.stop, value.step)
-                    )
+                    ends = slot.start, slot.stop, slot.step
+                    return isinstance(value, slice) and fits(ends, (value.start, value.stop, value.step))
                 case tuple():
                     return isinstance(value, tuple) and len(slot) == len(value) and all(map(fits, slot, value))
             return same(slot, value)
@@ -173,9 +172,7 @@ def positioned(step: Step, lower: Handler, at: Path | None = None, anchor: Value
     arguments = placed(pairs[0][0], pairs[1][0], (*at, 0))
     named = {k: placed(pairs[0][1][k], pairs[1][1].get(k), (*at, 1, k)) for k in pairs[0][1]}
     calls = zip((step.call, step.other), arguments, (0, 1), strict=True)
-    call, other = (
-        replace(each, arguments=own, keywords={k: both[run] for k, both in named.items()}) for each, own, run in calls
-    )
+    call, other = (replace(c, arguments=own, keywords={k: v[n] for k, v in named.items()}) for c, own, n in calls)
     return replace(step, call=call, other=other)
 
 
@@ -216,11 +213,11 @@ def _as_call(step: Step, given: Given, shape: tuple[int, ...]) -> Call:
     recipe: Any = given.recipe
     function, arguments, keywords, _ = recipe
     if isinstance(function, nn.Module) and given.owner:
-        return Call(
-            type(function).__name__, function, given.owner[1], step.call.at, arguments, keywords, (shape,), False
-        )
-    name, is_method = function.removeprefix("Tensor."), function.startswith("Tensor.")
-    return Call(name, None, step.call.owner, step.call.at, arguments, keywords, (shape,), is_method)
+        of: tuple[str, Any, str] = type(function).__name__, function, given.owner[1]
+    else:
+        of = function.removeprefix("Tensor."), None, step.call.owner
+    is_method = of[1] is None and function.startswith("Tensor.")
+    return Call(*of, step.call.at, arguments, keywords, (shape,), is_method)
 
 
 def found(run: Record, path: Path) -> Any:
@@ -242,17 +239,12 @@ def _layout(
     pairs = list(zip(*shapes, strict=True))
     dims = [kinds.get(pair, ("?",)) if pair[0] != pair[1] else () for pair in pairs]
     beside = anchor.layout.dims if len(anchor.layout.dims) == len(dims) else (((),) * len(dims))
-    dims = [
-        like if dim == () and pair == (1, 1) and not is_channels(like) else dim
-        for dim, pair, like in zip(dims, pairs, beside, strict=True)
-    ]
+    each = zip(dims, pairs, beside, strict=True)
+    dims = [like if dim == () and pair == (1, 1) and not is_channels(like) else dim for dim, pair, like in each]
     dims = [("B",), *dims[1:]] if ("B",) not in dims and pairs[0] == (1, 1) else dims
     atoms = [atom for dim in dims for atom in dim]
-    refuse(
-        sorted(atoms) != ["B", "H", "W"]
-        or not any(set(d) & {"H", "W"} and p != (1, 1) for d, p in zip(dims, pairs, strict=True)),
-        ANCHOR,
-    )
+    none = not any(set(d) & {"H", "W"} and p != (1, 1) for d, p in zip(dims, pairs, strict=True))
+    refuse(none or sorted(atoms) != ["B", "H", "W"], ANCHOR)
     rest, factors = [at for at, dim in enumerate(dims) if dim == ()], list[int]()
     if all(len(beside[at]) == 1 and is_channels(beside[at]) for at in rest):
         factors = [1] * max(1, len(anchor.layout.channels))

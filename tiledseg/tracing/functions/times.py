@@ -158,9 +158,7 @@ def _of_times(step: Step, name: str, factor: float) -> tuple[tuple[Any, ...] | N
         sizes = {key: _triple(each)[0] for key, each in given.items() if key in _MAX_POOL and key != "ceil_mode"}
         if (sizes["kernel_size"], sizes["stride"], sizes["padding"]) == (1, 1, 0):
             return None, {}
-        one: dict[str, Any] = {
-            key: (number, *((0, 0) if key == "padding" else (1, 1))) for key, number in sizes.items()
-        }
+        one: dict[str, Any] = {k: (number, *((0, 0) if k == "padding" else (1, 1))) for k, number in sizes.items()}
         if given.get("divisor_override"):  # by which rows and columns have been divided
             one["divisor_override"] = 1
         return (), {**given, **one}
@@ -170,10 +168,7 @@ def _of_times(step: Step, name: str, factor: float) -> tuple[tuple[Any, ...] | N
     if factor == 1:
         return None, {}
     if name == "interpolate":
-        options = {
-            key: step.argument(at, key, each) for at, key, each in ((3, "mode", "nearest"), (4, "align_corners", None))
-        }
-        return (), {"scale_factor": (factor, 1.0, 1.0), **options}
+        return (), {"scale_factor": (factor, 1.0, 1.0), **step.options(3, mode="nearest", align_corners=None)}
     return ((step.call.shapes[0][2], None, None),), {}
 
 

@@ -51,10 +51,8 @@ def _of_each_pixel(step: Step, one: Value, other: Value) -> list[Value]:
     refuse(not alike or not all(map(is_channels, last)), OVER_PIXELS)
     atoms = [atom for dim in dims for atom in dim if is_channels((atom,))]
     names = {atom: f"C{at}" for at, atom in enumerate(atoms)}
-    made = (
-        *(tuple(names.get(atom, atom) for atom in dim) for dim in dims),
-        *((f"C{len(atoms) + k}",) for k in range(2)),
-    )
+    outer = (tuple(names.get(atom, atom) for atom in dim) for dim in dims)
+    made = (*outer, *((f"C{len(atoms) + k}",) for k in range(2)))
     factors = (*(one.layout.channels[int(atom[1:])] for atom in atoms), *step.call.shapes[0][-2:])
     return called(step, "matmul", Layout(made, factors, one.layout.one_pixel))
 

@@ -37,10 +37,8 @@ def _adaptive(step: Step) -> list[Value]:
     if after == (1, 1):
         layout = replace(value.layout, dims=(*value.layout.dims[:-2], (), ()), one_pixel=True)
         return _image_max(step, value, layout) if of_maxima else _image_mean(step, value, layout)
-    refuse(
-        of_maxima,
-        f"makes {after[0]} x {after[1]} maxima of the whole image; take a single one, or pool by fixed windows",
-    )
+    what = f"makes {after[0]} x {after[1]} maxima of the whole image"
+    refuse(of_maxima, f"{what}; take a single one, or pool by fixed windows")
     if factors is not None and all(1 / ratio == int(1 / ratio) for ratio in factors):
         return step.by(nn.AvgPool2d((int(1 / factors[0]), int(1 / factors[1]))), value, "pool", value.layout)
     what = f"makes {after[0]} x {after[1]} means of the image, numbers that depend on its size"
@@ -88,11 +86,8 @@ def _reduce(step: Step) -> list[Value]:
     if apart and name in ("mean", "sum", "amax"):  # first of pixels, then of channels and times
         dims_1 = replace(value.layout, dims=(*value.layout.dims[:-2], (), ()), one_pixel=True)
         one = step.giving(*((*shape[:-2], 1, 1) for shape in (value.shape, value.other_shape)))
-        (value,) = (
-            _image_max(one, value, dims_1, even=True)
-            if name == "amax"
-            else _image_mean(one, value, dims_1, name == "sum")
-        )
+        of, how = (_image_max, True) if name == "amax" else (_image_mean, name == "sum")
+        (value,) = of(one, value, dims_1, how)
         after = without(value.layout, sorted(numbers), keep)
         return pixelwise(step, step.as_called(name), (value, dims, keep), {}, after)
     if value.layout.one_pixel and set(names) <= set(PIXELS):
@@ -106,9 +101,7 @@ def _summed(step: Step, value: Value, name: str, layout: Layout) -> list[Value]:
     if name in ("mean", "sum"):
         return _image_mean(step, value, layout, total=name == "sum")
     other = name != "norm" or step.argument(1, "p", "fro") not in ("fro", 2, 2.0)
-    refuse(
-        other, f"takes the {name} over the whole image, but ranks share means, sums and maxima alone; take one of these"
-    )
+    refuse(other, f"takes the {name} over the whole image; ranks share means, sums and maxima alone: take one of these")
     one = step.giving(value.shape, value.other_shape)
     (squares,) = pixelwise(one, "square", (value,), {}, value.layout)
     (total,) = _image_mean(one, squares, ONE_PIXEL, total=True)
@@ -227,10 +220,8 @@ def _resized_branch(step: Step, value: Value, mode: str, aligned: bool) -> list[
     runs = [zip(*sizes, strict=True) for sizes in zip(made, lowering.pixels[source], strict=True)]
     factors = {tuple(after / before for after, before in run) for run in runs}
     uneven = len(factors) > 1 or any(factor != int(factor) for pair in factors for factor in pair)
-    refuse(
-        uneven,
-        "resizes means of parts of the image to a size that is no multiple of the image's there; give a multiple",
-    )
+    what = "resizes means of parts of the image to a size that is no multiple of the image's there"
+    refuse(uneven, f"{what}; give a multiple")
     inner = Graph(tuple(inside), (inside[-1].name if last == root.name else last,))
     pairs = zip(bins, factors.pop(), strict=True)
     rows, cols = (PooledBranch(n, bins[0] * bins[1], inner, aligned, int(factor)) for n, factor in pairs)
