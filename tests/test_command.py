@@ -96,6 +96,19 @@ def test_a_message_of_any_length_is_a_line_that_can_be_read(capsys: pytest.Captu
     assert len(written) < 700
 
 
+def test_a_terminal_has_lines_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a file or a pipe, each message is one line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    path = "/a/" + 90 * "p"
+    assert run(raising(ConfigError(f"{path} is no file, " + 20 * "but something else, " + "so give another one"))) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if len(line) > 80] == [f"  {path}"]
+    assert len(lines) == 8
+
+
 def test_an_interrupt_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(raising(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err == "interrupted\n"
