@@ -150,7 +150,7 @@ def test_expands_in_the_order_given_and_globs_by_name(files: Path, patterns: lis
     [
         ([], "data.images is empty"),
         (["bare"], "the folder bare holds no raster (.tif, "),
-        (["a.tif", "b.tif", "./a.tif"], "holds ./a.tif twice, at positions 0 and 2"),
+        (["a.tif", "b.tif", "./a.tif"], "holds a.tif = ./a.tif twice, at positions 0 and 2"),
         (["*.tif", "b.tif"], "twice, at positions 1 and 3"),
         (["s3://b/a.tif", "s3://b/a.tif"], "twice, at positions 0 and 1"),
     ],

@@ -95,7 +95,7 @@ def find_sources(
         for source in _expand(pattern, key, parts, references, composing):
             same = source.path if is_named(source.path) else os.path.realpath(source.path)
             if first.setdefault(same, len(found)) < len(found):
-                name = label_of(source.path)
+                name = " = ".join(dict.fromkeys(label_of(each.path) for each in (found[first[same]], source)))
                 raise RasterError(f"{key} holds {name} twice, at positions {first[same]} and {len(found)}; remove one")
             found.append(source._replace(entry=pattern))
     return found
