@@ -4,7 +4,6 @@
 
 Parts: `layers` and `networks` on 2 ranks, `cost` on 2 and 4, `maps`, `pipelines`. Each case is a process with a time
 limit. Results replace old ones in `measured.json`, of which the pages README.md and tables.md are made.
-Peers come into `build/peers` by pip; one that cannot be had has a row with the reason (`peers.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from tiledseg.errors import CommunicationError
 
 HERE = Path(__file__).parent
 ITEMS = {"layers": list(LAYERS), "networks": list(NETWORKS), "cost": list(COSTS)}
-AT_ONCE = 16  # items of a process, after which results are written
 Results = dict[str, Any]
 
 
@@ -68,25 +66,20 @@ def spatial(kind: str, peer: str, ranks: int, items: list[str]) -> Results:
 def of_part(part: str, options: argparse.Namespace, old: Results) -> Iterator[Results]:
     """Give the part's results as they become more."""
     found: Results = old if options.peers or options.items else {}
-    if part in ITEMS:
+    if part == "maps":
+        yield of_maps(options.side, options.repeats)
+    elif part == "pipelines":
+        for peer in pipelines.MAKERS:
+            yield (found := found | {peer: last(run("pipelines", peer, limit=90 + LIMIT))})
+    else:
         items = [item for item in ITEMS[part] if item in (options.items or ITEMS[part])]
         for peer in [peer for peer in STEPS if peer in (options.peers or STEPS)]:
-            here = peer not in PEERS or PEERS[peer].version
             found[peer] = found.get(peer, {}) if options.items else {}
-            for some in (items[first : first + AT_ONCE] for first in range(0, len(items), AT_ONCE) if here):
-                if part == "cost":
-                    for ranks in (2, 4):
-                        runs = spatial("cost", peer, ranks, some)
-                        found[peer] |= {f"{item}, {ranks} ranks": each for item, each in runs.items()}
-                else:
-                    found[peer] |= spatial("capability", peer, 2, some)
+            for ranks in (2, 4) if part == "cost" else (2,):
+                if peer not in PEERS or PEERS[peer].version:
+                    runs = spatial("cost" if part == "cost" else "capability", peer, ranks, items)
+                    found[peer] |= {f"{key}, {ranks} ranks" if part == "cost" else key: runs[key] for key in runs}
                 yield found
-    elif part == "pipelines":
-        for peer in pipelines.PIPELINES:
-            found[peer] = last(run("pipelines", peer, limit=90 + LIMIT))
-            yield found
-    else:
-        yield of_maps(options.side, options.repeats)
 
 
 def of_maps(side: int, repeats: int) -> Results:
@@ -98,10 +91,9 @@ def of_maps(side: int, repeats: int) -> Results:
         turns = [{way: last(run("maps", folder, way, limit=120)) for way in maps.WAYS} for _ in range(repeats)]
     found = turns[0]
     for way, each in found.items():
-        good = [turn for turn in turns if "seconds" in turn[way]]
-        base = maps.CROPS if "crops" in way else maps.OURS
+        good, base = [turn for turn in turns if "seconds" in turn[way]], maps.base_of(way)
         each |= {key: statistics.median(turn[way][key] for turn in good) for key in ("seconds", "cpu", "MiB") if good}
-        each["ratio"] = [turn[way]["cpu"] / turn[base]["cpu"] for turn in good if "cpu" in turn[base]]
+        each["ratio"] = [round(turn[way]["cpu"] / turn[base]["cpu"], 3) for turn in good if "cpu" in turn[base]]
     return found
 
 
@@ -118,22 +110,21 @@ def main(arguments: list[str] | None = None) -> int:
     file = options.folder / "measured.json"
     results: Results = json.loads(file.read_text()) if file.exists() else {}
     begun = time.monotonic()
+    if not options.page:
+        asked = [name for name in PEERS if name in (options.peers or PEERS)]
+        results["versions"] = results.get("versions", {}) | {name: PEERS[name].version for name in asked}
+        results["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}"
     for part in () if options.page else options.only:
         part_begun, cpu_begun = time.monotonic(), processor_seconds()
         for found in of_part(part, options, results.get(part, {})):
             results[part] = found
             write(file, results)
         took = f"{time.monotonic() - part_begun:.0f} s, {processor_seconds() - cpu_begun:.0f} s of processors"
-        results[f"{part}: measured"] = f"{time.strftime('%Y-%m-%d')}, {took}, load {os.getloadavg()[0]:.1f}"
-        print(f"{part}: {took}", file=sys.stderr)
-    if not options.page:
-        asked = [name for name in PEERS if name in (options.peers or PEERS)]
-        results["versions"] = results.get("versions", {}) | {name: PEERS[name].version for name in asked}
-        results["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}"
+        results[f"{part}: measured"] = f"{time.strftime('%Y-%m-%d %H:%M')}, {took}, load {os.getloadavg()[0]:.1f}"
         whole = not (options.peers or options.items) and set(options.only) == set(page.PARTS)
         took = f"{(time.monotonic() - begun) / 60:.1f} minutes, {processor_seconds() / 60:.1f} of processors"
-        results["elapsed"] = took if whole else results.get("elapsed", "parts at several times")
-        print(f"elapsed: {took}", file=sys.stderr)
+        results["elapsed"] = took if whole else "parts at several times"
+        print(f"{part}: {results[f'{part}: measured']}; in all {took}", file=sys.stderr)
         write(file, results)
     for name, text in page.pages(results).items():
         (options.folder / name).write_text(text)

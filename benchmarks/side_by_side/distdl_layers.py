@@ -12,20 +12,20 @@ from mpi4py import MPI
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.side_by_side.spatial import BATCH, Block, Sent, Step, weights
+from benchmarks.side_by_side.spatial import BATCH, Block, Meter, Step, weights
 
 np.int = int  # type: ignore[attr-defined]  # an alias of old, which DistDL uses
 MIXING = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.MultiheadAttention)  # of torch's activations
 
 
 def counted(comm: Any) -> Any:
-    """Return a communicator whose calls of DistDL are counted (`Sent`)."""
+    """Return a communicator whose calls of DistDL are counted (`Meter`)."""
 
     def wrapped(name: str) -> Any:
         def call(self: Any, given: Any, *more: Any, **options: Any) -> Any:
             hands = name not in ("Ibcast", "Bcast") or self.rank == options["root"]
             if options.get("dest") != MPI.PROC_NULL:
-                Sent.count(name == "Isend", given if hands and isinstance(given, np.ndarray) else ())
+                Meter.count(name == "Isend", given if hands and isinstance(given, np.ndarray) else ())
             return getattr(super(kind, self), name)(given, *more, **options)
 
         return call

@@ -18,17 +18,16 @@ BANDS, WIDTH, SIZE = 3, 4, (64, 96)
 class Windows(nn.Module):
     """Attention within windows of 8 x 8 pixels."""
 
-    def __init__(self, side: int = 8) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.side, self.mix = side, nn.Linear(WIDTH, 3 * WIDTH)
+        self.mix = nn.Linear(WIDTH, 3 * WIDTH)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        (batch, channels, height, width), side = x_BCHW.shape, self.side
-        x = x_BCHW.permute(0, 2, 3, 1).reshape(batch, height // side, side, width // side, side, channels)
-        x = x.permute(0, 1, 3, 2, 4, 5).reshape(-1, side * side, channels)
-        q, k, v = self.mix(x).reshape(-1, side * side, 3, 1, channels).permute(2, 0, 3, 1, 4).unbind(0)
+        batch, channels, height, width = x_BCHW.shape
+        x = x_BCHW.permute(0, 2, 3, 1).reshape(batch, height // 8, 8, width // 8, 8, channels)
+        q, k, v = self.mix(x.permute(0, 1, 3, 2, 4, 5).reshape(-1, 64, 1, channels)).transpose(1, 2).chunk(3, -1)
         y = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-        y = y.reshape(batch, height // side, width // side, side, side, channels).permute(0, 1, 3, 2, 4, 5)
+        y = y.reshape(batch, height // 8, width // 8, 8, 8, channels).permute(0, 1, 3, 2, 4, 5)
         return y.reshape(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
@@ -41,11 +40,10 @@ class Attention(nn.Module):
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         x_BCHW = self.patches(x_BCHW)
-        batch, channels, height, width = x_BCHW.shape
         x = x_BCHW.flatten(2).transpose(1, 2)
-        q, k, v = self.mix(x).reshape(batch, height * width, 3, 1, channels).permute(2, 0, 3, 1, 4).unbind(0)
-        y = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, height * width, channels)
-        return y.transpose(1, 2).reshape(batch, channels, height, width)
+        q, k, v = self.mix(x).reshape(*x.shape[:2], 3, 1, WIDTH).permute(2, 0, 3, 1, 4).unbind(0)
+        y = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
+        return y.transpose(1, 2).reshape(x_BCHW.shape)
 
 
 class Squeeze(nn.Module):
@@ -68,7 +66,13 @@ def chain(width: int = 16, layers: int = 8) -> nn.Sequential:
     return nn.Sequential(*found)
 
 
-COSTS: dict[str, Callable[[], nn.Module]] = {"convolutions, group norms": chain, "U-Net": unet}
+def halo_free(width: int = 16) -> nn.Sequential:
+    """Return layers without a halo: convolutions of 1 x 1, and a transposed one."""
+    found: list[nn.Module] = [nn.Conv2d(BANDS, width, 1), nn.ReLU(), nn.Conv2d(width, width, 1), nn.ReLU()]
+    return nn.Sequential(*found, nn.ConvTranspose2d(width, width, 2, 2), nn.ReLU(), nn.Conv2d(width, 2, 1))
+
+
+COSTS: dict[str, Callable[[], nn.Module]] = {"convolutions, group norms": chain, "U-Net": unet, "no halo": halo_free}
 tiledseg.declare(Windows, tiledseg.Windows(8))  # tracing knows the windows of published packages alone
 C = WIDTH
 LAYERS: dict[str, Callable[[], nn.Module]] = {

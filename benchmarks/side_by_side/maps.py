@@ -1,11 +1,7 @@
-"""A map of one scene by each way, in a process each: seconds, memory, and pixels that differ from the whole image.
+"""A map of one scene by each way, in a process each: FOLDER prepare SIDE, then FOLDER WAY.
 
-    python -m benchmarks.side_by_side.maps FOLDER prepare [SIDE] | WAY
-
-`prepare` writes a scene, trains a small U-Net for some steps, and maps the scene as one image. A way maps the
-scene with these weights, from file to file, and prints a line of JSON. Imports are not timed. Ways `of crops` take a
-module of one input size: patches with learned places, mixed by attention.
-"""
+`prepare` writes a scene and one twice as large, trains a small U-Net for some steps, and maps the scene as one image. A
+way maps from file to file; imports are not timed. Ways `of crops` take a module of one input size (`PatchMixer`)."""
 
 from __future__ import annotations
 
@@ -14,8 +10,10 @@ import resource
 import sys
 import time
 import warnings
-from importlib import import_module
+from collections.abc import Callable
+from importlib import import_module, util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,18 +24,28 @@ from torch.nn import functional
 
 import tiledseg
 from benchmarks.side_by_side.layers import unet
+from benchmarks.side_by_side.peers import FOLDER
+from benchmarks.stand_ins import stand_ins
 
 BANDS, CLASSES, CROP = 4, 5, 224
-OURS, CROPS = "tiledseg", "tiledseg, of crops"
+OURS, CROPS, TWICE = "tiledseg", "tiledseg, of crops", ", twice the side"
 WAYS: dict[str, dict[str, Any]] = {
     OURS: {},
     "tiledseg, without `verify`": {"verify": False},
     "tiledseg, without `verify`, `grid=4`": {"verify": False, "grid": 4},
     "MONAI, windows of 512": {"roi_size": (512, 512), "overlap": 0.25},
     "MONAI, half overlapping, gaussian": {"roi_size": (512, 512), "overlap": 0.5, "mode": "gaussian"},
+    "terratorch, windows of 512": {"crop": 512, "stride": 384, "delta": 8},
     CROPS: {"window": CROP, "overlap": 0.25, "blend": "gaussian"},
     "MONAI, of crops": {"roi_size": (CROP, CROP), "overlap": 0.25, "mode": "gaussian"},
+    "terratorch, of crops": {"crop": CROP, "stride": 168, "delta": 0},
 }
+WAYS |= {f"{way}{TWICE}": WAYS[way] for way in (CROPS, "MONAI, of crops")}
+
+
+def base_of(way: str) -> str:
+    """Return our way of the same work."""
+    return (CROPS if "crops" in way else OURS) + (TWICE if way.endswith(TWICE) else "")
 
 
 class PatchMixer(nn.Module):
@@ -68,7 +76,7 @@ def module_of(way: str, folder: Path) -> nn.Module:
 
 def prepare(folder: Path, side: int) -> None:
     """Write the scene, a small one to learn from, the network's weights, and the map of the undivided scene."""
-    for name, size in (("scene", side), ("small", 512)):
+    for name, size in (("scene", side), ("small", 512), ("twice", 2 * side)):
         tiledseg.write_scene(folder / f"{name}.tif", folder / f"{name}-labels.tif", size=(size, size), seed=len(name))
     x_CHW, y_HW = (torch.from_numpy(_read(folder / f"small{end}.tif")) for end in ("", "-labels"))
     module = module_of(OURS, folder).train()
@@ -96,22 +104,47 @@ def by_tiledseg(module: nn.Module, image: Path, output: Path, options: dict[str,
     tiledseg.predict_raster(module, image, output, format="gtiff", compress="none", **options)
 
 
-def by_monai(module: nn.Module, image: Path, output: Path, options: dict[str, Any]) -> None:
-    from monai.inferers import sliding_window_inference
-
+def _of_image(image: Path, output: Path, scores_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with rasterio.open(image) as file, torch.inference_mode():
-        x_BCHW = torch.from_numpy(file.read()).float()[None]
-        scores_BKHW = sliding_window_inference(x_BCHW, predictor=module, sw_batch_size=4, **options)
+        scores_BKHW = scores_of(torch.from_numpy(file.read()).float()[None])
         with rasterio.open(output, "w", **file.profile | {"count": 1, "dtype": "uint8", "nodata": None}) as out:
             out.write(scores_BKHW[0].max(0).indices.to(torch.uint8).numpy(), 1)
+
+
+def by_monai(module: nn.Module, image: Path, output: Path, options: dict[str, Any]) -> None:
+    window = import_module("monai.inferers").sliding_window_inference
+    _of_image(image, output, lambda x_BCHW: window(x_BCHW, predictor=module, sw_batch_size=4, **options))
+
+
+def by_terratorch(module: nn.Module, image: Path, output: Path, options: dict[str, Any]) -> None:
+    tiled = sys.modules["terratorch.tasks.tiled_inference"].tiled_inference
+    _of_image(image, output, lambda x_BCHW: tiled(module, x_BCHW, batch_size=4, **options))
+
+
+def load_terratorch() -> None:
+    """Load two files of terratorch by themselves: its package imports torchvision."""
+    for name in ("terratorch", "terratorch.models", "terratorch.registry"):
+        sys.modules[name] = ModuleType(name)
+    vars(sys.modules["terratorch.registry"])["BACKBONE_REGISTRY"] = {}
+    with stand_ins():
+        for name in ("terratorch.models.utils", "terratorch.tasks.tiled_inference"):
+            spec = util.spec_from_file_location(name, FOLDER / f"{name.replace('.', '/')}.py")
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[name] = util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[name])
 
 
 def mapped(folder: Path, way: str) -> dict[str, Any]:
     """Map the scene in this way."""
     module, image, output = module_of(way, folder), folder / "scene.tif", folder / "map.tif"
+    image = folder / "twice.tif" if way.endswith(TWICE) else image
+    if way.startswith("terratorch"):
+        load_terratorch()
     import_module("monai.inferers" if way.startswith("MONAI") else "tiledseg.inference.predictor")
+    by = {"M": by_monai, "t": by_terratorch if way.startswith("terra") else by_tiledseg}[way[0]]
     before, begun, worked = _peak(), time.perf_counter(), time.process_time()
-    (by_monai if way.startswith("MONAI") else by_tiledseg)(module, image, output, WAYS[way])
+    by(module, image, output, WAYS[way])
     found = {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - worked, "MiB": _peak() - before}
     map_HW = _read(output)[0]
     with rasterio.open(image) as file:

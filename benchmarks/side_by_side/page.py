@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.side_by_side import maps
+from benchmarks.side_by_side.maps import TWICE, base_of
 from benchmarks.side_by_side.peers import PEERS
 from benchmarks.side_by_side.spatial import OURS, STEPS
 from benchmarks.spread import Spread, markdown
@@ -16,23 +16,12 @@ from benchmarks.spread import Spread, markdown
 Results = dict[str, Any]
 Row = Sequence[object]
 PARTS = ("layers", "networks", "cost", "maps", "pipelines")
-OURS_OF_WRONG = {
+PHASES = ("forward", "backward", "gradients")
+WRONG = {
     "a block of the output is": "a block is said to be the whole, or has another size",
     "no gradient ": "gradients are lost without a word",
 }
 EXACT, CLEAR = 1e-10, 0.97  # in float64; a ratio below is a difference, not noise
-WHY = {
-    "seconds": "ours keeps blocks' places and sums gradients in float64; stays",
-    "MiB": "halos and channels-last copies lie beside blocks; `fusion` takes less",
-    "bytes": "gradients are summed in float64 (`docs/decisions/0003`), see the bytes of calls; stays",
-    "messages": "corners are messages of their own, so that an exchange is one round; stays",
-    "lines": "the loop cuts its block itself; stays",
-    "layers": "not taken (`docs/reference/foreign-networks.md`)",
-    "map: seconds": "see the rows without `verify` (once a map) and with `grid=4`; the exact halo stays",
-    "crops": "the plan, a look at the module, batches that are not full; MiB do not grow with the raster",
-    "map: MiB": "tiles are as large as memory allows; see the row with `grid=4`",
-    "pipeline": "the balance goes by multiply-adds; `balance` takes another",
-}
 WRITTEN = {  # the functions that a user would write for each job, in these files
     OURS: ("spatial", "tiledseg_step"),
     "torch DTensor": ("spatial", "_sharded", "dtensor_step"),
@@ -40,7 +29,8 @@ WRITTEN = {  # the functions that a user would write for each job, in these file
     "ShardTensor": ("spatial", "_sharded", "shardtensor_step"),
     "DistDL": ("distdl_layers", "Spread", "twin", "replace", "step_of"),
     "map, tiledseg": ("maps", "by_tiledseg"),
-    "map, MONAI": ("maps", "by_monai"),
+    "map, MONAI": ("maps", "_of_image", "by_monai"),
+    "map, terratorch": ("maps", "_of_image", "by_terratorch"),
     "pipeline, tiledseg": ("pipelines", "tiledseg_pipeline"),
     "pipeline, torch.distributed.pipelining": ("pipelines", "torch_pipeline"),
     "pipeline, torchgpipe": ("pipelines", "torchgpipe_pipeline"),
@@ -63,10 +53,8 @@ def state(found: Results | None) -> str:
         if word in found:
             words = " ".join(str(found[word]).replace("|", "/").split())
             words = words.removeprefix("the module cannot be computed exactly on tiles: (1) ")
-            for mine, wrong in OURS_OF_WRONG.items():
-                if words.startswith(mine):
-                    return f"**wrong**: {wrong}"
-            return f"{word}: {words[:70]}{'...' if len(words) > 70 else ''}"
+            wrong = next((f"**wrong**: {of}" for start, of in WRONG.items() if words.startswith(start)), "")
+            return wrong or f"{word}: {words[:70]}{'...' if len(words) > 70 else ''}"
     far = max(found[key] for key in ("y", "dx", "dW"))
     worst = ", ".join(f"{key} {found[key]:.0e}" for key in ("y", "dx", "dW") if not found[key] <= EXACT)
     return f"exact, {far:.0e}" if far <= EXACT else f"**wrong**: {worst}"
@@ -77,51 +65,73 @@ def is_exact(found: Results | None) -> bool:
 
 
 def better(results: Results) -> Iterator[Row]:
-    """Give the rows in which a peer is better: question, peer and its figure, ours, why."""
+    """Give the rows in which a peer is better: question, peer and its figure, ours, measured cause and what will be."""
     for part in ("layers", "networks"):
         for item, mine in results.get(part, {}).get(OURS, {}).items():
             others = [peer for peer, items in results[part].items() if peer != OURS and is_exact(items.get(item))]
             if others and not is_exact(mine):
-                yield item, f"{', '.join(others)}: exact", state(mine), WHY["layers"]
+                why = "not taken (`docs/reference/foreign-networks.md`)"
+                yield item, f"{', '.join(others)}: exact", state(mine), why
     for peer, runs in results.get("cost", {}).items():
         for item, found in runs.items() if peer != OURS else ():
             mine = results["cost"].get(OURS, {}).get(item, {})
             if "ratio" in found and "ratio" in mine:
-                theirs, own = figures(found), figures(mine) | {"seconds": 1}
+                theirs, own = figures(found), figures(mine) | {"seconds": 1.0}
                 for key in (key for key, value in theirs.items() if value < CLEAR * own[key]):
-                    yield f"{key} of a step: {item}", f"{peer}: {theirs[key]:,.4g}", f"{own[key]:,.4g}", WHY[key]
+                    yield (
+                        f"{key} of a step: {item}",
+                        f"{peer}: {theirs[key]:,.4g}",
+                        f"{own[key]:,.4g}",
+                        why_of(key, found, mine),
+                    )
         if peer != OURS and any("ratio" in found for found in runs.values()) and written(peer) < written(OURS):
-            yield "lines of a step", f"{peer}: {written(peer)}", written(OURS), WHY["lines"]
+            yield "lines of a step", f"{peer}: {written(peer)}", written(OURS), "the loop cuts its block itself; stays"
     found = results.get("maps", {})
     for way, each in found.items():
-        mine = found.get(maps.CROPS if "crops" in way else maps.OURS, {})
-        if way.startswith("MONAI") and "ratio" in each and "MiB" in mine:
-            if (ratio := statistics.median(each["ratio"])) < CLEAR:
-                yield (
-                    "processor seconds of a map",
-                    f"{way}: {ratio:.2f}",
-                    "1",
-                    WHY["crops" if "crops" in way else "map: seconds"],
-                )
+        base = base_of(way)
+        mine = found.get(base, {})
+        if not way.startswith(OURS) and "ratio" in each and "MiB" in mine:
+            more = found.get(f"{base}{TWICE}" if "crops" in way else "tiledseg, without `verify`, `grid=4`", mine)
+            ratio = statistics.median(each["ratio"])
+            if ratio < CLEAR:
+                why = f"looks at the module, once: {mine['cpu'] - each['cpu']:.1f} s; see twice the side"
+                if "crops" not in way:
+                    plain = statistics.median(found["tiledseg, without `verify`"]["ratio"])
+                    why = f"`verify`, once a module: without it {plain:.2f}; stays"
+                yield "processor seconds of a map", f"{way}: {ratio:.2f}", "1", why
             if each["MiB"] < CLEAR * mine["MiB"]:
-                yield (
-                    "MiB of a map",
-                    f"{way}: {each['MiB']:.0f}",
-                    f"{mine['MiB']:.0f}",
-                    WHY["crops" if "crops" in way else "map: MiB"],
-                )
+                why = f"with `grid=4` {more['MiB']:.0f}; tiles are as large as memory allows; stays"
+                if "crops" in way:
+                    theirs = found[f"MONAI, of crops{TWICE}"]["MiB"]
+                    why = f"looks at the module, once; at twice the side {more['MiB']:.0f} to {theirs:.0f}"
+                yield "MiB of a map", f"{way}: {each['MiB']:.0f}", f"{mine['MiB']:.0f}", why
     pipes = results.get("pipelines", {})
     speeds = {peer: statistics.median(each["speed_up"]) for peer, each in pipes.items() if "speed_up" in each}
     for peer, value in speeds.items():
         if peer != OURS and value > speeds.get(OURS, value) / CLEAR:
-            yield "speed-up of a pipeline", f"{peer}: {value:.2f}", f"{speeds[OURS]:.2f}", WHY["pipeline"]
+            why = "the balance goes by multiply-adds; `balance` takes another"
+            yield "speed-up of a pipeline", f"{peer}: {value:.2f}", f"{speeds[OURS]:.2f}", why
+
+
+def why_of(key: str, theirs: Results, ours: Results) -> str:
+    """Return the parts in which a step costs more than a peer's, as measured."""
+    if key in ("MiB", "seconds"):
+        return {"MiB": "see the shapes at the peak", "seconds": "see processor seconds, and the spread of turns"}[key]
+    names = ("messages", "calls") if key == "messages" else ("bytes",)
+    pairs = {phase: [sum(of.get(f"{phase} {name}", 0) for name in names) for of in (ours, theirs)] for phase in PHASES}
+    parts = ", ".join(f"{phase} {mine:,} to {other:,}" for phase, (mine, other) in pairs.items())
+    why = "gradients are summed in float64 (`docs/decisions/0003`)" if key == "bytes" else "corners are messages too"
+    return f"{parts}: {why}; stays"
 
 
 def figures(found: Results) -> dict[str, float]:
-    """Return a step's seconds over ours, messages and calls, bytes of both, and MiB."""
-    counts = {key: found.get(key, 0) for key in ("messages", "calls", "message bytes", "call bytes")}
-    both = {"messages": counts["messages"] + counts["calls"], "bytes": counts["message bytes"] + counts["call bytes"]}
-    return {"seconds": statistics.median(found["ratio"]), **both, "MiB": found["MiB"]}
+    """Return a step's seconds over ours, messages with calls, their bytes, and MiB."""
+    sums = {
+        end: sum(value for key, value in found.items() if key.endswith(f" {end}"))
+        for end in ("messages", "calls", "bytes")
+    }
+    both = {"messages": sums["messages"] + sums["calls"], "bytes": sums["bytes"], "MiB": found["MiB"]}
+    return {"seconds": statistics.median(found["ratio"]), **both}
 
 
 def pages(results: Results) -> dict[str, str]:
@@ -135,7 +145,6 @@ def pages(results: Results) -> dict[str, str]:
         (name, known.get(name) or "not here", peer.where, " ".join((peer.absent or peer.changed).split()))
         for name, peer in PEERS.items()
     ]
-    head = ("peer", "version", "from", "changed, or why not run")
     readme = f"""# Side by side with other libraries
 
 Layers, networks, maps and pipelines run by other libraries and by tiledseg on the same work, here.
@@ -146,7 +155,7 @@ python -m benchmarks.side_by_side --only cost --items U-Net --peers ShardTensor 
 ```
 
 ## Where another is better
-{markdown(("question", "better", "tiledseg", "why, and whether it will change"), worse)}
+{markdown(("question", "better", "tiledseg", "measured cause, and whether it will change"), worse)}
 
 ## Exact, of those that were run
 {markdown(("2 ranks, float64", "kinds of layers", "networks of others"), counts)}
@@ -155,7 +164,7 @@ Exact: y, dx and dW differ from one process on the whole image by at most 1e-10 
 and pipelines: `tables.md`. Which library for which job: `docs/choosing.md`.
 
 ## Versions, and what was changed to make each run
-{markdown(head, versions)}
+{markdown(("peer", "version", "from", "changed, or why not run"), versions)}
 
 Machine: {results.get("machine", "")}. The whole: {results.get("elapsed", "")}. Day, seconds and load of each part:
 {"; ".join(times)}.
@@ -175,18 +184,26 @@ def _tables(results: Results) -> Iterator[str]:
         items = list(dict.fromkeys(item for each in of.values() for item in each))
         rows = [(item, *(state(of.get(peer, {}).get(item)) for peer in STEPS)) for item in items]
         yield f"## {part.capitalize()}: y, dx, dW on 2 ranks beside the whole image\n{markdown((part, *STEPS), rows)}"
-    cost = ("network, ranks", "who", "messages, MB", "calls, MB", "MiB a rank", "seconds", "over ours", "CPU over ours")
+    head = ("network, ranks", "who", *PHASES, "MiB a rank", "seconds", "over ours", "CPU over ours")
+    cost = results.get("cost", {})
+    runs = [(item, peer, of[item]) for item in cost.get(OURS, {}) for peer, of in cost.items() if item in of]
+    failed = [f"{item}, {peer}: {state(found)}" for item, peer, found in runs if "ratio" not in found]
     yield f"""## Cost of a training step, 384 x 384 px, float32
-Messages and collective calls of all ranks, each with the bytes that ranks hand over: operations of torch.distributed,
-for DistDL those of mpi4py. Seconds, and processor seconds of all ranks, over those of tiledseg by turns in the same
-processes and over the same transport (Gloo, for DistDL MPI). MiB: growth of the larger rank in its first step. Lines of
-code for the step, given a module: {", ".join(f"{peer} {written(peer)}" for peer in STEPS)}.
-{markdown(cost, [_cost(item, peer, found) for item, peer, found in _by_item(results.get("cost", {}))])}"""
+Messages + collective calls of all ranks, with the bytes that ranks hand over: operations of torch.distributed, for
+DistDL those of mpi4py, in its forward and backward pass and in the sum of gradients after it. MiB: the most bytes of
+tensors that a rank makes and holds in its first step. Seconds, and processor seconds of all ranks, over those of
+tiledseg by turns in the same processes and over the same transport (Gloo, for DistDL MPI). "no halo": convolutions of
+1 x 1, and a transposed one.
+Lines of code for the step, given a module: {", ".join(f"{peer} {written(peer)}" for peer in STEPS)}.
+{markdown(head, [_cost(*run) for run in runs if "ratio" in run[2]])}
+
+Without costs: {"; ".join(failed)}."""
     found = {way: each for way, each in results.get("maps", {}).items() if isinstance(each, dict)}
     head = ("way", "seconds", "processor seconds", "over ours", "MiB", "pixels unlike the whole image's")
+    lines = ", ".join(f"{who} {written(f'map, {who}')}" for who in ("tiledseg", "MONAI", "terratorch"))
     yield f"""## Maps of one scene, one thread
 File to file. Processor seconds over ours, by turns. MiB above those before the map. Single unlike
-pixels are rounding of float32. Lines of code: tiledseg {written("map, tiledseg")}, MONAI {written("map, MONAI")}.
+pixels are rounding of float32. Lines of code: {lines}.
 {markdown(head, [(way, *_map(each)) for way, each in found.items()])}"""
     rows = [(peer, *_pipe(each), written(f"pipeline, {peer}")) for peer, each in results.get("pipelines", {}).items()]
     yield f"""## Pipelines of 2 stages
@@ -195,17 +212,11 @@ stages are threads of one process, and send nothing.
 {markdown(("who", "speed-up", "bytes", "gradients differ by", "lines of code"), rows)}"""
 
 
-def _by_item(cost: Results) -> list[tuple[str, str, Results]]:
-    items = dict.fromkeys(item for runs in cost.values() for item in runs)
-    return [(item, peer, runs[item]) for item in items for peer, runs in cost.items() if item in runs]
-
-
 def _cost(item: str, peer: str, found: Results) -> Row:
-    if "ratio" not in found:
-        return item, peer, state(found), "", "", "", "", ""
-    counts = (f"{found.get(f'{kind}s', 0)}, {found.get(f'{kind} bytes', 0) / 1e6:.3f}" for kind in ("message", "call"))
+    parts = [[found.get(f"{phase} {end}", 0) for end in ("messages", "calls", "bytes")] for phase in PHASES]
+    cells = [f"{messages} + {calls}, {size / 1e6:.3f} MB" for messages, calls, size in parts]
     over = [Spread.of(found[key]) if peer != OURS else 1 for key in ("ratio", "cpu")]
-    return item, peer, *counts, found["MiB"], found["seconds"], *over
+    return item, peer, *cells, found["MiB"], found["seconds"], *over
 
 
 def _map(each: Results) -> Row:

@@ -1,10 +1,6 @@
-"""A training step of one U-Net in two stages by each pipeline, beside one process on the same micro-batches.
+"""A training step of one U-Net in two stages by a pipeline, PEER, beside one process on the same micro-batches.
 
-    python -m benchmarks.side_by_side.pipelines PEER [SIZE]
-
-prints a line of JSON: how far gradients differ, seconds of one process over those of the pipeline (by turns), and
-bytes sent. Ranks are forks of this process, over Gloo; torchgpipe's partitions are threads of it.
-"""
+Prints a line of JSON. Ranks are forks of this process, over Gloo; torchgpipe's partitions are threads of it."""
 
 from __future__ import annotations
 
@@ -23,21 +19,20 @@ from torch.nn import functional
 
 from benchmarks.many_ranks.ranks import import_all
 from benchmarks.side_by_side.layers import unet
-from benchmarks.side_by_side.spatial import OURS, PAIRS, Sent, by_forks, gathered
+from benchmarks.side_by_side.spatial import OURS, PAIRS, Meter, by_forks, gathered
 
 MICRO_BATCHES, SIZE = 8, 192
-PIPELINES = (OURS, "torch.distributed.pipelining", "torchgpipe")
 Step = Callable[[], Any]
 
 
 class Work:
     """A network and a batch, alike on every rank, and their step in one process."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self) -> None:
         torch.manual_seed(0)
         self.network = unet(16)
-        self.x_BCHW = torch.randn(MICRO_BATCHES, 3, size, size)
-        self.target_BHW = torch.randint(2, (MICRO_BATCHES, size, size))
+        self.x_BCHW = torch.randn(MICRO_BATCHES, 3, SIZE, SIZE)
+        self.target_BHW = torch.randint(2, (MICRO_BATCHES, SIZE, SIZE))
 
     def loss(self, y_BKHW: torch.Tensor, target_BHW: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(y_BKHW, target_BHW, reduction="sum") / self.target_BHW.numel()
@@ -77,17 +72,11 @@ def torch_pipeline(work: Work) -> tuple[Step, Any]:
     return step, stage.submod
 
 
-class Own:
-    """A device that is like no other, so that each of torchgpipe's partitions has a thread."""
-
-    type, index = "cpu of a partition", None
-
-
 def give_threads() -> None:
     """Let torchgpipe's partitions of one CPU have a thread each, as those of two GPUs have."""
     spawn = import_module("torchgpipe.worker").spawn_workers
-    pipeline = import_module("torchgpipe.pipeline")
-    setattr(pipeline, "spawn_workers", lambda devices: spawn([Own() for _ in devices]))  # noqa: B010
+    own = type("Own", (), {"type": "cpu of a partition", "index": None})  # a device that is like no other
+    setattr(import_module("torchgpipe.pipeline"), "spawn_workers", lambda each: spawn([own() for _ in each]))  # noqa: B010
 
 
 def torchgpipe_pipeline(work: Work) -> tuple[Step, Any]:
@@ -129,7 +118,11 @@ def torchgpipe_pipeline(work: Work) -> tuple[Step, Any]:
     return step, None
 
 
-MAKERS = dict(zip(PIPELINES, (tiledseg_pipeline, torch_pipeline, torchgpipe_pipeline), strict=True))
+MAKERS: dict[str, Callable[[Work], tuple[Step, Any]]] = {
+    OURS: tiledseg_pipeline,
+    "torch.distributed.pipelining": torch_pipeline,
+    "torchgpipe": torchgpipe_pipeline,
+}
 
 
 def measured(peer: str, work: Work) -> dict[str, Any]:
@@ -145,10 +138,11 @@ def measured(peer: str, work: Work) -> dict[str, Any]:
     largest = max(each.abs().max() for each in expected.values())
     far = max(((found[name] - expected[name]).abs().max() / largest).item() for name in found)
     fars, names = zip(*(gathered((far, list(found))) if many else [(far, list(found))]), strict=True)
-    missing = expected.keys() - {name for each in names for name in each}
-    with Sent():
+    if missing := expected.keys() - {name for each in names for name in each}:
+        raise ValueError(f"no gradient of {min(missing)}")
+    with Meter(()):
         step()
-    sent = sum(size for kind, size in Sent.ALL.items() if "bytes" in kind)
+    sent = sum(size for kind, size in Meter.ALL.items() if "bytes" in kind)
     taken: list[list[float]] = [[], []]
     for _ in range(PAIRS + 1):
         for of, run in zip(taken, (work.alone if rank == 0 else lambda: None, step), strict=True):
@@ -159,15 +153,15 @@ def measured(peer: str, work: Work) -> dict[str, Any]:
             of.append(time.perf_counter() - begun)
     speed_ups = [alone / piped for alone, piped in zip(*taken, strict=True)][1:]
     total = sum(gathered(sent)) if many else 0
-    return {"far": max(fars), "missing": sorted(missing), "speed_up": speed_ups, "bytes": total}
+    return {"far": max(fars), "speed_up": [round(each, 3) for each in speed_ups], "bytes": total}
 
 
 def main() -> int:
-    peer, size = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else SIZE
+    peer = sys.argv[1]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     import_all()
-    work = Work(size)
+    work = Work()
     if peer == "torchgpipe":
         give_threads()
         print(json.dumps(measured(peer, work)))

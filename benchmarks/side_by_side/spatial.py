@@ -1,13 +1,11 @@
-"""One image over several ranks by each peer: is the result that of the whole image, and what does it cost?
+"""One image over several ranks by each peer, beside the whole image: PEER capability|cost RANKS ITEM ...
 
-    python -m benchmarks.side_by_side.spatial PEER capability|cost RANKS ITEM ...
-
-prints a line of JSON an item. An item's ranks are forks of this process, over Gloo, and have `LIMIT` seconds; DistDL's
-are processes under mpirun, which take item after item. `python -m benchmarks.side_by_side` starts it.
-"""
+Prints a line of JSON an item. Ranks are forks of this process, over Gloo, with `LIMIT` seconds an item; DistDL's are
+processes under mpirun, which take item after item."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -27,13 +25,15 @@ from typing import Any, ClassVar
 
 import torch
 from torch import distributed, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.foreign_networks.networks import NETWORKS
 from benchmarks.launching import mpirun, run_process
 from benchmarks.many_ranks.ranks import import_all, run_ranks
 from benchmarks.side_by_side.layers import BANDS, SIZE, build
 from benchmarks.stand_ins import stand_ins
+from tiledseg.errors import ConfigError
+from tiledseg.foreign.spread import traced
+from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.tracing.trace import trace
 
 LIMIT, PAIRS, COST_SIZE = 200.0, 4, (384, 384)
@@ -146,35 +146,50 @@ def distdl_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
     return import_module("benchmarks.side_by_side.distdl_layers").step_of(module, mesh_of(ranks), shape)
 
 
-_NAMES = (OURS, "torch DTensor", "torch DTensor, older rule", "ShardTensor", "DistDL")
-STEPS = dict(zip(_NAMES, (tiledseg_step, dtensor_step, older_dtensor_step, shardtensor_step, distdl_step), strict=True))
+STEPS = {
+    OURS: tiledseg_step,
+    "torch DTensor": dtensor_step,
+    "torch DTensor, older rule": older_dtensor_step,
+    "ShardTensor": shardtensor_step,
+    "DistDL": distdl_step,
+}
 
 
-class Sent(TorchDispatchMode):
-    """This rank's messages and collective calls, with the bytes that it hands over: operations of torch.distributed
-    within; `distdl_layers.counted` counts those of mpi4py into `ALL` alike."""
+class Meter(AllocationMeter):
+    """The peak bytes of the tensors that a step makes, and in `ALL` this rank's messages and collective calls by phase,
+    with the bytes that it hands over: operations of torch.distributed; `distdl_layers.counted` adds those of mpi4py."""
 
     ALL: ClassVar = Counter[str]()
+    phase: ClassVar = "forward"
 
     @staticmethod
     def count(message: bool, given: Any) -> None:
-        kind = "message" if message else "call"
-        Sent.ALL[f"{kind}s"] += 1
-        Sent.ALL[f"{kind} bytes"] += sum(getattr(each, "nbytes", 0) for each in torch.utils._pytree.tree_leaves(given))
+        sizes = (getattr(each, "nbytes", 0) for each in torch.utils._pytree.tree_leaves(given))
+        Meter.ALL.update({f"{Meter.phase} {'messages' if message else 'calls'}": 1, f"{Meter.phase} bytes": sum(sizes)})
 
-    def __enter__(self) -> Sent:
-        Sent.ALL.clear()
+    def __enter__(self) -> Meter:
+        Meter.ALL.clear()
+        Meter.phase = "forward"
         super().__enter__()
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(each, "placements") for each in types):
             return NotImplemented  # a tensor of blocks: the operations that it is made of come here one by one
+        if torch._C._current_autograd_node() is not None:
+            Meter.phase = "backward"
+        elif Meter.phase == "backward":
+            Meter.phase = "gradients"
         space, name = func._schema.name.split("::")
         if space in ("c10d", "_c10d_functional") and not any(word in name for word in ("recv", "wait", "barrier")):
             named = zip((each.name for each in func._schema.arguments), args, strict=False)
             self.count(name == "send", next((value for key, value in named if key.startswith("input")), args[0]))
-        return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _meet(self, storage: torch.UntypedStorage) -> None:
+        with contextlib.suppress(RuntimeError):  # a tensor of blocks has no storage of its own
+            storage.data_ptr()
+            super()._meet(storage)
 
 
 def gathered(value: Any) -> list[Any]:
@@ -225,32 +240,32 @@ class Item:
         self.module = build(name).to(dtype)
         self.x_BCHW = torch.randn(1, bands, *size, generator=torch.Generator().manual_seed(5), dtype=dtype)
         self.expected = whole(copy.deepcopy(self.module), self.x_BCHW)
+        self.module = traced(self.module, bands) if peer == OURS else self.module  # once for all forks
+
+    def step(self, peer: str) -> Step:
+        return STEPS[peer](copy.deepcopy(self.module), self.ranks, self.expected.y_BCHW.shape)
 
     def run(self) -> int:
         """Compute it as one of the ranks, and print rank 0's line."""
         torch.set_num_threads(1)
         if self.peer != "DistDL":
             distributed.init_process_group("gloo", timeout=timedelta(seconds=LIMIT))
-        before = _resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # the highest resident set begins anew
-        step = STEPS[self.peer](copy.deepcopy(self.module), self.ranks, self.expected.y_BCHW.shape)
-        block = step(self.x_BCHW)
-        memory = max(gathered(_resident("VmHWM") - before))
-        found: dict[str, Any] = compared(block, self.expected)
-        if self.kind == "cost":
-            found |= {**self._cost(step), "MiB": round(memory / 2**20)}
+        found: dict[str, Any] = compared(self.step(self.peer)(self.x_BCHW), self.expected)
+        found |= self._cost() if self.kind == "cost" else {}
         if gathered(None) and rank_of() == 0:
             print("=" + json.dumps(found), flush=True)
         if self.peer != "DistDL":
             distributed.destroy_process_group()
         return 0
 
-    def _cost(self, step: Step) -> dict[str, Any]:
-        """Count a step's messages, and time it and ours by turns."""
-        with Sent():
+    def _cost(self) -> dict[str, Any]:
+        """Measure the memory of a first step, the messages of the second, and time steps and ours by turns."""
+        step, ours = self.step(self.peer), self.step(OURS)
+        with Meter(()) as first:
             step(self.x_BCHW)
-        counts: Counter[str] = sum(gathered(Counter(Sent.ALL)), Counter())
-        ours = tiledseg_step(copy.deepcopy(self.module), self.ranks, self.expected.y_BCHW.shape)
+        with Meter(()):
+            step(self.x_BCHW)
+        counts: Counter[str] = sum(gathered(Counter(Meter.ALL)), Counter())
         taken: list[list[tuple[float, float]]] = [[], []]
         for _ in range(PAIRS + 1):
             for of, each in zip(taken, (step, ours), strict=True):
@@ -262,19 +277,15 @@ class Item:
         turns = list(zip(*taken, strict=True))[1:]
         return {
             **counts,
+            "MiB": round(max(gathered(first.peak)) / 2**20, 1),
             "seconds": round(statistics.median(theirs[0] for theirs, _ in turns), 4),
-            "ratio": [theirs[0] / ours[0] for theirs, ours in turns],
-            "cpu": [theirs[1] / ours[1] for theirs, ours in turns],
+            "ratio": [round(theirs[0] / ours[0], 3) for theirs, ours in turns],
+            "cpu": [round(theirs[1] / ours[1], 3) for theirs, ours in turns],
         }
 
 
 def rank_of() -> int:
     return int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
-
-
-def _resident(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 def outcomes(peer: str, kind: str, ranks: int, names: list[str]) -> list[dict[str, Any]]:
@@ -287,8 +298,8 @@ def outcomes(peer: str, kind: str, ranks: int, names: list[str]) -> list[dict[st
         return [{"item": name, **each} for name, each in zip(some, found, strict=False)]
     try:
         item = Item(peer, kind, ranks, names[0])
-    except ImportError as error:
-        return [{"item": names[0], "absent": str(error)}]
+    except (ImportError, ConfigError) as error:
+        return [{"item": names[0], "absent" if isinstance(error, ImportError) else "refused": str(error)}]
     return [{"item": names[0], **by_forks(ranks, item.run)}]
 
 

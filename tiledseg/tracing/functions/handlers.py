@@ -168,7 +168,7 @@ def _dropout(step: Step) -> list[Value]:
     whole = name != "dropout" and len(value.shape) > 4
     refuse(whole and probability, "drops a channel of all times at once; use Dropout, which drops one of each time")
     refuse(step.argument(2, flag, True), "drops in evaluation too; pass training=self.training")
-    if name == "dropout3d" and len(value.shape) == 4:
+    if name == "dropout3d" and probability and len(value.shape) == 4:
         step.lowering.untrained = f"{where(step.call)} drops other things than channels of an image; use Dropout2d"
     return _dropped(step, probability)
 
