@@ -18,17 +18,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.foreign_networks.networks import NETWORKS
-from benchmarks.launching import Done, python, run_process
+from benchmarks.launching import mpirun, python, run_process
 from benchmarks.side_by_side import maps, page, pipelines
 from benchmarks.side_by_side.layers import COSTS, LAYERS
 from benchmarks.side_by_side.peers import PEERS, environment
-from benchmarks.side_by_side.spatial import LIMIT, STEPS
+from benchmarks.side_by_side.spatial import LIMIT, STEPS, found_of
 from tiledseg.errors import CommunicationError
 
 HERE = Path(__file__).parent
@@ -36,30 +37,22 @@ ITEMS = {"layers": list(LAYERS), "networks": list(NETWORKS), "cost": list(COSTS)
 Results = dict[str, Any]
 
 
-def run(module: str, *words: str, limit: float) -> Done:
-    """Run a program of this folder, with the packages of the peer that its first word names on its path. An end by its
-    limit is as good as an error."""
+def run(module: str, *words: str, limit: float) -> list[Results]:
+    """Return the lines of a program of this folder, with the packages of peers on its path, and its error, if any."""
+    start = partial(mpirun, int(words[2])) if words[0] == "DistDL" else python
     try:
-        return run_process(python(f"benchmarks.side_by_side.{module}", *words), limit, environment(words[0]))
+        done = run_process(start(f"benchmarks.side_by_side.{module}", *words), limit, environment(words[0]))
     except CommunicationError as error:
-        return Done(1, "", str(error))
-
-
-def lines(done: Done) -> list[Results]:
-    return [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
-
-
-def last(done: Done) -> Results:
-    return (lines(done) or [{"error": done.reason}])[-1]
+        return [{"error": str(error)}]
+    return found_of([done.code], [f"{done.out}\n{done.err}"])
 
 
 def spatial(kind: str, peer: str, ranks: int, items: list[str]) -> Results:
     """Return the results of items by one peer; an item after which its process ended is named as such."""
     found: Results = {}
     while left := [item for item in items if item not in found]:
-        done = run("spatial", peer, kind, str(ranks), *left, limit=90 + LIMIT * len(left))
-        news = {line.pop("item"): line for line in lines(done)}
-        found |= news or {left[0]: {"error": f"its process ended: {done.reason}"}}
+        for line in run("spatial", peer, kind, str(ranks), *left, limit=90 + LIMIT * len(left)):
+            found[line.pop("item", next((item for item in left if item not in found), ""))] = line
     return found
 
 
@@ -70,7 +63,7 @@ def of_part(part: str, options: argparse.Namespace, old: Results) -> Iterator[Re
         yield of_maps(options.side, options.repeats)
     elif part == "pipelines":
         for peer in pipelines.MAKERS:
-            yield (found := found | {peer: last(run("pipelines", peer, limit=90 + LIMIT))})
+            yield (found := found | {peer: run("pipelines", peer, limit=90 + LIMIT)[-1]})
     else:
         items = [item for item in ITEMS[part] if item in (options.items or ITEMS[part])]
         for peer in [peer for peer in STEPS if peer in (options.peers or STEPS)]:
@@ -85,10 +78,8 @@ def of_part(part: str, options: argparse.Namespace, old: Results) -> Iterator[Re
 def of_maps(side: int, repeats: int) -> Results:
     """Map the scene in each way by turns."""
     with tempfile.TemporaryDirectory() as folder:
-        prepared = run("maps", folder, "prepare", str(side), limit=300)
-        if prepared.code:
-            return {"error": prepared.reason}
-        turns = [{way: last(run("maps", folder, way, limit=120)) for way in maps.WAYS} for _ in range(repeats)]
+        run("maps", folder, "prepare", str(side), limit=300)
+        turns = [{way: run("maps", folder, way, limit=120)[-1] for way in maps.WAYS} for _ in range(repeats)]
     found = turns[0]
     for way, each in found.items():
         good, base = [turn for turn in turns if "seconds" in turn[way]], maps.base_of(way)
@@ -132,8 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def processor_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
 def write(file: Path, results: Results) -> None:

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.side_by_side.spatial import BATCH, Block, Meter, Step, weights
+from benchmarks.side_by_side.spatial import BATCH, Block, Meter, Step, grads_of, mesh_of, weights
 
 np.int = int  # type: ignore[attr-defined]  # an alias of old, which DistDL uses
 MIXING = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.MultiheadAttention)  # of torch's activations
@@ -60,16 +60,9 @@ def twin(partition: Any, layer: nn.Module) -> nn.Module | None:
     theirs = import_module("distdl.nn")
     match layer:
         case nn.Conv2d(groups=1, padding_mode="zeros"):
-            made = theirs.DistributedConv2d(
-                partition,
-                in_channels=layer.in_channels,
-                out_channels=layer.out_channels,
-                kernel_size=layer.kernel_size,
-                stride=layer.stride,
-                padding=layer.padding,
-                dilation=layer.dilation,
-                bias=layer.bias is not None,
-            )
+            names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
+            given = {name: getattr(layer, name) for name in names}
+            made = theirs.DistributedConv2d(partition, bias=layer.bias is not None, **given)
             for name, tensor in layer.named_parameters():
                 if isinstance(getattr(made, name), nn.Parameter):  # rank 0 holds them
                     getattr(made, name).data.copy_(tensor.data)
@@ -87,10 +80,8 @@ def twin(partition: Any, layer: nn.Module) -> nn.Module | None:
                     getattr(made, name).data.copy_(tensor.data.reshape(getattr(made, name).shape))
             return made
         case nn.Upsample():
-            mode = {"nearest": "nearest", "bilinear": "linear"}[layer.mode]
-            corners = bool(layer.align_corners)
-            scale = layer.scale_factor
-            return theirs.DistributedUpsample(partition, scale_factor=scale, mode=mode, align_corners=corners)
+            given = {"scale_factor": layer.scale_factor, "align_corners": bool(layer.align_corners)}
+            return theirs.DistributedUpsample(partition, mode=layer.mode.removeprefix("bi"), **given)
         case nn.ModuleList() | nn.Sequential() | nn.Identity() | nn.modules.dropout._DropoutNd():
             return None
         case _ if type(layer).__module__ == nn.ReLU.__module__ and not isinstance(layer, MIXING):
@@ -117,13 +108,12 @@ def replace(partition: Any, module: nn.Module, known: dict[int, nn.Module]) -> n
     return made
 
 
-def step_of(module: nn.Module, mesh: tuple[int, int], shape: torch.Size) -> Step:
+def step_of(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
     """Return a step of the network by DistDL's layers, on even blocks."""
     torch.set_default_dtype(next(module.parameters()).dtype)  # its empty weights are of the default type
-    world = MPI.COMM_WORLD
+    world, mesh = MPI.COMM_WORLD, mesh_of(ranks)
     partitions = import_module("distdl.backends.mpi.partition").MPIPartition
-    held = property(lambda self: self.held, lambda self, comm: setattr(self, "held", counted(comm)))
-    partitions._comm = held
+    partitions._comm = property(lambda self: self.held, lambda self, comm: setattr(self, "held", counted(comm)))
     partition = partitions(world)
     network = replace(partition.create_cartesian_topology_partition([1, 1, *mesh]), module, {})
     place = divmod(world.rank, mesh[1])
@@ -140,9 +130,7 @@ def step_of(module: nn.Module, mesh: tuple[int, int], shape: torch.Size) -> Step
         if y_BCHW.shape != given.shape:
             raise ValueError(f"a block of the output is {tuple(y_BCHW.shape)}, of a whole of {tuple(shape)}")
         (y_BCHW * given).sum().backward()
-        grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
-        gradients = {name.replace("gamma", "weight").replace("beta", "bias"): grad for name, grad in grads.items()}
-        assert part_BCHW.grad is not None
+        gradients = {key.replace("gamma", "weight").replace("beta", "bias"): g for key, g in grads_of(network).items()}
         return Block(y_BCHW.detach(), at(shape), part_BCHW.grad, at(x_BCHW.shape), gradients)
 
     return step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 from torch import nn
@@ -58,21 +59,23 @@ def unet(width: int = 8, bands: int = BANDS, classes: int = 2) -> PlainUNet:
     return PlainUNet(3, width, bands, classes, normed=False)
 
 
-def chain(width: int = 16, layers: int = 8) -> nn.Sequential:
-    """Return convolutions of 3 x 3 with norms and activations."""
-    found: list[nn.Module] = []
-    for bands in (BANDS, *[width] * (layers - 1)):
-        found += [nn.Conv2d(bands, width, 3, padding=1), nn.GroupNorm(4, width), nn.ReLU()]
-    return nn.Sequential(*found)
+def norm_chain(width: int = 16) -> nn.Sequential:
+    parts = (
+        (nn.Conv2d(bands, width, 3, padding=1), nn.GroupNorm(4, width), nn.ReLU()) for bands in (BANDS, *[width] * 7)
+    )
+    return nn.Sequential(*chain.from_iterable(parts))
 
 
 def halo_free(width: int = 16) -> nn.Sequential:
-    """Return layers without a halo: convolutions of 1 x 1, and a transposed one."""
-    found: list[nn.Module] = [nn.Conv2d(BANDS, width, 1), nn.ReLU(), nn.Conv2d(width, width, 1), nn.ReLU()]
-    return nn.Sequential(*found, nn.ConvTranspose2d(width, width, 2, 2), nn.ReLU(), nn.Conv2d(width, 2, 1))
+    parts = nn.Conv2d(BANDS, width, 1), nn.ReLU(), nn.Conv2d(width, width, 1), nn.ReLU()
+    return nn.Sequential(*parts, nn.ConvTranspose2d(width, width, 2, 2), nn.ReLU(), nn.Conv2d(width, 2, 1))
 
 
-COSTS: dict[str, Callable[[], nn.Module]] = {"convolutions, group norms": chain, "U-Net": unet, "no halo": halo_free}
+COSTS: dict[str, Callable[[], nn.Module]] = {
+    "convolutions, group norms": norm_chain,
+    "U-Net": unet,
+    "no halo": halo_free,
+}
 tiledseg.declare(Windows, tiledseg.Windows(8))  # tracing knows the windows of published packages alone
 C = WIDTH
 LAYERS: dict[str, Callable[[], nn.Module]] = {

@@ -78,26 +78,21 @@ def prepare(folder: Path, side: int) -> None:
     """Write the scene, a small one to learn from, the network's weights, and the map of the undivided scene."""
     for name, size in (("scene", side), ("small", 512), ("twice", 2 * side)):
         tiledseg.write_scene(folder / f"{name}.tif", folder / f"{name}-labels.tif", size=(size, size), seed=len(name))
-    x_CHW, y_HW = (torch.from_numpy(_read(folder / f"small{end}.tif")) for end in ("", "-labels"))
+    names = ("small", "small-labels", "scene")
+    x_CHW, y_HW, scene_CHW = (torch.from_numpy(rasterio.open(folder / f"{name}.tif").read()) for name in names)
     module = module_of(OURS, folder).train()
     optimizer = torch.optim.Adam(module.parameters(), 0.002)
     draw = np.random.default_rng(0)
     for _ in range(60):
-        row, col = draw.integers(0, 384, 2)
-        at = slice(row, row + 128), slice(col, col + 128)
+        at = tuple(slice(first, first + 128) for first in draw.integers(0, 384, 2))
         loss = functional.cross_entropy(module(x_CHW[None, :, *at].float()), y_HW[0][at].long()[None], ignore_index=255)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     torch.save(module.state_dict(), folder / "unet.pt")
     with torch.inference_mode():
-        scores_BKHW = module.eval()(torch.from_numpy(_read(folder / "scene.tif"))[None].float())
+        scores_BKHW = module.eval()(scene_CHW[None].float())
     np.save(folder / "whole.npy", scores_BKHW[0].argmax(0).to(torch.uint8).numpy())
-
-
-def _read(path: Path) -> Any:
-    with rasterio.open(path) as file:
-        return file.read()
 
 
 def by_tiledseg(module: nn.Module, image: Path, output: Path, options: dict[str, Any]) -> None:
@@ -137,8 +132,8 @@ def load_terratorch() -> None:
 
 def mapped(folder: Path, way: str) -> dict[str, Any]:
     """Map the scene in this way."""
-    module, image, output = module_of(way, folder), folder / "scene.tif", folder / "map.tif"
-    image = folder / "twice.tif" if way.endswith(TWICE) else image
+    module, output = module_of(way, folder), folder / "map.tif"
+    image = folder / ("twice.tif" if way.endswith(TWICE) else "scene.tif")
     if way.startswith("terratorch"):
         load_terratorch()
     import_module("monai.inferers" if way.startswith("MONAI") else "tiledseg.inference.predictor")
@@ -146,9 +141,8 @@ def mapped(folder: Path, way: str) -> dict[str, Any]:
     before, begun, worked = _peak(), time.perf_counter(), time.process_time()
     by(module, image, output, WAYS[way])
     found = {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - worked, "MiB": _peak() - before}
-    map_HW = _read(output)[0]
-    with rasterio.open(image) as file:
-        valid_HW = file.dataset_mask() > 0
+    with rasterio.open(image) as file, rasterio.open(output) as made:
+        valid_HW, map_HW = file.dataset_mask() > 0, made.read(1)
     wrong = None if "crops" in way else int((map_HW != np.load(folder / "whole.npy"))[valid_HW].sum())
     return {**{key: round(value, 2) for key, value in found.items()}, "wrong": wrong, "pixels": map_HW.size}
 

@@ -18,28 +18,30 @@ Row = Sequence[object]
 PARTS = ("layers", "networks", "cost", "maps", "pipelines")
 PHASES = ("forward", "backward", "gradients")
 WRONG = {
-    "a block of the output is": "a block is said to be the whole, or has another size",
-    "no gradient ": "gradients are lost without a word",
+    "a block of": "a block is said to be the whole, or has another size",
+    "no gradient": "gradients are lost silently",
 }
 EXACT, CLEAR = 1e-10, 0.97  # in float64; a ratio below is a difference, not noise
-WRITTEN = {  # the functions that a user would write for each job, in these files
-    OURS: ("spatial", "tiledseg_step"),
-    "torch DTensor": ("spatial", "_sharded", "dtensor_step"),
-    "torch DTensor, older rule": ("spatial", "_sharded", "dtensor_step", "older_dtensor_step"),
-    "ShardTensor": ("spatial", "_sharded", "shardtensor_step"),
-    "DistDL": ("distdl_layers", "Spread", "twin", "replace", "step_of"),
-    "map, tiledseg": ("maps", "by_tiledseg"),
-    "map, MONAI": ("maps", "_of_image", "by_monai"),
-    "map, terratorch": ("maps", "_of_image", "by_terratorch"),
-    "pipeline, tiledseg": ("pipelines", "tiledseg_pipeline"),
-    "pipeline, torch.distributed.pipelining": ("pipelines", "torch_pipeline"),
-    "pipeline, torchgpipe": ("pipelines", "torchgpipe_pipeline"),
-}
+WRITTEN = """  # each job's file, and the functions in it that a user would write
+tiledseg: spatial tiledseg_step
+torch DTensor: spatial _sharded dtensor_step
+torch DTensor, older rule: spatial _sharded dtensor_step older_dtensor_step
+ShardTensor: spatial _sharded shardtensor_step
+DistDL: distdl_layers Spread twin replace step_of
+map, tiledseg: maps by_tiledseg
+map, MONAI: maps _of_image by_monai
+map, terratorch: maps _of_image by_terratorch
+pipeline, tiledseg: pipelines tiledseg_pipeline
+pipeline, torch.distributed.pipelining: pipelines torch_pipeline
+pipeline, torchgpipe: pipelines torchgpipe_pipeline
+"""
 
 
 def written(job: str) -> int:
     """Return how many lines the job's functions take, without blank lines."""
-    file, *names = WRITTEN[job]
+    file, *names = next(
+        line.removeprefix(job + ": ") for line in WRITTEN.splitlines() if line.startswith(job + ":")
+    ).split()
     text = Path(__file__).with_name(f"{file}.py").read_text()
     nodes = [node for node in ast.parse(text).body if getattr(node, "name", "") in names]
     return sum(bool(line.strip()) for node in nodes for line in text.splitlines()[node.lineno - 1 : node.end_lineno])
@@ -70,68 +72,57 @@ def better(results: Results) -> Iterator[Row]:
         for item, mine in results.get(part, {}).get(OURS, {}).items():
             others = [peer for peer, items in results[part].items() if peer != OURS and is_exact(items.get(item))]
             if others and not is_exact(mine):
-                why = "not taken (`docs/reference/foreign-networks.md`)"
-                yield item, f"{', '.join(others)}: exact", state(mine), why
+                yield item, f"{', '.join(others)}: exact", state(mine), "`docs/reference/foreign-networks.md`"
     for peer, runs in results.get("cost", {}).items():
-        for item, found in runs.items() if peer != OURS else ():
-            mine = results["cost"].get(OURS, {}).get(item, {})
+        pairs = [(item, found, results["cost"].get(OURS, {}).get(item, {})) for item, found in runs.items()]
+        for item, found, mine in pairs if peer != OURS else ():
             if "ratio" in found and "ratio" in mine:
                 theirs, own = figures(found), figures(mine) | {"seconds": 1.0}
                 for key in (key for key, value in theirs.items() if value < CLEAR * own[key]):
-                    yield (
-                        f"{key} of a step: {item}",
-                        f"{peer}: {theirs[key]:,.4g}",
-                        f"{own[key]:,.4g}",
-                        why_of(key, found, mine),
-                    )
-        if peer != OURS and any("ratio" in found for found in runs.values()) and written(peer) < written(OURS):
-            yield "lines of a step", f"{peer}: {written(peer)}", written(OURS), "the loop cuts its block itself; stays"
+                    why = why_of(key, found, mine)
+                    yield f"{key} of a step: {item}", f"{peer}: {theirs[key]:,.4g}", f"{own[key]:,.4g}", why
     found = results.get("maps", {})
     for way, each in found.items():
-        base = base_of(way)
-        mine = found.get(base, {})
+        mine = found.get(base_of(way), {})
         if not way.startswith(OURS) and "ratio" in each and "MiB" in mine:
-            more = found.get(f"{base}{TWICE}" if "crops" in way else "tiledseg, without `verify`, `grid=4`", mine)
+            more, other = (found.get(f"{name}{TWICE}", each) for name in (base_of(way), "MONAI, of crops"))
+            why = f"looks at the module, once: {mine['cpu'] - each['cpu']:.1f} s, {mine['MiB'] - each['MiB']:.0f} MiB"
+            twice = f"{more['cpu']:.1f} s to MONAI's {other['cpu']:.1f}, {more['MiB']:.0f} MiB to {other['MiB']:.0f}"
+            whys = [f"{why}; at twice the side {twice}; stays"] * 2
+            if "crops" not in way:
+                plain, small = (found[f"tiledseg, without `verify`{end}"] for end in ("", ", `grid=4`"))
+                whys[0] = f"`verify`, once a module: without it {statistics.median(plain['ratio']):.2f}; stays"
+                whys[1] = f"tiles as large as memory allows: {small['MiB']:.0f} with `grid=4`; stays"
             ratio = statistics.median(each["ratio"])
             if ratio < CLEAR:
-                why = f"looks at the module, once: {mine['cpu'] - each['cpu']:.1f} s; see twice the side"
-                if "crops" not in way:
-                    plain = statistics.median(found["tiledseg, without `verify`"]["ratio"])
-                    why = f"`verify`, once a module: without it {plain:.2f}; stays"
-                yield "processor seconds of a map", f"{way}: {ratio:.2f}", "1", why
+                yield "processor seconds of a map", f"{way}: {ratio:.2f}", "1", whys[0]
             if each["MiB"] < CLEAR * mine["MiB"]:
-                why = f"with `grid=4` {more['MiB']:.0f}; tiles are as large as memory allows; stays"
-                if "crops" in way:
-                    theirs = found[f"MONAI, of crops{TWICE}"]["MiB"]
-                    why = f"looks at the module, once; at twice the side {more['MiB']:.0f} to {theirs:.0f}"
-                yield "MiB of a map", f"{way}: {each['MiB']:.0f}", f"{mine['MiB']:.0f}", why
-    pipes = results.get("pipelines", {})
-    speeds = {peer: statistics.median(each["speed_up"]) for peer, each in pipes.items() if "speed_up" in each}
-    for peer, value in speeds.items():
-        if peer != OURS and value > speeds.get(OURS, value) / CLEAR:
-            why = "the balance goes by multiply-adds; `balance` takes another"
-            yield "speed-up of a pipeline", f"{peer}: {value:.2f}", f"{speeds[OURS]:.2f}", why
+                yield "MiB of a map", f"{way}: {each['MiB']:.0f}", f"{mine['MiB']:.0f}", whys[1]
+    speeds = {peer: each["speed_up"] for peer, each in results.get("pipelines", {}).items() if "speed_up" in each}
+    medians = {peer: statistics.median(each) for peer, each in speeds.items()}
+    for peer, value in medians.items():
+        if value * CLEAR > medians.get(OURS, value):
+            why = "its stages are threads, and send nothing" if peer == "torchgpipe" else "see the spread of turns"
+            yield "speed-up of a pipeline", f"{peer}: {value:.2f}", f"{medians[OURS]:.2f}", why
 
 
 def why_of(key: str, theirs: Results, ours: Results) -> str:
     """Return the parts in which a step costs more than a peer's, as measured."""
-    if key in ("MiB", "seconds"):
-        return {"MiB": "see the shapes at the peak", "seconds": "see processor seconds, and the spread of turns"}[key]
-    names = ("messages", "calls") if key == "messages" else ("bytes",)
-    pairs = {phase: [sum(of.get(f"{phase} {name}", 0) for name in names) for of in (ours, theirs)] for phase in PHASES}
-    parts = ", ".join(f"{phase} {mine:,} to {other:,}" for phase, (mine, other) in pairs.items())
+    ends = {"messages": ("messages", "calls"), "bytes": ("bytes",)}.get(key)
+    if ends is None:
+        return "see processor seconds, and the spread of turns"
+    pairs = {phase: [sum(of.get(f"{phase} {end}", 0) for end in ends) for of in (ours, theirs)] for phase in PHASES}
+    parts = ", ".join(f"{phase} {mine:,} to {other:,}" for phase, (mine, other) in pairs.items() if mine or other)
     why = "gradients are summed in float64 (`docs/decisions/0003`)" if key == "bytes" else "corners are messages too"
     return f"{parts}: {why}; stays"
 
 
 def figures(found: Results) -> dict[str, float]:
     """Return a step's seconds over ours, messages with calls, their bytes, and MiB."""
-    sums = {
-        end: sum(value for key, value in found.items() if key.endswith(f" {end}"))
-        for end in ("messages", "calls", "bytes")
-    }
-    both = {"messages": sums["messages"] + sums["calls"], "bytes": sums["bytes"], "MiB": found["MiB"]}
-    return {"seconds": statistics.median(found["ratio"]), **both}
+    ends = ("messages", "calls", "bytes")
+    messages, calls, size = (sum(value for key, value in found.items() if key.endswith(f" {end}")) for end in ends)
+    seconds = statistics.median(found["ratio"])
+    return {"seconds": seconds, "messages": messages + calls, "bytes": size, "MiB": found["MiB"]}
 
 
 def pages(results: Results) -> dict[str, str]:
@@ -139,7 +130,7 @@ def pages(results: Results) -> dict[str, str]:
     times = [f"{key.partition(':')[0]} {value}" for key, value in results.items() if key.endswith(": measured")]
     absent = [part for part in PARTS if len(results.get(part, {})) < 2]
     worse = [*better(results), *((f"{part}: not measured beside others yet", "", "", "") for part in absent)]
-    counts = [(peer, *(_count(results, part, peer) for part in ("layers", "networks"))) for peer in STEPS]
+    shares = [(peer, *(_count(results.get(part, {}).get(peer, {})) for part in PARTS[:2])) for peer in STEPS]
     known = results.get("versions", {})
     versions = [
         (name, known.get(name) or "not here", peer.where, " ".join((peer.absent or peer.changed).split()))
@@ -158,7 +149,7 @@ python -m benchmarks.side_by_side --only cost --items U-Net --peers ShardTensor 
 {markdown(("question", "better", "tiledseg", "measured cause, and whether it will change"), worse)}
 
 ## Exact, of those that were run
-{markdown(("2 ranks, float64", "kinds of layers", "networks of others"), counts)}
+{markdown(("2 ranks, float64", "kinds of layers", "networks of others"), shares)}
 
 Exact: y, dx and dW differ from one process on the whole image by at most 1e-10 of the largest. Every row, costs, maps
 and pipelines: `tables.md`. Which library for which job: `docs/choosing.md`.
@@ -172,9 +163,9 @@ Machine: {results.get("machine", "")}. The whole: {results.get("elapsed", "")}. 
     return {"README.md": readme, "tables.md": "\n\n".join(_tables(results)) + "\n"}
 
 
-def _count(results: Results, part: str, peer: str) -> str:
-    items = {item: found for item, found in results.get(part, {}).get(peer, {}).items() if "absent" not in found}
-    return f"{sum(map(is_exact, items.values()))} of {len(items)}" if items else "not run"
+def _count(runs: Results) -> str:
+    there = [found for found in runs.values() if "absent" not in found]
+    return f"{sum(map(is_exact, there))} of {len(there)}" if there else "not run"
 
 
 def _tables(results: Results) -> Iterator[str]:
@@ -199,12 +190,12 @@ Lines of code for the step, given a module: {", ".join(f"{peer} {written(peer)}"
 
 Without costs: {"; ".join(failed)}."""
     found = {way: each for way, each in results.get("maps", {}).items() if isinstance(each, dict)}
-    head = ("way", "seconds", "processor seconds", "over ours", "MiB", "pixels unlike the whole image's")
+    ways = ("way", "seconds", "processor seconds", "over ours", "MiB", "pixels unlike the whole image's")
     lines = ", ".join(f"{who} {written(f'map, {who}')}" for who in ("tiledseg", "MONAI", "terratorch"))
     yield f"""## Maps of one scene, one thread
 File to file. Processor seconds over ours, by turns. MiB above those before the map. Single unlike
 pixels are rounding of float32. Lines of code: {lines}.
-{markdown(head, [(way, *_map(each)) for way, each in found.items()])}"""
+{markdown(ways, [(way, *_map(each)) for way, each in found.items()])}"""
     rows = [(peer, *_pipe(each), written(f"pipeline, {peer}")) for peer, each in results.get("pipelines", {}).items()]
     yield f"""## Pipelines of 2 stages
 A U-Net, 8 micro-batches of 192 px, float32. Seconds of one process over those of the pipeline, by turns. torchgpipe's

@@ -92,8 +92,8 @@ def environment(name: str) -> dict[str, str]:
     done = FOLDER / "packages.txt"
     brought = name in PEERS and PEERS[name].package in BROUGHT
     if brought and not (done.exists() and done.read_text() == PACKAGES):
-        words = (sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target", str(FOLDER))
-        _quietly(*words, *PACKAGES.split())
+        start = (sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target", str(FOLDER))
+        _quietly(*start, *PACKAGES.split())
         FOLDER.mkdir(parents=True, exist_ok=True)
         done.write_text(PACKAGES)
     if brought and SOURCES.exists() and not list(INTERPOLATE.glob("_cpp*")):

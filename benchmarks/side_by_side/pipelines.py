@@ -7,9 +7,9 @@ from __future__ import annotations
 import copy
 import json
 import sys
-import time
 import warnings
 from collections.abc import Callable, Generator
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from benchmarks.many_ranks.ranks import import_all
 from benchmarks.side_by_side.layers import unet
-from benchmarks.side_by_side.spatial import OURS, PAIRS, Meter, by_forks, gathered
+from benchmarks.side_by_side.spatial import OURS, Meter, by_forks, by_turns, gathered, grads_of, rank_of
 
 MICRO_BATCHES, SIZE = 8, 192
 Step = Callable[[], Any]
@@ -84,17 +84,13 @@ def torchgpipe_pipeline(work: Work) -> tuple[Step, Any]:
 
     def stashing(module: nn.Module, name: str) -> nn.Module:
         @skip.skippable(stash=[name])  # type: ignore[misc, untyped-decorator, unused-ignore]
-        class Stash(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.module = module
-
+        class Stash(nn.Sequential):
             def forward(self, x_BCHW: torch.Tensor) -> Generator[Any, Any, torch.Tensor]:
-                y_BCHW: torch.Tensor = self.module(x_BCHW)
+                y_BCHW: torch.Tensor = super().forward(x_BCHW)
                 yield skip.stash(name, y_BCHW)
                 return y_BCHW
 
-        return Stash()
+        return Stash(module)
 
     def popping(name: str) -> nn.Module:
         @skip.skippable(pop=[name])  # type: ignore[misc, untyped-decorator, unused-ignore]
@@ -125,58 +121,38 @@ MAKERS: dict[str, Callable[[Work], tuple[Step, Any]]] = {
 }
 
 
-def measured(peer: str, work: Work) -> dict[str, Any]:
+def measured(peer: str) -> dict[str, Any]:
     """Compare and time a pipeline and one process by turns; rank 1 waits while rank 0 works alone."""
-    many = distributed.is_initialized()
-    rank, wait = (distributed.get_rank(), distributed.barrier) if many else (0, lambda: None)
+    torch.set_num_threads(1)
+    if peer == "torchgpipe":
+        give_threads()
+    else:
+        distributed.init_process_group("gloo")
+    work = Work()
     work.alone()
-    expected = {name: p.grad.clone() for name, p in work.network.named_parameters() if p.grad is not None}
+    expected = grads_of(work.network)
     step, module = MAKERS[peer](work)
     step()
-    own = dict((module or work.network).named_parameters())
-    found = {name: p.grad for name, p in own.items() if p.grad is not None}
+    found = grads_of(module or work.network)
     largest = max(each.abs().max() for each in expected.values())
     far = max(((found[name] - expected[name]).abs().max() / largest).item() for name in found)
-    fars, names = zip(*(gathered((far, list(found))) if many else [(far, list(found))]), strict=True)
+    fars, names = zip(*gathered((far, list(found))), strict=True)
     if missing := expected.keys() - {name for each in names for name in each}:
         raise ValueError(f"no gradient of {min(missing)}")
     with Meter(()):
         step()
-    sent = sum(size for kind, size in Meter.ALL.items() if "bytes" in kind)
-    taken: list[list[float]] = [[], []]
-    for _ in range(PAIRS + 1):
-        for of, run in zip(taken, (work.alone if rank == 0 else lambda: None, step), strict=True):
-            wait()
-            begun = time.perf_counter()
-            run()
-            wait()
-            of.append(time.perf_counter() - begun)
-    speed_ups = [alone / piped for alone, piped in zip(*taken, strict=True)][1:]
-    total = sum(gathered(sent)) if many else 0
-    return {"far": max(fars), "speed_up": [round(each, 3) for each in speed_ups], "bytes": total}
+    sent = sum(gathered(sum(size for kind, size in Meter.ALL.items() if "bytes" in kind)))
+    turns = by_turns(work.alone if rank_of() == 0 else lambda: None, step)
+    speed_ups = [round(alone[0] / piped[0], 3) for alone, piped in turns]
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    return {"far": max(fars), "speed_up": speed_ups, "bytes": sent}
 
 
 def main() -> int:
-    peer = sys.argv[1]
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     import_all()
-    work = Work()
-    if peer == "torchgpipe":
-        give_threads()
-        print(json.dumps(measured(peer, work)))
-        return 0
-
-    def body() -> int:
-        torch.set_num_threads(1)
-        distributed.init_process_group("gloo")
-        found = measured(peer, work)
-        if distributed.get_rank() == 0:
-            print("=" + json.dumps(found))
-        distributed.destroy_process_group()
-        return 0
-
-    print(json.dumps(by_forks(2, body)))
+    print(json.dumps(by_forks(1 if sys.argv[1] == "torchgpipe" else 2, partial(measured, sys.argv[1]))))
     return 0
 
 

@@ -1,7 +1,7 @@
 """One image over several ranks by each peer, beside the whole image: PEER capability|cost RANKS ITEM ...
 
-Prints a line of JSON an item. Ranks are forks of this process, over Gloo, with `LIMIT` seconds an item; DistDL's are
-processes under mpirun, which take item after item."""
+Prints a line of JSON an item. Ranks are forks of this process, over Gloo, with `LIMIT` seconds an item; as DistDL it is
+one of the ranks of mpirun."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +28,6 @@ import torch
 from torch import distributed, nn
 
 from benchmarks.foreign_networks.networks import NETWORKS
-from benchmarks.launching import mpirun, run_process
 from benchmarks.many_ranks.ranks import import_all, run_ranks
 from benchmarks.side_by_side.layers import BANDS, SIZE, build
 from benchmarks.stand_ins import stand_ins
@@ -46,7 +46,7 @@ class Block:
 
     y_BCHW: torch.Tensor
     y_at: tuple[slice, ...]
-    dx_BCHW: torch.Tensor
+    dx_BCHW: Any
     dx_at: tuple[slice, ...]
     gradients: dict[str, torch.Tensor]
 
@@ -58,6 +58,10 @@ BATCH = (slice(None), slice(None))
 def weights(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     """Return the weights of the loss, which is the sum of the output times these."""
     return torch.cos(torch.arange(shape.numel(), dtype=torch.float64)).reshape(shape).to(dtype)
+
+
+def grads_of(module: nn.Module) -> dict[str, Any]:
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
 def mesh_of(ranks: int) -> tuple[int, int]:
@@ -76,9 +80,7 @@ def tiledseg_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
         y_BCHW = spread(part_BCHW)
         (y_BCHW * weights(shape, x_BCHW.dtype)[given]).sum().backward()
         spread.reduce_gradients()
-        gradients = {name: p.grad.clone() for name, p in spread.named_parameters() if p.grad is not None}  # of buckets
-        assert part_BCHW.grad is not None
-        return Block(y_BCHW.detach(), given, part_BCHW.grad, own, gradients)
+        return Block(y_BCHW.detach(), given, part_BCHW.grad, own, grads_of(spread))
 
     return step
 
@@ -89,13 +91,11 @@ def _sharded(wrap: Callable[..., Any], module: nn.Module, mesh: Any, dims: list[
 
     at = mesh.get_coordinate()
 
-    def places(size: torch.Size, placements: Any) -> tuple[slice, ...]:
-        cut = [slice(None)] * len(size)
-        for axis, placement in enumerate(placements):
-            if isinstance(placement, Shard):
-                each = size[placement.dim] // mesh.size(axis)
-                cut[placement.dim] = slice(each * at[axis], each * (at[axis] + 1))
-        return tuple(cut)
+    def places(size: torch.Size, shards: Any) -> tuple[slice, ...]:
+        axes = {each.dim: axis for axis, each in enumerate(shards) if isinstance(each, Shard)}
+        each = {dim: size[dim] // mesh.size(axis) for dim, axis in axes.items()}
+        cut = {dim: slice(each[dim] * at[axis], each[dim] * (at[axis] + 1)) for dim, axis in axes.items()}
+        return tuple(cut.get(dim, slice(None)) for dim in range(len(size)))
 
     def step(x_BCHW: torch.Tensor) -> Block:
         placements = [Shard(dim) for dim in dims]
@@ -108,8 +108,7 @@ def _sharded(wrap: Callable[..., Any], module: nn.Module, mesh: Any, dims: list[
         if local_BCHW.shape != weights(shape, x_BCHW.dtype)[given].shape:
             raise ValueError(f"a block of the output is {tuple(local_BCHW.shape)}, of a whole of {tuple(shape)}")
         (local_BCHW * weights(shape, x_BCHW.dtype)[given]).sum().backward()
-        whole = [(name, p.grad) for name, p in module.named_parameters() if p.grad is not None]
-        gradients = {name: getattr(g, "full_tensor", lambda g=g: g)() for name, g in whole}
+        gradients = {name: getattr(g, "full_tensor", lambda g=g: g)() for name, g in grads_of(module).items()}
         if part_BCHW.grad is None:
             raise ValueError("no gradient reaches the input")
         return Block(local_BCHW.detach(), given, part_BCHW.grad, own, gradients)
@@ -142,16 +141,12 @@ def shardtensor_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
     return _sharded(peer.ShardTensor.from_local, module, mesh, [2] if ranks < 4 else [2, 3], shape)
 
 
-def distdl_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
-    return import_module("benchmarks.side_by_side.distdl_layers").step_of(module, mesh_of(ranks), shape)
-
-
-STEPS = {
+STEPS: dict[str, Callable[[nn.Module, int, torch.Size], Step]] = {
     OURS: tiledseg_step,
     "torch DTensor": dtensor_step,
     "torch DTensor, older rule": older_dtensor_step,
     "ShardTensor": shardtensor_step,
-    "DistDL": distdl_step,
+    "DistDL": lambda *of: import_module("benchmarks.side_by_side.distdl_layers").step_of(*of),
 }
 
 
@@ -192,8 +187,23 @@ class Meter(AllocationMeter):
             super()._meet(storage)
 
 
+def by_turns(*runs: Callable[[], Any]) -> list[list[tuple[float, float]]]:
+    """Return seconds and processor seconds of all ranks of each run in each turn, after a first."""
+    turns: list[list[tuple[float, float]]] = [[] for _ in range(PAIRS + 1)]
+    for turn in turns:
+        for run in runs:
+            gathered(None)
+            begun, worked = time.perf_counter(), time.process_time()
+            run()
+            worked = sum(gathered(time.process_time() - worked))
+            turn.append((time.perf_counter() - begun, worked))
+    return turns[1:]
+
+
 def gathered(value: Any) -> list[Any]:
     """Return the values of all ranks."""
+    if not distributed.is_initialized() and "OMPI_COMM_WORLD_RANK" not in os.environ:
+        return [value]  # of one process
     if not distributed.is_initialized():
         from mpi4py import MPI
 
@@ -205,11 +215,11 @@ def gathered(value: Any) -> list[Any]:
 
 def compared(block: Block, expected: Block) -> dict[str, float]:
     """Return how far y, dx and dW of all ranks are from those of the whole image, over their largest value."""
-    y_BCHW, dx_BCHW = torch.full_like(expected.y_BCHW, torch.nan), torch.full_like(expected.dx_BCHW, torch.nan)
-    gradients: dict[str, torch.Tensor] = {}
-    for each in gathered(block):
+    y_BCHW, dx_BCHW = (torch.full_like(each, torch.nan) for each in (expected.y_BCHW, expected.dx_BCHW))
+    blocks = gathered(block)
+    for each in blocks:
         y_BCHW[each.y_at], dx_BCHW[each.dx_at] = each.y_BCHW, each.dx_BCHW
-        gradients = gradients or each.gradients
+    gradients: dict[str, Any] = next(filter(None, (each.gradients for each in blocks)), {})
     if missing := expected.gradients.keys() - gradients.keys():
         raise ValueError(f"no gradient of {min(missing)}")
     parts = [torch.cat([of[k].flatten() for k in expected.gradients]) for of in (gradients, expected.gradients)]
@@ -223,10 +233,7 @@ def whole(module: nn.Module, x_BCHW: torch.Tensor) -> Block:
     x_BCHW = x_BCHW.clone().requires_grad_()
     y_BCHW = module(x_BCHW)
     (y_BCHW * weights(y_BCHW.shape, x_BCHW.dtype)).sum().backward()
-    gradients = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
-    module.zero_grad()
-    assert x_BCHW.grad is not None
-    return Block(y_BCHW.detach(), BATCH, x_BCHW.grad, BATCH, gradients)
+    return Block(y_BCHW.detach(), BATCH, x_BCHW.grad, BATCH, grads_of(module))
 
 
 class Item:
@@ -245,18 +252,16 @@ class Item:
     def step(self, peer: str) -> Step:
         return STEPS[peer](copy.deepcopy(self.module), self.ranks, self.expected.y_BCHW.shape)
 
-    def run(self) -> int:
-        """Compute it as one of the ranks, and print rank 0's line."""
+    def run(self) -> dict[str, Any]:
+        """Compute it as one of the ranks."""
         torch.set_num_threads(1)
         if self.peer != "DistDL":
             distributed.init_process_group("gloo", timeout=timedelta(seconds=LIMIT))
         found: dict[str, Any] = compared(self.step(self.peer)(self.x_BCHW), self.expected)
         found |= self._cost() if self.kind == "cost" else {}
-        if gathered(None) and rank_of() == 0:
-            print("=" + json.dumps(found), flush=True)
-        if self.peer != "DistDL":
+        if gathered(None) and self.peer != "DistDL":
             distributed.destroy_process_group()
-        return 0
+        return found
 
     def _cost(self) -> dict[str, Any]:
         """Measure the memory of a first step, the messages of the second, and time steps and ours by turns."""
@@ -266,15 +271,7 @@ class Item:
         with Meter(()):
             step(self.x_BCHW)
         counts: Counter[str] = sum(gathered(Counter(Meter.ALL)), Counter())
-        taken: list[list[tuple[float, float]]] = [[], []]
-        for _ in range(PAIRS + 1):
-            for of, each in zip(taken, (step, ours), strict=True):
-                gathered(None)
-                begun, worked = time.perf_counter(), time.process_time()
-                each(self.x_BCHW)
-                worked = sum(gathered(time.process_time() - worked))
-                of.append((time.perf_counter() - begun, worked))
-        turns = list(zip(*taken, strict=True))[1:]
+        turns = by_turns(*(partial(each, self.x_BCHW) for each in (step, ours)))
         return {
             **counts,
             "MiB": round(max(gathered(first.peak)) / 2**20, 1),
@@ -288,66 +285,39 @@ def rank_of() -> int:
     return int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 
 
-def outcomes(peer: str, kind: str, ranks: int, names: list[str]) -> list[dict[str, Any]]:
-    """Return what an item's ranks found, or the words of their error: of one name, or more under mpirun."""
-    if peer == "DistDL":
-        some = names[:1] if kind == "cost" else names
-        command = mpirun(ranks, "benchmarks.side_by_side.spatial", peer, kind, str(ranks), *some, "--rank")
-        done = run_process(command, 60 + LIMIT * len(some))
-        found = found_of([done.code], [f"{done.out}\n{done.err}"])
-        return [{"item": name, **each} for name, each in zip(some, found, strict=False)]
-    try:
-        item = Item(peer, kind, ranks, names[0])
-    except (ImportError, ConfigError) as error:
-        return [{"item": names[0], "absent" if isinstance(error, ImportError) else "refused": str(error)}]
-    return [{"item": names[0], **by_forks(ranks, item.run)}]
+def by_forks(ranks: int, body: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what rank 0 of this process's forks found, or the error of one of them."""
 
+    def printed() -> int:
+        found = body()
+        if rank_of() == 0:
+            print(json.dumps(found), flush=True)
+        return 0
 
-def by_forks(ranks: int, body: Callable[[], int]) -> dict[str, Any]:
-    """Return what the forks of this process found, as their first line that begins with '={' says, or their error."""
     with tempfile.TemporaryDirectory() as folder:
-        ended = run_ranks(ranks, body, Path(folder), LIMIT)
-    return found_of(ended.codes, ended.said)[0]
+        ended = run_ranks(ranks, printed, Path(folder), LIMIT)
+    return found_of(ended.codes, ended.said)[-1]
 
 
 def found_of(codes: list[int], said: list[str]) -> list[dict[str, Any]]:
-    """Return what lines that begin with '={' say, and then the error of ranks that failed."""
-    lines = [line for each in said for line in each.splitlines()]
-    found = [json.loads(line[1:]) for line in lines if line.startswith("={")]
-    return [*found, words_of(codes, said)] if any(codes) or not found else found
-
-
-def words_of(codes: list[int], said: list[str]) -> dict[str, Any]:
-    """Return the error, or refusal, of ranks in its own words."""
+    """Return what lines of JSON say, and then the error, or refusal, of ranks that failed, in its own words."""
+    found = [json.loads(line) for each in said for line in each.splitlines() if line.startswith('{"')]
+    if found and not any(codes):
+        return found
     for text in said:
         for line in text.rpartition("Traceback (most recent call last):")[2].splitlines():
             if re.match(r"[A-Za-z_][\w.]*(: |$)", line):
                 kind, _, words = line.partition(": ")
                 refused = kind.rpartition(".")[2] in ("ConfigError", "GeometryError")
-                return {"refused" if refused else "error": words or kind}
+                return [*found, {"refused" if refused else "error": words or kind}]
     last = next((line for line in said[0].splitlines()[::-1] if line.strip("- ")), f"ended with {codes}")
-    return {"error": f"no end within {LIMIT:.0f} s" if -9 in codes else last}
-
-
-def take_ranks_part(peer: str, kind: str, ranks: int, names: list[str]) -> int:
-    """Compute items one after the other as a rank of mpirun. An error that every rank has before any message lets the
-    next item begin."""
-    for name in names:
-        try:
-            Item(peer, kind, ranks, name).run()
-        except (ImportError, NotImplementedError) as error:
-            word = "absent" if isinstance(error, ImportError) else "error"
-            if rank_of() == 0:
-                print("=" + json.dumps({word: str(error)}), flush=True)
-    return 0
+    return [*found, {"error": f"no end within {LIMIT:.0f} s" if -9 in codes else last}]
 
 
 def main() -> int:
     peer, kind, ranks, *names = sys.argv[1:]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    if names[-1] == "--rank":
-        return take_ranks_part(peer, kind, int(ranks), names[:-1])
     if peer != "DistDL":  # once for all forks, what the first step of each would import
         import_all()
         trace(nn.Conv2d(1, 1, 1), 1)
@@ -355,12 +325,15 @@ def main() -> int:
     if peer == "ShardTensor":
         with stand_ins():
             import_module("physicsnemo.domain_parallel").register_custom_ops()
-    while names:
-        begun = time.perf_counter()
-        news = outcomes(peer, kind, int(ranks), names)
-        for found in news:
-            print(json.dumps({**found, "took": round(time.perf_counter() - begun, 1)}), flush=True)
-        names = names[len(news) :]
+    for name in names:
+        try:
+            item = Item(peer, kind, int(ranks), name)
+            found = item.run() if peer == "DistDL" else by_forks(int(ranks), item.run)
+        except (ImportError, ConfigError, NotImplementedError) as error:  # of every rank, before any message
+            word = {ImportError: "absent", ModuleNotFoundError: "absent", ConfigError: "refused"}
+            found = {word.get(type(error), "error"): str(error)}
+        if rank_of() == 0:
+            print(json.dumps({"item": name, **found}), flush=True)
     return 0
 
 

@@ -61,6 +61,10 @@ def test_all_refusals_come_at_once_with_their_lines() -> None:
     assert "\n" not in message
 
 
+def test_a_dropout_that_drops_nothing_trains() -> None:
+    assert trace(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Dropout3d(0.0)), 3).untrained is None
+
+
 def test_dropout_by_itself_is_drawn_anew_at_each_call() -> None:
     """As the module draws it, where that drops whole channels; our loops give keys."""
     module = nn.Sequential(nn.Conv2d(3, 16, 1), nn.Dropout2d(0.5))
