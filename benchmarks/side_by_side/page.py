@@ -130,7 +130,9 @@ def pages(results: Results) -> dict[str, str]:
     times = [f"{key.partition(':')[0]} {value}" for key, value in results.items() if key.endswith(": measured")]
     absent = [part for part in PARTS if len(results.get(part, {})) < 2]
     worse = [*better(results), *((f"{part}: not measured beside others yet", "", "", "") for part in absent)]
-    shares = [(peer, *(_count(results.get(part, {}).get(peer, {})) for part in PARTS[:2])) for peer in STEPS]
+    shares = "; ".join(
+        f"{peer} {_share(results, 'layers', peer)}, {_share(results, 'networks', peer)}" for peer in STEPS
+    )
     known = results.get("versions", {})
     versions = [
         (name, known.get(name) or "not here", peer.where, " ".join((peer.absent or peer.changed).split()))
@@ -141,18 +143,15 @@ def pages(results: Results) -> dict[str, str]:
 Layers, networks, maps and pipelines run by other libraries and by tiledseg on the same work, here.
 
 ```
-python -m benchmarks.side_by_side                     # every part; --only maps: one of them
-python -m benchmarks.side_by_side --only cost --items U-Net --peers ShardTensor tiledseg
+python -m benchmarks.side_by_side    # every part; --only cost --items U-Net --peers ShardTensor: one row
 ```
 
 ## Where another is better
 {markdown(("question", "better", "tiledseg", "measured cause, and whether it will change"), worse)}
 
-## Exact, of those that were run
-{markdown(("2 ranks, float64", "kinds of layers", "networks of others"), shares)}
-
-Exact: y, dx and dW differ from one process on the whole image by at most 1e-10 of the largest. Every row, costs, maps
-and pipelines: `tables.md`. Which library for which job: `docs/choosing.md`.
+Exact of the kinds of layers, and of the networks of others, that were run on 2 ranks in float64: {shares}. y, dx and dW
+then differ from one process on the whole image by at most 1e-10 of the largest. Every row, costs, maps and pipelines:
+`tables.md`. Which library for which job: `docs/choosing.md`.
 
 ## Versions, and what was changed to make each run
 {markdown(("peer", "version", "from", "changed, or why not run"), versions)}
@@ -163,9 +162,9 @@ Machine: {results.get("machine", "")}. The whole: {results.get("elapsed", "")}. 
     return {"README.md": readme, "tables.md": "\n\n".join(_tables(results)) + "\n"}
 
 
-def _count(runs: Results) -> str:
-    there = [found for found in runs.values() if "absent" not in found]
-    return f"{sum(map(is_exact, there))} of {len(there)}" if there else "not run"
+def _share(results: Results, part: str, peer: str) -> str:
+    there = [found for found in results.get(part, {}).get(peer, {}).values() if "absent" not in found]
+    return f"{sum(map(is_exact, there))} of {len(there)}"
 
 
 def _tables(results: Results) -> Iterator[str]:
