@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.comm.launching import ROOT, clean_environment
+from tests.comm.launching import PACKAGE, ROOT, clean_environment
 from tests.crash.runs import Material
 from tests.test_signals import program, signalled
 from tiledseg.checkpoint.folder import find_checkpoint
@@ -239,7 +239,7 @@ def test_the_examples_of_all_helps_run_one_after_the_other(
 
 
 def test_the_commands_are_the_modules_that_run() -> None:
-    runnable = {path.stem for path in (ROOT / "tiledseg").glob("*.py") if "\nif __name__ ==" in path.read_text()}
+    runnable = {path.stem for path in PACKAGE.glob("*.py") if "\nif __name__ ==" in path.read_text()}
     assert runnable - {"__main__"} == set(COMMANDS)
 
 

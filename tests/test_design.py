@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.comm.launching import PACKAGE, ROOT
 from tests.pipeline.chained import draw
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import Config
@@ -24,8 +25,6 @@ from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import ChunkMap, chunk_routes, program
 from tiledseg.raster.samples.sampling import deal
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "tiledseg"
 PAGE = (ROOT / "docs" / "design.md").read_text()
 ROWS = re.findall(r"^\| ([^|]+?) \| [^|]+ \| ([\d,]+) \| [\d,]+ \|$", PAGE, re.MULTILINE)
 LIMITS = {name.strip("`/"): int(most.replace(",", "")) for name, most in ROWS}
@@ -139,7 +138,7 @@ def is_a_key(name: str) -> bool:
 
 @pytest.mark.parametrize("name", FILES)
 def test_files_are_there(name: str) -> None:
-    assert any((root / name).exists() for root in (ROOT, PACKAGE, ROOT / "docs"))
+    assert any((root / name).exists() for root in (ROOT, PACKAGE, PACKAGE.parent, ROOT / "docs"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 import tiledseg
+from tests.comm.launching import PACKAGE, ROOT
 from tiledseg.cli import COMMANDS, main
 from tiledseg.commands.options import GROUPS, KEYS, as_config, parse_config
 from tiledseg.commands.parser import Parser
 from tiledseg.config.words import MOVED
 
-ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("tutorials", "how-to", "reference", "explanation")
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "figures.md", ROOT / "docs" / "choosing.md"]
 PAGES += [page for kind in KINDS for page in sorted((ROOT / "docs" / kind).glob("*.md"))]
@@ -48,12 +48,12 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
-    for path in sorted((ROOT / "tiledseg").rglob("*.py")):
+    for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 text = ast.get_docstring(node)
                 if text:
-                    yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", text
+                    yield f"{path.relative_to(PACKAGE.parent)}:{getattr(node, 'lineno', 1)}", text
 
 
 def faults(found: list[tuple[str, str]]) -> list[str]:

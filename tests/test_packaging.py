@@ -20,7 +20,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from tests.comm.launching import ROOT
+from tests.comm.launching import PACKAGE, ROOT
 from tiledseg.errors import install
 from tiledseg.version import VERSION
 
@@ -75,7 +75,7 @@ def test_an_editable_install_puts_the_folder_on_the_path_and_a_wheel_has_the_typ
     names = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
     for name in names:
         shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "tiledseg", tmp_path / "tiledseg", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, tmp_path / "tiledseg", ignore=shutil.ignore_patterns("__pycache__"))
     build = "import setuptools.build_meta as meta; meta.build_editable('e'); meta.build_wheel('w')"
     subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True, timeout=120)
     with zipfile.ZipFile(next((tmp_path / "e").glob("*.whl"))) as editable:

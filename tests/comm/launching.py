@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+import tiledseg
+
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(tiledseg.__file__).resolve().parent  # in ROOT, or where a wheel has put it
 _BESIDE_PYTHON = Path(sys.executable).parent
 _LAUNCHER_PREFIXES = ("OMPI_", "PMIX", "PMI_", "PRTE", "SLURM_", "JSM_", "MASTER_", "TORCHELASTIC", "GLOO_", "OMP_")
 _LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.comm.launching import ROOT
+from tests.comm.launching import PACKAGE, ROOT
 from tests.mutations.faults import FAULTS, Fault
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_can_be_put_in(fault: Fault) -> None:
-    source = (ROOT / "tiledseg" / fault.file).read_text()
+    source = (PACKAGE / fault.file).read_text()
     assert source.count(fault.old) == 1, fault.file
     compile(source.replace(fault.old, fault.new), fault.file, "exec")
     assert all((ROOT / test).exists() for test in fault.tests.split()), fault.tests

@@ -101,7 +101,8 @@ class Gpu:
         others = ("/torch/", f"{Path(__file__).parent}/", "/pluggy", "_pytest", "<frozen", "/contextlib.py")
         root, test = str(Path(__file__).parents[2]) + "/", os.environ.get("PYTEST_CURRENT_TEST", "")
         frames = [f for f in reversed(traceback.extract_stack()) if not any(part in f.filename for part in others)]
-        lines = " < ".join(f"{f.filename.removeprefix(root)}:{f.lineno}" for f in frames[:4])
+        places = (f.filename.rpartition("/site-packages/")[2].removeprefix(root) for f in frames)  # of a wheel, a clone
+        lines = " < ".join(f"{place}:{f.lineno}" for place, f in zip(places, frames[:4], strict=False))
         return f"{lines} [{test}]" if test else lines
 
     # ---- clocks and copies

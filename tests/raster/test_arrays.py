@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xarray
 from affine import Affine
 from zarr.storage import LocalStore
 
@@ -205,7 +206,11 @@ def test_groups_and_several_variables(tmp_path: Path) -> None:
     path, other = tmp_path / "s.zarr", as_array(scene((50, 60), seed=1), "other")
     for group, name in (("r10m", "b02"), ("r10m", "b03")):
         as_array(scene((50, 60)), name).to_dataset().to_zarr(path, group=group, mode="a", consolidated=False)
-    assert read(f"{path}:/r10m/b03")[2].crs == CRS
+    bare = other.drop_vars(["x", "y", "spatial_ref"]).to_dataset()
+    bare.to_zarr(path, group="r10m/inner", mode="a", consolidated=False)  # coordinates are of the group around it
+    for name in ("r10m/b03", "r10m/inner/other"):
+        info = read(f"{path}:/{name}", Box.of_shape((50, 60)))[2]
+        assert (info.crs, info.transform) == (CRS, TRANSFORM)
     with pytest.raises(RasterError, match=r"has no variable b04; give one of: .*:/r10m/b02, .*:/r10m/b03"):
         read(f"{path}:/r10m/b04")
     with pytest.raises(RasterError, match="0 variables with x and y"):
@@ -234,6 +239,46 @@ def test_stores_of_several_times_are_joined(tmp_path: Path) -> None:
     assert np.array_equal(read(path, Box.of_shape((20, 30)))[0], np.concatenate(pixels))
 
 
+@pytest.mark.parametrize("form", ["zarr3", "nc4", "dask"])
+def test_an_array_of_times_is_read_as_rasters_of_each(tmp_path: Path, form: str) -> None:
+    """Bands of the first time come first; without data is what all bands of one time are, and bands are of each."""
+    pixels = scene((3, 2, 20, 30)) % 3
+    pixels[0, :, 4, 5] = pixels[1, :, 5, 6] = 0
+    times = [as_array(one, nodata=0) for one in pixels]
+    array = xarray.concat(times, "time").assign_coords(time=np.array(["2024-06", "2024-04", "2024-08"], "M8[ns]"))
+    array = array.transpose("y", "band", "time", "x").chunk(y=7)
+    path = str(tmp_path / ("a.zarr" if form == "zarr3" else "a.nc"))
+    if form == "zarr3":
+        array.to_dataset().to_zarr(path, consolidated=False)
+    elif form == "nc4":
+        array.to_dataset().to_netcdf(path, engine="h5netcdf")
+    for bands in ([1, 2], [2]):
+        found, valid, info = read(array if form == "dask" else path, Box.of_shape((20, 30)), bands=bands)
+        own = pixels[:, [band - 1 for band in bands]]
+        assert np.array_equal(found, own.reshape(-1, 20, 30))
+        assert np.array_equal(valid, (own != 0).any(1).all(0))
+        assert (info.times, info.bands, info.crs, info.transform) == (3, 3 * len(bands), CRS, TRANSFORM)
+
+
+def test_unsigned_pixels_of_netcdf_3_are_read_as_such(tmp_path: Path) -> None:
+    pixels = np.arange(600, dtype="u2").reshape(20, 30) * 109
+    how: dict[str, Any] = {"reflectance": {"dtype": "i2", "_Unsigned": "true", "_FillValue": pixels[19, 5]}}
+    as_array(pixels).to_dataset().to_netcdf(tmp_path / "a.nc", engine="scipy", encoding=how)
+    found, valid, info = read(str(tmp_path / "a.nc"), Box.of_shape((20, 30)))
+    assert (info.dtype, info.nodata) == ("uint16", pixels[19, 5])
+    assert np.array_equal(found[0], pixels)
+    assert np.array_equal(valid, pixels != pixels[19, 5])
+
+
+def test_what_was_decoded_has_not_the_value_of_its_file() -> None:
+    array = as_array(scene((20, 30), "float32"))
+    array.encoding["_FillValue"] = 7
+    assert read(array, Box.of_shape((20, 30)))[1].all()
+    for name, value in (("nodatavals", (7, 7)), ("_FillValue", np.array([7])), ("missing_value", 7)):
+        valid = read(array.assign_attrs({name: value}), Box.of_shape((20, 30)))[1]
+        assert np.array_equal(valid, array.values != 7)
+
+
 def test_places_as_others_write_them() -> None:
     plain = as_array(scene((3, 20, 30)))
     corner = plain.assign_coords(x=plain.x - 5, y=plain.y + 5).drop_vars("spatial_ref").assign_coords(epsg=32633)
@@ -254,6 +299,10 @@ def test_places_as_others_write_them() -> None:
         pixels, _, info = read(array, Box(Interval(0, 9), Interval(0, 9)))
         assert (info.crs, info.transform) == (CRS, TRANSFORM @ Affine.translation(*moved)), array
         assert np.array_equal(pixels, plain.values[:, moved[1] : moved[1] + 9, moved[0] : moved[0] + 9])
+    pixel = code.isel(x=slice(3, 4), y=[2]).assign_coords(y=plain.y[[2]], x=plain.x[3:4])
+    assert read(pixel, Box.of_shape((1, 1)))[2].transform == TRANSFORM @ Affine.translation(3, 2)
+    upward = code.assign_coords(x=np.arange(30, dtype="u1"), y=np.arange(20, dtype="u2")[::-1])
+    assert read(upward, Box.of_shape((2, 2)))[2].transform == Affine(1, 0, -0.5, 0, -1, 19.5)
     coarse = plain.isel(x=slice(0, None, 2), y=slice(0, None, 2))
     assert read(coarse, Box(Interval(0, 9), Interval(0, 9)))[2].transform.a == 20
     labels = plain[0].assign_attrs(flag_values=np.array([0, 1]), flag_meanings="water land")

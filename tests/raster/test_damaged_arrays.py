@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import dask.array
 import h5py
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import zarr
 
 from tests.array_scenes import CHUNK, as_array, chunks, scene, write
 from tests.raster.test_arrays import SHAPE, read
-from tiledseg.errors import RasterError
+from tiledseg.errors import InputError, RasterError
 from tiledseg.geometry.box import Box, Interval
 
 
@@ -144,12 +145,20 @@ def test_a_netcdf_file_that_names_others_is_refused(tmp_path: Path) -> None:
     ("array", "words"),
     [
         (xarray.DataArray(np.zeros((2, 3, 4)), dims=("a", "b", "c")), "has the dims a, b, c, without rows and columns"),
-        (as_array(scene((3, 20, 30))).expand_dims(time=2), "has the dims time 2, band 3 beside y and x"),
+        (as_array(scene((3, 20, 30))).expand_dims(depth=2), "has the dims depth 2, band 3 beside y and x"),
+        (as_array(scene((20, 30))).assign_attrs(_FillValue=1, missing_value=[1, 2]), "states 1.0, 2.0 for pixels"),
+        (as_array(scene((20, 30))).to_dataset(), "an xarray.Dataset is given; give a DataArray"),
+        (
+            as_array(scene((20, 30)))
+            .chunk()
+            .copy(data=dask.array.zeros((20, 30)).map_blocks(lambda one: one[1:], dtype="u2")),
+            "other sizes",
+        ),
         (as_array(scene((20, 30)) > 3), "holds bool pixels"),
         (as_array(scene((3, 0, 30))), "has no pixel: "),
         (as_array(scene((20, 30))).assign_coords(spatial_ref=((), 0, {"crs_wkt": "/etc/passwd"})), "has the CRS"),
     ],
 )
 def test_arrays_that_are_no_rasters(array: Any, words: str) -> None:
-    with pytest.raises(RasterError, match=words):
-        read(array, Box(Interval(0, 1), Interval(0, 1)))
+    with pytest.raises(InputError, match=words):
+        read(array, Box(Interval(0, 20), Interval(0, 1)))

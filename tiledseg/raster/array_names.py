@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from tiledseg.errors import ConfigError
 from tiledseg.system.files import is_zarr
 
 NETCDF, MEMORY = (".nc", ".nc4", ".cdf"), "dataarray:"
@@ -102,6 +103,10 @@ def _named(one: Any, arrays: dict[str, Any]) -> Any:
         name = next(name for at in range(len(_arrays) + 1) if (name := f"{MEMORY}{stem}-{at}") not in _arrays)
         arrays[name] = _arrays[name] = one
         return name
+    if type(one).__name__ == "Dataset" and type(one).__module__.startswith("xarray."):
+        raise ConfigError(
+            "an xarray.Dataset is given; give a DataArray, as .to_dataarray('band') makes it with its nodata"
+        )
     if isinstance(one, Mapping):
         return {key: _named(each, arrays) for key, each in one.items()}
     return type(one)(_named(each, arrays) for each in one) if type(one) in (list, tuple) else one

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tiledseg.errors import RasterError, install
 from tiledseg.geometry.box import Box
 from tiledseg.raster.array_names import NETCDF, TILES, ArrayName
-from tiledseg.raster.array_place import check_dims, class_names_of, dims_of, nodata_of, placed
-from tiledseg.raster.composed import VALID, Composed, open_composed
+from tiledseg.raster.array_place import check_dims, class_names_of, dims_of, nodata_of, placed, time_of
+from tiledseg.raster.composed import VALID, Composed, StackedReader, open_composed
 from tiledseg.raster.gdal_open import CACHE_BYTES
 from tiledseg.raster.gdal_reader import GdalReader, as_stored, select
 from tiledseg.raster.info import RasterInfo
@@ -49,13 +49,17 @@ class ArrayReader(GdalReader):
             array_CHW = check_dims(path, array)
             crs, transform, notes = placed(path, array, array_CHW)
             count, height, width = array_CHW.shape
+            dtype, fill = array_CHW.dtype, nodata_of(path, array) if nodata is None else nodata
+            if dtype.kind == "i" and str(array.attrs.get("_Unsigned")).lower() == "true":  # as netCDF 3 holds them
+                fill = fill if fill is None or nodata is not None else fill % 256**dtype.itemsize
+                dtype = np.dtype(f"u{dtype.itemsize}")
             sides = array_CHW.encoding.get("preferred_chunks") or {}
             about = SimpleNamespace(  # in rasterio's words
                 count=count,
                 height=height,
                 width=width,
-                dtypes=(array_CHW.dtype.str,) * count,
-                nodatavals=(nodata_of(array),) * count,
+                dtypes=(dtype.str,) * count,
+                nodatavals=(fill,) * count,
                 colorinterp=(None,) * count,
                 block_shapes=[tuple(int(sides.get(dim, 1)) for dim in array_CHW.dims[1:])] * count,
                 transform=transform or Affine.identity(),
@@ -90,6 +94,8 @@ class ArrayReader(GdalReader):
         rows, cols = box.slices
         # Ranks and prefetch threads are the parallelism, and dask's own threads do not outlive a fork.
         window_CHW = self._pixels_CHW[:, rows, cols].compute(scheduler="synchronous")
+        if window_CHW.shape != (self.info.bands, *box.shape):
+            raise RasterError(f"{self.info.path} has chunks of other sizes than it says; mend what makes them")
         return np.asarray(window_CHW.values, self.info.dtype), []
 
     def release(self) -> None:
@@ -110,6 +116,16 @@ def _cut(words: Any, whole: bool) -> dict[str, Any]:
     palette = tuple((int(index), tuple(map(int, colour))) for index, colour in words.get("palette") or ())
     times = int(words.get("times", 1)) if whole else 1
     return {"times": times, "palette": palette or None, "holds_classes": bool(words.get("holds_classes"))}
+
+
+def open_array(path: str, array: Any, bands: Sequence[int] | None, nodata: float | None, *about: Any) -> RasterReader:
+    """Return the reader of an array; one with times and bands is read as rasters of several times are."""
+    dim = time_of(array)
+    if dim is None:
+        return ArrayReader(path, array, bands, nodata, *about)
+    parts = [ArrayReader(path, array.isel({dim: at}), bands, nodata, *about) for at in range(array.sizes[dim])]
+    numbers = [number for part in parts for number in part.info.band_numbers]
+    return StackedReader(path, parts, numbers, range(len(numbers)), len(parts))
 
 
 def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: float | None) -> RasterReader:
@@ -136,18 +152,26 @@ def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: 
         how |= {"group": group} if group else {}
         how |= {"driver_kwds": {"rdcc_nbytes": CACHE_BYTES // 4}} if engine == "h5netcdf" else {}
         dataset = xarray.open_dataset(place, engine=engine, chunks=None, **how)
+        close, above = dataset.close, group
+        while above:  # a group has the coordinates of those that it is in
+            above = above.rpartition("/")[0]
+            with xarray.open_dataset(place, engine=engine, chunks=None, **how | {"group": above or None}) as outer:
+                for at, one in outer.variables.items():
+                    sizes = {dim: dataset.sizes.get(dim) for dim in {at} & {*one.dims}}
+                    if at not in dataset.variables and one.sizes == sizes:
+                        dataset = dataset.assign_coords({at: one.load() if one.ndim else ((), 0, one.attrs)})
     try:
         array = _variable(path, name, dataset, group, variable)
         if store is not None:
             fill = array.encoding.get("fill_value", array.attrs.get("_FillValue"))
-            nothing = nodata_of(array) if nodata is None else nodata
+            nothing = nodata_of(path, array) if nodata is None else nodata
             number = fill is not None and np.dtype(type(fill)).kind in "iuf"
             store.lacks = number and (bool(fill != fill) or nothing == float(fill))  # NaN is not NaN
-        about = ("Zarr" if store else "netCDF", () if remote else (name.store,), dataset.close)
-        reader = ArrayReader(path, array, bands, nodata, *about, *([store.forget] if store else []))
+        about = ("Zarr" if store else "netCDF", () if remote else (name.store,), close)
+        reader = open_array(path, array, bands, nodata, *about, *([store.forget] if store else []))
         masked = TILES in array.attrs and f"{array.name}_valid" in dataset.variables
     except BaseException:
-        dataset.close()
+        close()
         raise
     if not masked:
         return reader

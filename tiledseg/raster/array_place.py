@@ -12,10 +12,12 @@ import numpy as np
 from affine import Affine
 
 from tiledseg.errors import RasterError
+from tiledseg.raster.gdal_reader import as_stored
 from tiledseg.raster.info import checked_crs, is_placed, named_crs
 
 _ROWS = ("y", "lat", "latitude", "northing", "projection_y_coordinate", "grid_latitude")
 _COLS = ("x", "lon", "longitude", "easting", "projection_x_coordinate", "grid_longitude")
+_TIMES = "time", "t", "date", "datetime", "valid_time"
 _OFF, _UNEVEN = 1e-3, 0.1
 """Shares of a pixel by which coordinates may be off a stated transform, and off even steps (float32 rounds them)."""
 
@@ -37,7 +39,7 @@ def check_dims(path: str, array: Any) -> Any:
     if dims is None:
         have = ", ".join(map(str, array.dims)) or "none"
         raise RasterError(f"{path} has the dims {have}, without rows and columns; give an array with the dims y and x")
-    if not array.size:
+    if not array.size > 0:  # dask may not know it
         raise RasterError(f"{path} has no pixel: {dict(array.sizes)}; give an array with some")
     others = [dim for dim in array.dims if dim not in dims]
     long = [dim for dim in others if array.sizes[dim] > 1]
@@ -50,13 +52,27 @@ def check_dims(path: str, array: Any) -> Any:
     return array.transpose(..., *dims)
 
 
-def nodata_of(array: Any) -> float | None:
-    """Return the value of pixels without data; None where the array states none, or NaN, which never is any."""
-    for words in (array.attrs, array.encoding):
-        for name in ("_FillValue", "missing_value", "nodata"):
-            value = words.get(name)
-            if value is not None and np.ndim(value) == 0 and np.dtype(type(value)).kind in "iuf":
-                return None if np.isnan(value) else float(value)
+def time_of(array: Any) -> str | None:
+    """Return the dim of several times, where another one is of bands; None where there is none."""
+    others = [dim for dim in array.dims if dim not in (dims_of(array) or ())]
+    kinds = {dim: array.coords[dim].dtype.kind if dim in array.coords else "" for dim in others}
+    times = [dim for dim in others if str(dim).lower() in _TIMES or kinds[dim] == "M"]
+    return times[0] if len(times) == 1 and len(others) > 1 and array.sizes[times[0]] > 1 else None
+
+
+def nodata_of(path: str, array: Any) -> float | None:
+    """Return the value of pixels without data; None where the array states none, or NaN, which never is any. Raises
+    RasterError for several. What has been decoded to floats has NaN for the value of its file, in `encoding`."""
+    for words in (array.attrs, array.encoding)[: {"f": 1, "i": 2, "u": 2}.get(array.dtype.kind, 0)]:
+        named = [words[name] for name in ("_FillValue", "missing_value", "nodata", "nodatavals") if name in words]
+        numbers = [each for value in named for each in np.ravel(value) if np.asarray(each).dtype.kind in "iuf"]
+        values = {as_stored(float(each), array.dtype): float(each) for each in numbers if not np.isnan(each)}
+        values.pop(None, None)
+        if len(values) > 1:
+            every = ", ".join(map(str, values.values()))
+            raise RasterError(f"{path} states {every} for pixels without data; keep one, or give data.nodata")
+        if numbers:
+            return next(iter(values.values()), None)
     return None
 
 
@@ -84,27 +100,38 @@ def placed(path: str, array: Any, array_CHW: Any) -> tuple[Any, Affine | None, t
     if crs is None and mapping.get("grid_mapping_name"):
         notes = (f"{path} has the grid mapping {name} without crs_wkt: it has no CRS here, nor have its maps",)
     stated = _stated(path, array.attrs, mapping)
-    centres: list[Any] = [array.coords[dim].values if dim in array.coords else None for dim in array_CHW.dims[1:]]
-    if any(each is None or len(each) < 2 for each in centres):
-        return crs, stated, notes
-    steps = [_step(path, str(dim), each) for dim, each in zip(array_CHW.dims[1:], centres, strict=True)]
-    (down, across), (top, left) = steps, (float(each[0]) for each in centres)
+    dims = array_CHW.dims[1:]
+    centres: list[Any] = [array.coords[dim].values if dim in array.coords else None for dim in dims]
+    down, across = (_step(path, str(dim), each) for dim, each in zip(dims, centres, strict=True))
     if stated is not None and stated.is_rectilinear:
-        place = (top - stated.f) / stated.e, (left - stated.c) / stated.a
-        pairs = zip((down, across), (stated.e, stated.a), array_CHW.shape[1:], strict=True)
-        even = all(abs(one / other - 1) * side < _OFF for one, other, side in pairs)
-        for shift in (0.5, 0.0) if even else ():  # coordinates are of centres, or of corners as stackstac's
-            row, col = (round(at - shift) for at in place)
-            if max(abs(place[0] - shift - row), abs(place[1] - shift - col)) < _OFF:
-                return crs, stated @ Affine.translation(col, row), notes
+        row = _first(centres[0], down, stated.f, stated.e)
+        col = _first(centres[1], across, stated.c, stated.a)
+        if row is not None and col is not None:
+            return crs, stated @ Affine.translation(col, row), notes
+    if down is None or across is None:
+        return crs, stated, notes
+    top, left = (float(each[0]) for each in centres)
     return crs, Affine(across, 0.0, left - across / 2, 0.0, down, top - down / 2), notes
 
 
-def _step(path: str, dim: str, centres: Any) -> float:
+def _first(centres: Any, step: float | None, origin: float, side: float) -> int | None:
+    """Return the pixel of a stated transform that is the first one; None where coordinates are of another grid."""
+    if centres is None:
+        return 0
+    at = (float(centres[0]) - origin) / side
+    if step is not None and abs(step / side - 1) * len(centres) >= _OFF:
+        return None  # coordinates are of centres, or of corners as stackstac's
+    return next((round(at - shift) for shift in (0.5, 0.0) if abs(at - shift - round(at - shift)) < _OFF), None)
+
+
+def _step(path: str, dim: str, centres: Any) -> float | None:
+    if centres is None or len(centres) < 2:
+        return None
     if centres.dtype.kind not in "iuf":
         raise RasterError(f"{path} has {dim} in {centres.dtype}; give it numbers")
+    centres = centres.astype(np.float64)
     step = float(centres[-1] - centres[0]) / (len(centres) - 1)
-    off = np.abs(centres - (float(centres[0]) + step * np.arange(len(centres)))).max() if step else math.inf
+    off = np.abs(centres - (centres[0] + step * np.arange(len(centres)))).max() if step else math.inf
     if not off <= _UNEVEN * abs(step):
         raise RasterError(f"{path} has {dim} in uneven steps, which no transform has; reproject it to a regular grid")
     return step

@@ -20,15 +20,7 @@ from rasterio.session import DummySession
 
 from tiledseg.errors import RasterError
 from tiledseg.raster.mirrored_reader import reading, reason
-from tiledseg.raster.remote import (
-    REFERENCES,
-    SILENT_SECONDS,
-    advice,
-    gdal_options,
-    gdal_path,
-    is_named,
-    is_remote,
-)
+from tiledseg.raster.remote import REFERENCES, SILENT_SECONDS, advice, gdal_options, gdal_path, is_named, is_remote
 from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind
 
 DRIVERS = ("GTiff", "JP2OpenJPEG", "JPEG", "PNG")
@@ -45,10 +37,7 @@ _MASKS = COMPANIONS_OF_NAME[:4]  # GDAL opens these by whatever format they are
 
 
 def _without_garbled_words(unraisable: Any) -> None:
-    """Ignore rasterio's failure to log GDAL's words that quote a file's bytes.
-
-    The error itself is raised all the same.
-    """
+    """Ignore rasterio's failure to log GDAL's words that quote a file's bytes; the error itself is raised."""
     if not isinstance(unraisable.exc_value, UnicodeDecodeError) or "rasterio" not in str(unraisable.object):
         _hook_before(unraisable)
 

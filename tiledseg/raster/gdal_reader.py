@@ -46,11 +46,7 @@ class GdalReader(RasterReader):
     """One raster through GDAL. See `reader.open_raster` for the arguments and errors."""
 
     def __init__(
-        self,
-        path: str,
-        bands: Sequence[int] | None = None,
-        nodata: float | None = None,
-        references: bool = False,
+        self, path: str, bands: Sequence[int] | None = None, nodata: float | None = None, references: bool = False
     ) -> None:
         self._handles = HandlePool(path, lambda: open_dataset(path, references))
         self.held = (self._handles,)

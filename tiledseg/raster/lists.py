@@ -226,9 +226,7 @@ def _read_list(path: str, composing: Composing | None = None) -> list[RasterSour
     rows: Iterable[tuple[str, Any]]
     if ending == ".txt":
         text = ((f"line {at}", line) for at, line in enumerate(read_list(path).splitlines(), 1))
-        lines = [
-            (place, line.split("\t")) for place, line in text if line.strip() and not line.lstrip().startswith("#")
-        ]
+        lines = [(at, one.split("\t")) for at, one in text if one.strip() and not one.lstrip().startswith("#")]
         for place, words in lines:
             if len(words) > 2:
                 raise RasterError(f"{path}, {place} has {len(words)} columns; give an image, or a tab and its labels")
@@ -307,9 +305,8 @@ def _item(path: str, item: Mapping[str, Any], place: str, composing: Composing |
     image = Composed.of(label, BANDS, [href(name, "data.assets") for name in composing.assets])
     if composing.valid_asset is None:
         return str(image)
-    return str(
-        Composed.of(label, VALID, (str(image), href(composing.valid_asset, "data.valid")), None, composing.values)
-    )
+    parts = str(image), href(composing.valid_asset, "data.valid")
+    return str(Composed.of(label, VALID, parts, None, composing.values))
 
 
 def _table(path: str) -> list[dict[str, Any]]:

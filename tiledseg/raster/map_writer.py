@@ -109,19 +109,11 @@ def lay_out(
     part = temporary(path)
     check_unclaimed(part, path)
     profile = {
-        "driver": "GTiff",
-        "height": info.height,
-        "width": info.width,
-        "count": bands,
-        "dtype": dtype,
+        **{"driver": "GTiff", "height": info.height, "width": info.width, "count": bands, "dtype": dtype},
         **placement(info),
-        "tiled": True,
-        "blockxsize": BLOCK,
-        "blockysize": BLOCK,
-        "interleave": "band",
+        **{"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"},
         "photometric": "minisblack",  # GDAL takes the last of four bands of bytes for alpha
-        "compress": "none",
-        "endianness": "little",
+        **{"compress": "none", "endianness": "little"},
         "bigtiff": "yes" if (PLAIN if packing.second_file else packing).is_big(_bytes_of(info, bands, dtype)) else "no",
     }
     try:

@@ -22,7 +22,7 @@ from tiledseg.config.checks import checked
 from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.array_names import MEMORY, array_of, file_of, parse_array_name
-from tiledseg.raster.array_open import ArrayReader, open_named
+from tiledseg.raster.array_open import open_array, open_named
 from tiledseg.raster.array_place import dims_of, flags
 from tiledseg.raster.composed import label_of, open_composed, parse_composed
 from tiledseg.raster.gdal_reader import GdalReader
@@ -60,7 +60,7 @@ def open_raster(
         if (array := array_of(path)) is None:
             raise RasterError(f"{path} is no array of this program any more; give its xarray.DataArray again")
         source = str(array.encoding.get("source", ""))  # of rioxarray and xarray: the file that it lies in
-        return ArrayReader(path, array, bands, nodata, files=(source,) if os.path.exists(source) else ())
+        return open_array(path, array, bands, nodata, "DataArray", (source,) if os.path.exists(source) else ())
     if parse_store_name(path) or is_tile_store(path):
         return StoreReader(path, bands, nodata)
     name = parse_array_name(path)

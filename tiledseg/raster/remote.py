@@ -78,10 +78,8 @@ def list_folder(path: str, key: str, deep: bool = False) -> list[str]:
     if folder is None:
         raise RasterError(f"{key}: the bucket's name has a wildcard or a field; name one bucket")
     with _asking(f"list {folder.url}", folder) as store:
-        if deep:
-            chunks: Any = obstore.list(store, folder.key or None)
-        else:
-            chunks = [obstore.list_with_delimiter(store, folder.key or None)["objects"]]
+        below = folder.key or None
+        chunks: Any = obstore.list(store, below) if deep else [obstore.list_with_delimiter(store, below)["objects"]]
         return [folder._replace(key=str(entry["path"])).url for chunk in chunks for entry in chunk]
 
 

@@ -122,9 +122,7 @@ def partial_sums(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> Sums:
 def finish(sums: Sums, times: int = 1) -> Normalization:
     """Return mean and population standard deviation of each band, whatever the order of the blocks; a constant band
     gets std 1, so that it becomes 0. A band has one mean and deviation over all of the joined `times`.
-
-    Raises RasterError where there is no valid pixel.
-    """
+    Raises RasterError where there is no valid pixel."""
     if not sums[:, 0, 0].any():
         raise RasterError(NO_VALID_PIXEL)
     sums = sums.reshape(-1, sums.shape[1] // times, 3)

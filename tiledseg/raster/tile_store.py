@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.tiling import Tile, Tiling, make_tiling
+from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.raster.info import GroundControl, RasterInfo, named_crs
 from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, prefetch, reading
 from tiledseg.raster.statistics import NO_VALID_PIXEL
@@ -277,14 +277,9 @@ def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advanc
             found = False
             for name, info, tiling in plan.rasters():
                 pixels, invalid = _create(file, name, info, tiling)
+                boxes = [tile.core if name.labels else tile.context for tile in tiling.tiles]
                 with (label if name.labels else image)(name.number) as reader:
-
-                    def load(
-                        tile: Tile, name: StoreName = name, reader: RasterReader = reader
-                    ) -> tuple[NDArray, NDArray]:
-                        return reader.read(tile.core if name.labels else tile.context)
-
-                    arrays = prefetch(tiling.tiles, load, threads=2, depth=2)
+                    arrays = prefetch(boxes, reader.read, threads=2, depth=2)
                     for tile, (pixels_CHW, valid_HW) in zip(tiling.tiles, arrays, strict=True):
                         height, width = valid_HW.shape
                         pixels[tile.index, :, :height, :width] = pixels_CHW

@@ -214,9 +214,7 @@ def csv_rows(
     path: str, text: str, column: str, example: str, error: type[InputError]
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the place (`line 2`) and the words of each row of a CSV, by the columns of its header in lower case.
-
-    Raises `error` where the header lacks `column`, showing an `example` of one, and for a row of another length.
-    """
+    Raises `error` where the header lacks `column`, showing an `example` of one, and for a row of another length."""
     reader = csv.reader(text.splitlines(), skipinitialspace=True)
     header = [word.strip().lower() for word in next(reader, [])]
     if column not in header:
@@ -235,10 +233,8 @@ def csv_rows(
 
 
 def read_classes(classes: Any) -> Any:
-    """Return the classes, read where a file is named: a run does not depend on the file any more.
-
-    Raises ConfigError, naming the file, where it holds no classes.
-    """
+    """Return the classes, read where a file is named: a run does not depend on the file any more. Raises ConfigError,
+    naming the file, where it holds no classes."""
     if not isinstance(classes, str):
         return classes
     if not classes.lower().endswith(".csv"):

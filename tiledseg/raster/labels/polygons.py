@@ -121,15 +121,11 @@ def _read_binary(path: str, image: RasterInfo, layer: str | None, attribute: str
 
     layers = [str(name) for name in pyogrio.list_layers(path)[:, 0] if name != STYLES]
     _check_layer(path, layer, layers)
-    about = pyogrio.read_info(path, layer=layer or layers[0])
+    how: dict[str, Any] = {"layer": layer or layers[0], "force_2d": True, "return_fids": True}
+    about = pyogrio.read_info(path, layer=how["layer"])
     crs = _checked(path, about["crs"] and named_crs(path, about["crs"]), attribute, list(about["fields"]))
     _, fids, wkb, fields = pyogrio.raw.read(
-        path,
-        layer=layer or layers[0],
-        columns=[] if attribute is None else [attribute],
-        force_2d=True,
-        return_fids=True,
-        bbox=_extent(image, crs),
+        path, bbox=_extent(image, crs), **how, columns=[] if attribute is None else [attribute]
     )
     order = np.argsort(fids, kind="stable")
     return crs, shapely.from_wkb(wkb[order]), fields[0][order] if fields else None, fids[order]
@@ -276,13 +272,9 @@ class PolygonReader(RasterReader):
         self._block = functools.lru_cache(_CACHED_BLOCKS)(self._draw)
         self.info = RasterInfo(
             path=path,
-            height=image.height,
-            width=image.width,
             bands=1,
             dtype="uint8",
-            crs=image.crs,
-            transform=image.transform,
-            ground=image.ground,
+            **{key: getattr(image, key) for key in ("height", "width", "crs", "transform", "ground")},
             block_shape=(BLOCK, BLOCK),
             band_numbers=(1,),
             driver="polygons",
@@ -315,14 +307,8 @@ class PolygonReader(RasterReader):
             return np.full(block.shape, self._background, np.uint8)
         # Upwards, as rasters with north above are: whose a centre on the edge of two polygons is follows from it.
         place = Affine(1, 0, block.col.start, 0, -1, -block.row.start)
-        numbers_HW: NDArray[np.uint8] = rasterize(
-            [(self._shapes[at], self._drawn[at]) for at in touching],
-            block.shape,
-            fill=self._background,
-            transform=place,
-            all_touched=False,
-            dtype="uint8",
-        )
+        drawn = [(self._shapes[at], self._drawn[at]) for at in touching]
+        numbers_HW: NDArray[np.uint8] = rasterize(drawn, block.shape, self._background, transform=place, dtype="uint8")
         return numbers_HW
 
     def release(self) -> None:

@@ -177,10 +177,8 @@ class SpatialSplit:
     seed: int
 
     def parts(self) -> tuple[tuple[SplitPart, ...], tuple[SplitPart, ...]]:
-        """Return (trained on, validated on), each a part of every image.
-
-        Raises ConfigError where an image has fewer pixels than blocks.
-        """
+        """Return (trained on, validated on), each a part of every image. Raises ConfigError where an image has fewer
+        pixels than blocks."""
         every = [(image, block) for image, cut in enumerate(self.cuts) for block in cut.boxes()]
         if len(every) < 2:
             raise ConfigError("data.split is 1 block in all, but one is trained and one validated on; give more blocks")

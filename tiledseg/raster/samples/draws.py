@@ -33,9 +33,7 @@ _MIXING = ((16, 0x7FEB352D), (15, 0x846CA68B))  # shifts, and factors that follo
 
 def pixel_noise(key: int, bands: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> NDArray[np.float32]:
     """Return noise of mean 0 and deviation 1, for each band, row and column: float32 (bands, rows, cols).
-
-    `key`: 64 bits.
-    """
+    `key`: 64 bits."""
     noise_CHW = np.empty((bands, rows.size, cols.size), np.float32)
     low, high = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
     height = max(1, _CHUNK // max(1, cols.size))
@@ -83,10 +81,7 @@ class Photometry:
 
     def apply(self, x_CHW: NDArray, valid_HW: NDArray[np.bool_], box: Box, raster: tuple[int, int]) -> None:
         """Change in place the network's input of `box` of a raster of shape `raster`; 0 stays where a pixel is not
-        valid.
-
-        Beyond the raster the box shows mirrored pixels, which have the noise of their originals.
-        """
+        valid. Beyond the raster the box shows mirrored pixels, which have the noise of their originals."""
         dtype = x_CHW.dtype.type
         for band_HW, factor, offset in zip(x_CHW, self.factors, self.offsets, strict=True):
             if factor != 1:
