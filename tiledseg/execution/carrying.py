@@ -65,11 +65,12 @@ def _sent(array: NDArray, device: torch.device) -> torch.Tensor:
     return sent(torch.from_numpy(array if array.flags.writeable else array.copy()), device)
 
 
-def network_input(sample: Sample, device: torch.device) -> torch.Tensor:
+def network_input(sample: Sample, device: torch.device, is_untraced: bool = False) -> torch.Tensor:
     """Return the context as a batch of one, x_BCHW, channels last: the faster layout, whose CPU kernels also give a
-    pixel the same bits whatever the size of the tile around it (docs/decisions/0002)."""
+    pixel the same bits whatever the size of the tile around it (docs/decisions/0002). `is_untraced`: as it is, for a
+    module that chooses its layout."""
     x_CHW = _sent(sample.x_CHW, device) if sample.carried is None else sample.carried.await_all()[0]
-    return x_CHW[None].contiguous(memory_format=torch.channels_last)
+    return x_CHW[None] if is_untraced else x_CHW[None].contiguous(memory_format=torch.channels_last)
 
 
 def labels(sample: Sample, device: torch.device) -> torch.Tensor:

@@ -130,7 +130,7 @@ class ReadMode:
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
         """Yield the network's input for each micro-batch of a loaded part. Collective over the ranks of its image in
         mode `exchange`: with stages, over those of the first one."""
-        yield network_input(sample, self.mesh.device)
+        yield network_input(sample, self.mesh.device, self.network.graph.is_untraced)
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
         """Run nodes `first` to `stop` on a micro-batch. In mode `layer` collective over ranks of image and stage."""

@@ -53,6 +53,7 @@ class Footprint:
     (0 for a padded network).
     `mirror`: the context is mirrored at the raster's border (unpadded networks) instead of clipped there, where the
     padding of the network's own convolutions takes over, as it would on the whole raster.
+    `unit`: edges lie on its multiples where a grid is coarse enough, so that crops of tiles fill batches.
     """
 
     alignment: int
@@ -60,6 +61,7 @@ class Footprint:
     after: int
     offset: int = 0
     mirror: bool = False
+    unit: int = 1
 
 
 def is_padded(graph: Graph) -> bool:
@@ -114,7 +116,7 @@ def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True)
     before, after = sides if halo is None else (halo, halo)
     if is_padded(graph):
         width = round_up(max(before, after), alignment)
-        return Footprint(alignment, width, width)
+        return Footprint(alignment, width, width, unit=max(layer.usual_grid for layer in graph.layers))
     lost = _lost(graph)
     offset = lost // 2
     before = offset + round_up(max(0, before - offset), alignment)

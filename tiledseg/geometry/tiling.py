@@ -159,8 +159,11 @@ def _tile_dim(word: str, size: int, parts: int, footprint: Footprint) -> tuple[T
             f"grid of {parts} tiles along {size} {word} is finer than the alignment of {footprint.alignment} pixels; "
             f"give at most {units}"
         )
-    edges = [i * units // parts * footprint.alignment for i in range(parts + 1)]
-    extended = Interval(0, edges[-1])
+    last, unit = units * footprint.alignment, footprint.unit
+    if unit == 1 or 2 * parts * unit > last:  # too few of them for parts of one size
+        unit = footprint.alignment
+    edges = [min(i * -(-last // unit) // parts * unit, last) for i in range(parts + 1)]
+    extended = Interval(0, last)
     return tuple(_span(Interval(a, b), size, extended, footprint) for a, b in itertools.pairwise(edges))
 
 

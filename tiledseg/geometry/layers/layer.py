@@ -63,6 +63,11 @@ class Layer:
         """The positions on whose multiples a part of its input has to begin."""
         return 1
 
+    @property
+    def usual_grid(self) -> int:
+        """The positions on whose multiples tiles lie well, but need not lie."""
+        return 1
+
     def scale(self, *scales: Fraction) -> Fraction:
         """Return the scale of the input that its output lies on; scales are pixels of the image a position."""
         return max(scales)
