@@ -92,13 +92,10 @@ def test_help_texts_are_short_and_begin_with_their_subject(monkeypatch: pytest.M
 
 
 def test_few_names_are_participles() -> None:
-    names: list[str] = []
-    for path in sorted((ROOT / "tiledseg").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                names.append(node.name)
-            elif isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)):
-                names.append(node.arg if isinstance(node, ast.arg) else node.id)
+    nodes = [node for path in (ROOT / "tiledseg").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    names = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    names += [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    names += [node.arg for node in nodes if isinstance(node, ast.arg)]
     assert sum(name in PARTICIPLES for name in names) <= EXCEPTIONS * len(names)
 
 
