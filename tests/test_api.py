@@ -226,6 +226,34 @@ def test_the_mean_over_reflections_and_an_area_are_those_of_the_command(
         tiledseg.predict_raster(run, image, tmp_path / "never.tif", tta="flips")
 
 
+def test_one_rank_computes_a_grid_in_blocks_where_a_norm_sees_the_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, target = tmp_path / "a.tif", tmp_path / "map.tif"
+    write_raster(image, np.random.default_rng(0).integers(0, 255, (2, 96, 128), np.uint8))
+    layers = torch.nn.Conv2d(2, 6, 3, padding=1), torch.nn.GroupNorm(3, 6), torch.nn.ReLU(), torch.nn.Conv2d(6, 3, 1)
+    options: dict[str, Any] = {"precision": "fp64", "format": "gtiff"}
+    expected = None
+    for more, said in (
+        ({"grid": 1}, ""),
+        ({}, ""),
+        ({"grid": (4, 3)}, "blocks: at most 4 x 3 a tile, .* in memory; memory.store, a folder"),
+        ({"grid": 4, "memory": {"store": str(tmp_path)}}, "blocks: at most 4 x 4 a tile, .* in a file\n"),
+        ({"memory": {"blocks": [2, 3]}}, "blocks: at most 2 x 3 a tile"),
+        ({"grid": 2, "parallel": {"halo": "layer"}}, ""),
+    ):
+        tiledseg.predict_raster(torch.nn.Sequential(*layers), image, target, **options, **more)
+        expected = expected or target.read_bytes()
+        assert target.read_bytes() == expected, more
+        err = capsys.readouterr().err
+        assert re.search(said, err) if said else "blocks" not in err
+        assert f"{target} (0.0 MB), its colours and names of classes: {tmp_path / 'map.qml'}, {target}.aux.xml" in err
+    tiledseg.predict_raster(torch.nn.Sequential(*layers), image, target, **options, grid=4, verbosity=0)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ConfigError, match="--transport is gloo, but the program's own process group"):
+        tiledseg.predict_raster(torch.nn.Sequential(*layers), image, target, parallel={"transport": "gloo"})
+
+
 def test_pixels_without_scores_are_no_class(material: Material, tmp_path: Path) -> None:
     """A fill value without a tag overflows: class 0 would be as good as any."""
     pixels_CHW = np.random.default_rng(3).random((2, 40, 50)).astype(np.float32)

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from tiledseg.api import evaluate_map, halo, predict_raster, trace, train_network
     from tiledseg.config.run import Config
     from tiledseg.export import export
-    from tiledseg.foreign.parallelize import parallelize
+    from tiledseg.foreign.parallelize import ParallelModule, parallelize
     from tiledseg.foreign.pipeline import Pipeline
+    from tiledseg.foreign.spread import Halo
     from tiledseg.foreign.tile_dataset import TileDataset, TileSampler
     from tiledseg.inference.trained import load
     from tiledseg.memory.offload import large_model_support
@@ -25,66 +26,38 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Config",
-    "Local",
-    "PerPixel",
-    "Pipeline",
-    "TileDataset",
-    "TileSampler",
-    "TimeSeries",
-    "WholeImage",
-    "Windows",
-    "__version__",
-    "declare",
-    "evaluate_map",
-    "export",
-    "halo",
-    "large_model_support",
-    "load",
-    "open_raster",
-    "parallelize",
-    "plan",
-    "predict_raster",
-    "trace",
-    "train_network",
-    "write_scene",
-]
-
-_PLACES = {
-    "Config": "tiledseg.config.run:Config",
-    "Local": "tiledseg.tracing.declared:Local",
-    "PerPixel": "tiledseg.tracing.declared:PerPixel",
-    "Pipeline": "tiledseg.foreign.pipeline:Pipeline",
-    "TileDataset": "tiledseg.foreign.tile_dataset:TileDataset",
-    "TileSampler": "tiledseg.foreign.tile_dataset:TileSampler",
-    "TimeSeries": "tiledseg.models.layers.times:TimeSeries",
-    "WholeImage": "tiledseg.tracing.declared:WholeImage",
-    "Windows": "tiledseg.tracing.declared:Windows",
-    "__version__": "tiledseg.version:VERSION",
-    "declare": "tiledseg.tracing.declared:declare",
-    "evaluate_map": "tiledseg.api:evaluate_map",
-    "export": "tiledseg.export",  # modules of commands, which are callable
-    "halo": "tiledseg.api:halo",
-    "large_model_support": "tiledseg.memory.offload:large_model_support",
-    "load": "tiledseg.inference.trained:load",
-    "open_raster": "tiledseg.raster.reader:open_raster",
-    "parallelize": "tiledseg.foreign.parallelize:parallelize",
-    "plan": "tiledseg.plan",
-    "predict_raster": "tiledseg.api:predict_raster",
-    "trace": "tiledseg.api:trace",
-    "train_network": "tiledseg.api:train_network",
-    "write_scene": "tiledseg.synthetic.scene_files:write_scene",
+    "Config", "Halo", "Local", "ParallelModule", "PerPixel", "Pipeline", "TileDataset", "TileSampler", "TimeSeries",
+    "WholeImage", "Windows", "__version__", "declare", "evaluate_map", "export", "halo", "large_model_support", "load",
+    "open_raster", "parallelize", "plan", "predict_raster", "trace", "train_network", "write_scene",
+]  # fmt: skip
+_MODULES = {
+    "api": "evaluate_map halo predict_raster trace train_network",
+    "config.run": "Config",
+    "foreign.parallelize": "ParallelModule parallelize",
+    "foreign.pipeline": "Pipeline",
+    "foreign.spread": "Halo",
+    "foreign.tile_dataset": "TileDataset TileSampler",
+    "inference.trained": "load",
+    "memory.offload": "large_model_support",
+    "models.layers.times": "TimeSeries",
+    "raster.reader": "open_raster",
+    "synthetic.scene_files": "write_scene",
+    "tracing.declared": "Local PerPixel WholeImage Windows declare",
 }
+_PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in __all__:
         raise AttributeError(f"module 'tiledseg' has no attribute {name!r}")
     import importlib
 
-    place, _, attribute = _PLACES[name].partition(":")
-    module = importlib.import_module(place)
-    globals()[name] = value = getattr(module, attribute) if attribute else module
+    if name == "__version__":
+        value: Any = importlib.import_module("tiledseg.version").VERSION
+    else:  # `plan` and `export` are modules of commands, which are callable
+        module = importlib.import_module(f"tiledseg.{_PLACES.get(name, name)}")
+        value = getattr(module, name) if name in _PLACES else module
+    globals()[name] = value
     return value
 
 

@@ -15,7 +15,7 @@ from tiledseg.architecture.presets import build_network, crop_grid
 from tiledseg.config.checks import checked
 from tiledseg.config.data import DataConfig
 from tiledseg.config.run import Config, ModelConfig
-from tiledseg.errors import ConfigError, TiledsegError, renamed
+from tiledseg.errors import ConfigError, TiledsegError, explained, renamed
 from tiledseg.foreign.spread import Halo, traced
 from tiledseg.raster.array_names import takes_arrays
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
     from tiledseg.execution.scores import Scores
     from tiledseg.geometry.layers.declared import CropGrid
+    from tiledseg.inference.request import Request
     from tiledseg.inference.trained import Mapper, Trained
     from tiledseg.models.network import GraphNetwork
     from tiledseg.raster.statistics import Normalization
@@ -103,7 +104,7 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
 
 
 @takes_arrays
-@renamed({f"data.{key}": key for key in ("assets", "mosaic", "valid", "valid_values", "times", "area")})
+@renamed({f"data.{key}": key for key in ("bands", "assets", "mosaic", "valid", "valid_values", "times", "area")})
 @checked
 def predict_raster(
     network: nn.Module | Trained | str | Path,
@@ -135,6 +136,9 @@ def predict_raster(
     overlap: float = 0.5,
     blend: str = "gaussian",
     ends: str = "inside",
+    memory: Mapping[str, Any] | None = None,
+    parallel: Mapping[str, Any] | None = None,
+    verbosity: int = 1,
 ) -> DataArray | None:
     """Write the exact class map of `source` to `target` as `tiledseg predict` does, on any number of ranks. Collective.
     `source` may be an xarray.DataArray with x and y, whose map is returned as one where there is no `target` (made in
@@ -142,30 +146,33 @@ def predict_raster(
 
     `network`: a module or a result of `load`, with the weights that it has now, or a run's folder or checkpoint. A
     folder maps with its best checkpoint, where one is kept. A module maps in evaluation mode, a channel of its (first)
-    output a class. It takes `bands` (numbers from 1, None: all) in float32, 0 where they are not valid. `normalize`
-    (means, deviations), or a `Normalization`, takes a mean off each band and divides it by a deviation; None leaves
-    values as they are. `classes`: how many there must be. A network trained here has all this with it.
+    output a class. It takes `bands` (numbers from 1, None: all but alpha) in float32, 0 where they are not valid.
+    `normalize` (means, deviations), or a `Normalization`, takes a mean off each band and divides by a deviation; None
+    leaves values as they are. `classes`: how many there must be. A network trained here has all this with it.
 
-    The rest are flags of the command, `tiledseg predict --help`. `polygons_classes`: names or numbers, None: all.
-    `assets`, `mosaic`, `valid`, `valid_values`, `times`: sources of several rasters, as `data` has them (None, or
+    The rest are flags of the command, `tiledseg predict --help`. `memory`, `parallel`: maps of a group's keys, as
+    {"blocks": 8, "store": "/scratch"}, {"halo": "layer", "mesh": [2, 2]}. `polygons_classes`: names or numbers, None:
+    all. `assets`, `mosaic`, `valid`, `valid_values`, `times`: sources of several rasters, as `data` has them (None, or
     empty: as in the training; `valid` "none": all pixels). `verify`: a module is compared first with what was traced of
     it (docs/explanation/exactness.md). `window`, `overlap`, `blend`, `ends`: a module of that input size maps by crops
     (docs/how-to/maps.md); it is not traced then, nor need it be with grid 1 on one rank.
-    Several sources have a map each, in the folder `target`. Where a norm takes statistics over the image, the ranks
-    compute it layer by layer together, and need memory for their blocks of it.
+    Several sources have a map each, in the folder `target`.
+
+    Where a norm or a mean sees the whole image, one rank computes its layers in blocks, as many as `grid` has tiles
+    (auto: the fewest that fit). Blocks lie in memory meanwhile; in a file of `memory`'s `store` they leave it free.
+    Several ranks compute each layer together. A rank needs memory for its part, or for `memory`'s `blocks` of that.
 
     Raises InputError of some kind before anything is written.
     """
     from tiledseg.comm.session import joined_mesh
     from tiledseg.commands.options import parse, words_of
+    from tiledseg.commands.parser import refuse_given
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import each_image
-    from tiledseg.planning.run.spread import Parallelism, exact_modes
     from tiledseg.predict import build_parser, maps_whole, parse_groups, request_of
     from tiledseg.raster.array_names import array_of
     from tiledseg.raster.reader import map_as_array
-    from tiledseg.system.console import say
 
     images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
     array = array_of(images[0]) if target is None and len(images) == 1 else None
@@ -180,34 +187,55 @@ def predict_raster(
         "polygons_classes": None if polygons_classes is None else ",".join(map(str, polygons_classes)),
         "tiling": {"grid": list(grid) if isinstance(grid, tuple) else grid},
         **{"precision": precision, "references": references, "format": format, "compress": compress, "tta": tta},
-        **{"probability_type": probability_type, "verify": verify, "verbosity": 0},
+        **{"probability_type": probability_type, "verify": verify, "verbosity": verbosity},
         **{"window": window, "overlap": overlap, "blend": blend, "ends": ends},
         **{"assets": list(assets), "mosaic": mosaic, "valid": valid, "valid_values": list(valid_values)},
-        "times": list(times),
+        **{"times": list(times), "parallel": parallel},
+        "memory": {"blocks": "auto", **memory} if memory and "store" in memory else memory,
     }
     parser = build_parser()
     options = parse(parser, words_of(parser, {"image": images, **files, **more}))
+    refuse_given(options, ("parallel.transport", "parallel.deadline"), "the program's own process group has these")
     config = parse_groups(options)
     request, crops = request_of(options, config), crop_grid(config.model)
     given = {"bands": bands, "normalize": normalize, "classes": classes}
     with joined_mesh() as mesh:
         mapper = _mapper(network, images, config.data, given, mesh, crops, maps_whole(config, mesh))
         requests = mesh.on_root(lambda: each_image(request, images, files, mapper.composing))
-        mode = mesh.on_root(lambda: exact_modes(mapper.describe().graph(), tiles=2, trains=False)[0])
-        requests = [replace(one, parallel=Parallelism(halo=mode)) for one in requests]
+        if "halo" not in (parallel or {}) and request.parallel.exact:
+            requests = mesh.on_root(lambda: _exactly(requests, mapper, mesh.size))
         if array is None:
-            predict_all(requests, mapper, memory_per_rank(mesh), mesh, log=say)
+            predict_all(requests, mapper, memory_per_rank(mesh), mesh)
             return None
         folder = mesh.on_root(lambda: tempfile.mkdtemp(prefix="tiledseg-"))
         try:
             path = f"{folder}/{target}"
-            predict_all([replace(requests[0], output=path)], mapper, memory_per_rank(mesh), mesh, log=say)
+            predict_all([replace(requests[0], output=path)], mapper, memory_per_rank(mesh), mesh, ends=False)
             result = mesh.on_all(lambda: map_as_array(array, path))
             mesh.communicator.barrier()
             return result
         finally:
             if mesh.is_root:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _exactly(requests: Sequence[Request], mapper: Mapper, ranks: int) -> list[Request]:
+    """Return requests whose grid changes no norm or mean over the image: in mode `layer`, or on one rank in blocks of
+    the whole image, as many as the grid has tiles."""
+    from tiledseg.config.parallel import HOST
+    from tiledseg.planning.run.blocks import BlocksAsked, seen_whole
+    from tiledseg.planning.run.spread import exact_modes
+    from tiledseg.system.console import say
+
+    graph, first = mapper.describe().graph(), requests[0]
+    whole, grid, parallel = seen_whole(graph), first.grid, first.parallel
+    mode = exact_modes(graph, 1 if grid == (1, 1) else 2, trains=False)[0]
+    if mode != "read" and ranks == 1 and whole is not None and grid is not None and first.verbosity:
+        say(f"warning: grid is not used: '{whole}' takes all of the image at once; start several ranks")
+    if mode == "read" or ranks > 1 or whole is not None or (first.blocks is not None and first.blocks.shape):
+        return [replace(one, parallel=replace(parallel, halo=mode)) for one in requests]
+    blocks = BlocksAsked(grid, first.store != HOST, if_needed=grid is None and first.blocks is None)
+    return [replace(one, grid=None, blocks=blocks) for one in requests]
 
 
 def _mapper(
@@ -224,15 +252,16 @@ def _mapper(
 
     from tiledseg.comm.failure import mark_agreed
     from tiledseg.inference.trained import Trained, checkpoint_mapper, find_named, module_mapper
-    from tiledseg.predict import bands_of
+    from tiledseg.predict import first_of
     from tiledseg.raster.statistics import given_normalization
 
     if not isinstance(network, nn.Module | Trained | str | Path):
         raise mark_agreed(ConfigError(f"the network is {network!r}; give a module, what load gives, or a path"))
     if isinstance(network, nn.Module):
-        count = mesh.on_root(lambda: bands_of(images, "source", replace(data, bands=given["bands"])))
-        normalization = given_normalization(given["normalize"], count)
-        return module_mapper(network, count, given["bands"], given["classes"], normalization, crops, whole)
+        info = mesh.on_root(lambda: first_of(images, "source", replace(data, bands=given["bands"])))
+        with explained(info.notes):
+            normalization = given_normalization(given["normalize"], info.bands)
+            return module_mapper(network, info.bands, given["bands"], given["classes"], normalization, crops, whole)
     known = next((key for key, value in given.items() if value is not None), None)
     if known is not None:
         raise mark_agreed(ConfigError(f"{known} is given beside a trained network, which has it already; leave it out"))

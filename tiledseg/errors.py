@@ -8,7 +8,7 @@ the built-in that a caller would expect to catch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from tiledseg.version import VERSION
@@ -85,6 +85,16 @@ def renamed(keys: Mapping[str, str]) -> Iterator[None]:
         for key, name in keys.items():
             words = re.sub(rf"\b{re.escape(key)}\b(?! true \(train\))( true)?", name, words)
         error.args = (words,)
+        raise
+
+
+@contextmanager
+def explained(notes: Iterable[str]) -> Iterator[None]:
+    """Have errors of bad input end with the notes on a raster, such as of a band that is read as validity."""
+    try:
+        yield
+    except InputError as error:
+        error.args = ("; ".join((str(error), *notes)),)
         raise
 
 

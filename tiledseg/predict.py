@@ -20,26 +20,18 @@ from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse
 from tiledseg.commands.parser import Parser, flag_of, json_list, refuse_given, run
-from tiledseg.config.checks import Range
+from tiledseg.config.checks import AUTO, Range
 from tiledseg.config.data import DataConfig
-from tiledseg.config.map_formats import (
-    AUTO,
-    COMPRESSIONS,
-    FORMATS,
-    NO_VIEWS,
-    PROBABILITY_TYPES,
-    VIEWS,
-    Packing,
-    check_files,
-)
+from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, NO_VIEWS, PROBABILITY_TYPES, VIEWS, Packing, check_files
 from tiledseg.config.parallel import NONE
 from tiledseg.config.run import Config, ModelConfig
-from tiledseg.errors import ConfigError, renamed
+from tiledseg.errors import ConfigError, explained, renamed
 from tiledseg.system.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
     from tiledseg.inference.request import Request
+    from tiledseg.raster.info import RasterInfo
     from tiledseg.raster.statistics import Normalization
 
 KEYS = (
@@ -109,7 +101,7 @@ _OF_WEIGHTS = {
     "window": "side of crops, for a module of one input size, which is not traced (docs/how-to/maps.md)",
     "classes": "with --weights: the number of classes that the network tells apart",
     "arguments": 'with --weights: what --build is called with, as {"width": 16}',
-    "bands": "with --weights: band numbers to read, from 1 (default: all)",
+    "bands": "with --weights: band numbers to read, from 1 (default: all but alpha)",
 }
 
 
@@ -174,30 +166,31 @@ def check_own(options: Namespace) -> None:
     refuse_given(options, ("which",), "--weights is one file and no run")
 
 
-def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalization]:
-    """Return the network that --build makes, and the normalisation of its input."""
+def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalization, tuple[str, ...]]:
+    """Return the network that --build makes, the normalisation of its input, and the first image's notes."""
     from tiledseg.raster.statistics import given_normalization
 
     classes, build = config.data.classes, config.model.build
     Range(2, 255).check("--classes", classes)
     assert isinstance(classes, int), "the range has been checked"
     assert build is not None, "check_own has asked for it"
-    bands = bands_of(config.data.joined(options.image, "--image"), "--image", config.data)
+    info = first_of(config.data.joined(options.image, "--image"), "--image", config.data)
     pair = None if options.mean is None else (options.mean, options.deviation)
     model = config.model
-    network = ForeignNetwork.of(build, model.arguments, bands, classes, crop_grid(model), model.series)
-    return network, given_normalization(pair, bands)
+    network = ForeignNetwork.of(build, model.arguments, info.bands, classes, crop_grid(model), model.series)
+    with explained(info.notes):
+        return network, given_normalization(pair, info.bands), info.notes
 
 
-def bands_of(images: Sequence[str], key: str, data: DataConfig) -> int:
-    """Return the number of bands that are read of the first image, those of `data.bands` or all."""
+def first_of(images: Sequence[str], key: str, data: DataConfig) -> RasterInfo:
+    """Return the information on the first image, with `data.bands` or all but alpha."""
     from tiledseg.raster.finding import expand_sources
     from tiledseg.raster.lists import EVERY, Composing
     from tiledseg.raster.reader import open_raster
 
     first = expand_sources(images, key, EVERY, data.references, Composing(*data.composing).like(Composing(), images))[0]
     with open_raster(first, data.bands, None, data.references) as reader:
-        return reader.info.bands
+        return reader.info
 
 
 def request_of(options: Namespace, config: Config) -> Request:
@@ -254,9 +247,11 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
         if options.which is None and best is not None and best.step == checkpoint.saved.step:
             network_line += f", the best by {best.score} ({best.value:.4f}); --which latest takes the newest"
     else:
-        network, normalization = mesh.on_root(lambda: _own(options, config))
+        network, normalization, notes = mesh.on_root(lambda: _own(options, config))
         whole = maps_whole(config, mesh)
         mapper = weights_mapper(network, options.weights, config.data.bands, normalization, whole)
+        with explained(notes):
+            mesh.on_root(mapper.describe)
     request = request_of(options, config)
     targets = {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
     requests = mesh.on_root(lambda: each_image(request, options.image, targets, mapper.composing))

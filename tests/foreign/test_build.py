@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 import rasterio
 import torch
+from rasterio.enums import ColorInterp
 from safetensors.torch import load_file, save_file
 
 import tiledseg
 from tests.crash.runs import Material, step_losses
 from tests.foreign.modules import Somebody, build
+from tests.small_files import write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.cli import main
 from tiledseg.errors import CheckpointError, ConfigError
@@ -169,6 +172,31 @@ def test_a_module_that_gives_no_classes_maps_nothing(material: Material, tmp_pat
         with pytest.raises(ConfigError, match=words):
             tiledseg.predict_raster(module, image, tmp_path / "never.tif", **more)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_band_that_is_marked_as_alpha_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a network takes four bands, and three are read."""
+    image, never = str(tmp_path / "image.tif"), str(tmp_path / "never.tif")
+    write_raster(tmp_path / "image.tif", np.full((4, 64, 96), 7, np.uint8))
+    with rasterio.open(image, "r+") as file:
+        file.colorinterp = [*file.colorinterp[:3], ColorInterp.alpha]
+    write_raster(tmp_path / "labels.tif", np.ones((1, 64, 96), np.uint8))
+    norm, said = ([1] * 4, [1] * 4), r"band 4 is marked as alpha .* name it: {} \[1,2,3,4\]"
+    for more, words in (({}, "does not run on 3 bands"), ({"normalize": norm}, "4 means and 4 deviations for 3 bands")):
+        with pytest.raises(ConfigError, match=f"{words}.*{said.format('bands')}"):
+            tiledseg.predict_raster(Somebody(4, 3), image, never, **more)
+    with pytest.raises(ConfigError, match=f"4 means.*{said.format('bands')}"):
+        tiledseg.TileDataset(image, halo=0, grid=1, normalize=norm)
+    data = {"images": image, "labels": str(tmp_path / "labels.tif"), "classes": 3}
+    own = {"model": {"build": "tests.foreign.modules:of_four"}, "run": {"output": never}}
+    with pytest.raises(ConfigError, match=f"does not run on 3 bands.*{said.format('data.bands')}"):
+        tiledseg.train_network({"data": data, **own})
+    torch.save(Somebody(4, 3).state_dict(), tmp_path / "w.pth")
+    words = ["predict", "--image", image, "--output", never, "--weights", str(tmp_path / "w.pth"), "--classes", "3"]
+    for more in ([], ["--mean", "[1,1,1,1]", "--deviation", "[1,1,1,1]"]):
+        assert main([*words, "--build", "tests.foreign.modules:of_four", *more]) == 2
+        assert re.search(said.format("--bands"), capsys.readouterr().err)
+    tiledseg.predict_raster(Somebody(4, 3), image, tmp_path / "map.tif", bands=[1, 2, 3, 4], normalize=norm)
 
 
 def test_a_plan_is_of_the_same_kind_as_others(capsys: pytest.CaptureFixture[str]) -> None:

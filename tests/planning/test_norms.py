@@ -139,7 +139,7 @@ def test_a_norm_without_running_statistics_measures_maps_too() -> None:
     fault = norm_fault(layers, "read", 4, 1, trains=False, keyed=False)
     assert fault is not None
     assert fault.startswith("'1' is a norm of kind batch: its statistics would be those of a tile")
-    assert fault.endswith("use parallel.halo layer, or tiling.grid 1")
+    assert fault.endswith("use parallel.halo layer, or tiling.grid 1 (with memory.blocks in little memory)")
     trained = norm_fault(layers, "layer", 4, 3, keyed=False)
     assert trained is not None
     assert "norm none" not in trained

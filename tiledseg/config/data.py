@@ -56,7 +56,7 @@ class DataConfig(Group):
         times: texts that {time} in images and val_images stands for: rasters of all times are joined, bands of the
             first one first (docs/how-to/own-data.md)
         nodata: value of image pixels without data (default: what the raster says)
-        bands: band numbers to read, from 1 (default: all)
+        bands: band numbers to read, from 1 (default: all but alpha)
         references: open formats that read further files and URLs, such as VRT and WMS (docs/explanation/security.md)
         normalize: standardise each band by its mean and deviation over the training images; imagenet: the first three,
             red, green and blue of 8 bits, by those that published encoders were trained with

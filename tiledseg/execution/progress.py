@@ -67,6 +67,10 @@ class StepProgress:
         seconds = (time.monotonic() - self._begun) / here * (self._total - done)
         return f", {duration(seconds)} left"
 
+    def restart(self, done: int) -> None:
+        """Take the rate from now on, where `done` are done."""
+        self._first, self._begun = done, time.monotonic()
+
     def part(self, items: Iterable[T], total: int, words: str) -> Iterator[T]:
         """Show a part of the work: a bar of its own on a terminal, as long as it lasts; nothing elsewhere."""
         if self._bar is None:

@@ -36,9 +36,9 @@ class Halo:
 
     Core edges lie on multiples of `alignment`. `minimum`: the pixels around a core that its outputs depend on, and no
     fewer; `halo`: those that tiles get, to a legal size of the network's input. Both are the larger side's; `sides` and
-    `minimum_sides` have (before, after). `footprint` is what cuts tiles. `asks_place`: the network must know where in
-    the image a tile lies, as ours do, and a module that is called on tiles by themselves does not. `whole_image`: names
-    of the nodes that take a mean, a maximum or statistics of the whole image in evaluation too, which no halo covers.
+    `minimum_sides` are pixels (above and left, below and right). `footprint` is what cuts tiles. `asks_place`: the
+    network must know where in the image a tile lies, as ours do, and a module that is called on tiles alone does not.
+    `whole_image`: names of nodes that see the whole image in evaluation too (a mean, statistics): no halo covers that.
     """
 
     minimum_sides: tuple[int, int]

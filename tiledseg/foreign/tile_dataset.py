@@ -16,7 +16,7 @@ from torch.utils import data
 from tiledseg.comm.launch import detect
 from tiledseg.config.checks import checked
 from tiledseg.config.run import TilingConfig
-from tiledseg.errors import ConfigError, renamed
+from tiledseg.errors import ConfigError, explained, renamed
 from tiledseg.foreign.spread import Halo
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
@@ -128,7 +128,8 @@ class TileDataset(data.Dataset[dict[str, Any]]):
             self._reading.check_used(self._labels)
         self.tilings = tuple(make_tiling(info.shape, _grid(grid, info), footprint) for info in self._infos)
         self.tiles_per_image = tuple(map(len, self.tilings))
-        self._normalization = given_normalization(normalize, self._infos[0].bands)
+        with explained(self._infos[0].notes):
+            self._normalization = given_normalization(normalize, self._infos[0].bands)
         self._places = [(image, tile) for image, tiling in enumerate(self.tilings) for tile in tiling.tiles]
         self._opened: tuple[int, Dataset] | None = None
         self._inherited: tuple[int, Dataset] | None = None  # of the process that has forked: it alone closes them

@@ -27,13 +27,7 @@ from tiledseg.inference.mapping import NO_SHARE, WHOLE_SHARE, ImageShare, map_wi
 from tiledseg.inference.request import IMAGE, Request, chosen_classes, plan_maps, staged, upload
 from tiledseg.inference.trained import Mapper
 from tiledseg.models.network import GraphNetwork
-from tiledseg.raster.geopackage import (
-    PolygonFile,
-    begin,
-    pixels_of,
-    publish_polygons,
-    write_polygons,
-)
+from tiledseg.raster.geopackage import PolygonFile, begin, pixels_of, publish_polygons, write_polygons
 from tiledseg.raster.info import RasterInfo, code_notes, is_placed, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.map_writer import RasterLayout, begin_chunks, fill_chunks, lay_out, pack_layout, publish
@@ -52,14 +46,13 @@ def predict_all(
     memory_bytes: int,
     mesh: Mesh,
     network: str | None = None,
-    log: Callable[[str], None] | None = None,
+    ends: bool = True,
 ) -> None:
     """Write the maps of several requests, one image after the other, by one network. Collective.
 
     A map holds classes (uint8, the raster's grid; ignore_index without data) and, where wanted, probabilities (bands of
-    float32, NaN without data, or of bytes). The requests differ in their files only. `network`: a line that names the
-    network, printed at the end; `log`: takes the line of its check, whatever the verbosity. Maps for s3:// are put
-    there one by one (`staged`).
+    float32, NaN without data, or of bytes). The requests differ in their files only. `ends`: a line names
+    them at the end, after `network`, a line that names the network. Maps for s3:// are put there one by one (`staged`).
 
     Raise an InputError before anything is written. An unfinished map never carries the final name.
     """
@@ -70,8 +63,8 @@ def predict_all(
             words.say(f"warning: {line}")
 
     with staged(requests, mesh) as (local, folder):
-        infos = _map_all(local, folder, mapper, memory_bytes, mesh, log or words.say, warn)
-    if not mesh.is_root:
+        infos = _map_all(local, folder, mapper, memory_bytes, mesh, words.say, warn)
+    if not (mesh.is_root and ends):
         return
     first, pixels = requests[0], sum(info.height * info.width for info in infos)
     files = [path for path in (first.output, first.probabilities, first.polygons) if path is not None]
@@ -82,6 +75,10 @@ def predict_all(
     ]
     named += f", with {' and '.join(map(os.path.basename, beside))}" if beside else ""
     written = f"wrote a map of {infos[0].height} x {infos[0].width} pixels: {named}"
+    beside = [
+        name for name in (os.path.splitext(first.output)[0] + ".qml", f"{first.output}.aux.xml") if os.path.isfile(name)
+    ]
+    written += f", its colours and names of classes: {', '.join(beside)}" if beside else ""
     if len(requests) > 1:
         written = f"wrote {len(requests)} maps, {pixels:,} pixels: {os.path.dirname(first.output)}"
     for line in filter(None, (network, written)):
@@ -106,6 +103,9 @@ def _map_all(
     warn((*reference_notes(infos), *code_notes(infos), *notes, *plan.warnings))
     pairs = zip(requests, infos, strict=True) if mesh.is_root else ()
     images = [identify(request.image, info.beside) for request, info in pairs]
+    if plan.blocks is not None and mesh.is_root:
+        less = "" if plan.blocks.in_file else "; memory.store, a folder on a local disk, would keep them in a file"
+        log(f"blocks: {plan.blocks.in_words}{less}")
     use_one_kernel(True)
     network = mapper.build(mesh)
     for grid in [layer.grid for layer in network.graph.layers if isinstance(layer, Crops) and layer.grid]:
@@ -118,17 +118,25 @@ def _map_all(
     parallel = ParallelRun.open(plan.spread, network, mesh, first.precision, plan.pipeline, in_blocks, first.store)
     triples = zip(requests, infos, plan.tilings, strict=True)
     shares = [share_image(parallel, mesh, *triple) for triple in triples]
-    total, done = sum(len(share.parts) // len(share.views) for share in shares), count(1)
+    total, done = sum(share.passes.pieces(share.parts) // len(share.views) for share in shares), count(1)
     with closing(StepProgress(total, 0, first.verbosity if mesh.is_root else 0)) as progress:
+
+        def advance(line: str) -> None:
+            number = next(done)
+            if number == 1:
+                progress.restart(number)  # after the check, and all segments but the last
+            progress.advance(number, line)
+
         for share in shares:
             own = mapper
             if first.normalize == IMAGE:
                 own = replace(mapper, normalization=_statistics(share, mapper, mesh))
                 warn(own.normalization.warnings() if own.normalization else ())
             if verifies:
-                _verify(whole, share, own, memory_bytes, mesh, log)
+                most = memory_bytes if plan.blocks is None else min(memory_bytes, plan.blocks.memory)
+                _verify(whole, share, own, most, mesh, log)
                 verifies, whole = False, network
-            _make_map(share, own, classes, mesh, warn, lambda line: progress.advance(next(done), line))
+            _make_map(share, own, classes, mesh, warn, advance)
             warn(mesh.on_root(lambda: upload(folder)))
     warn([_REWRITTEN.format(path) for path in written_since(images)])
     parallel.close()

@@ -163,10 +163,8 @@ def plan_maps(
         with open_raster(request.image, mapper.bands, mapper.nodata, request.references) as reader:
             infos.append(reader.info)
         if reader.info.bands != network.bands:
-            raise RasterError(
-                f"{reader.info.path} has {reader.info.bands} bands but the network was trained on {network.bands}; "
-                "give an image of the same bands"
-            )
+            what = f"{reader.info.path} has {reader.info.bands} bands but the network was trained on {network.bands}"
+            raise RasterError("; ".join((f"{what}; give an image of the same bands", *reader.info.notes)))
     plan = plan_run(
         RunQuestion(
             network,

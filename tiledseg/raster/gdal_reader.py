@@ -71,7 +71,7 @@ class GdalReader(RasterReader):
                 every = ",".join(map(str, dataset.indexes))
                 notes = (
                     f"{path}: band {self._alpha} is marked as alpha and is read as validity, not as data; if it is "
-                    f"data (near-infrared, say), name it: --data.bands [{every}]",
+                    f"data (near-infrared, say), name it: data.bands [{every}]",
                 )
             if dataset.driver not in DRIVERS:
                 others = [name for name in dataset.files if name != gdal_path(path)]

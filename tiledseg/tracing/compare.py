@@ -277,7 +277,8 @@ def verified(
         images = [*sorted(wholes, key=lambda each: -prod(each[1])), (len(x_BCHW), tuple(x_BCHW.shape[2:]))]
         looks = network.recorded.check(network, images, SECONDS)
         line = f"checked: the graph gives what {name} gives on {_size(window_BCHW)}{part}"
-        return f"{line}, and its calls are the same at {counted(looks, 'size')}, {time.perf_counter() - begun:.1f} s"
+        line += f", and {name} makes the same calls at {counted(looks, 'further size')}" * (looks > 0)
+        return f"{line}, {time.perf_counter() - begun:.1f} s"
     return f"not checked: no part of {_size(x_BCHW)} suits {name} and the free memory"
 
 

@@ -15,7 +15,7 @@ from tiledseg.config.parallel import ALL, AUTO
 from tiledseg.config.run import Config, OptimizerConfig
 from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.config.words import Augmentation, augmentation
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, explained
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.shapes import count_parameters
@@ -116,7 +116,8 @@ def prepare(
         raise ConfigError(f"data.classes is the file {data.classes}; give what user_files.classes makes of it")
     label_map = LabelMap.from_config(data.classes, data.ignore_index)  # type: ignore[arg-type]
     learnt, held_out = inspect_files(data, label_map)
-    network = known(build_network(config.model, learnt.infos[0].bands, label_map.count), config.model.freeze_norm)
+    with explained(learnt.infos[0].notes):
+        network = known(build_network(config.model, learnt.infos[0].bands, label_map.count), config.model.freeze_norm)
     weights = given_weights(train.class_weights, label_map)
     objective = objective_of(config, network, label_map, weights)
     store = _store(config, on_cpu)

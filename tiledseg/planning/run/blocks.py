@@ -52,16 +52,14 @@ class BlockPlan:
         """The plan as a line of the log."""
         where = "in a file" if self.in_file else "in memory"
         cut = f"at most {self.shape[0]} x {self.shape[1]} a tile, {self.stored / GIB:.4g} GiB of them {where}"
-        if not self.trains:
-            return cut
-        return f"{cut}: {self.memory / GIB:.4g} GiB a step, for about {100 * self.extra:.0f} % more time"
+        step = f": {self.memory / GIB:.4g} GiB a step, for about {100 * self.extra:.0f} % more time"
+        return cut + step * self.trains
 
     def note(self, memory: int) -> str | None:
         """Return a warning where a step needs more than the `memory` of a rank."""
-        if self.memory <= memory:
-            return None
         needs = f"{'a training step' if self.trains else 'a map'} in blocks needs up to {self.memory / GIB:.1f} GiB"
-        return f"{needs}, but {memory / GIB:.1f} GiB are available; use {self.remedy}"
+        had = f"{memory / GIB:.1f} GiB are available; use {self.remedy}"
+        return f"{needs}, but {had}" if self.memory > memory else None
 
     @property
     def remedy(self) -> str:
@@ -90,12 +88,9 @@ def choose_blocks(
         conflict = f"{word} tensors are computed whole; leave one of them out"
     elif spread.mesh.stages > 1:
         conflict = f"stages {spread.mesh.stages} no whole image passes through a rank; use parallel.stages 1"
-    at_once = (node.name for node in graph.nodes if node.layer.sees_all or isinstance(node.layer, ImageProducts))
-    if passing := next(at_once, None):
-        raise ConfigError(
-            f"memory.blocks is set, but '{passing}' takes products over the whole image, all of it at once; leave "
-            "memory.blocks out, and spread the image over ranks by parallel.halo layer"
-        )
+    if passing := seen_whole(graph):
+        what = f"memory.blocks is set, but '{passing}' takes products over the whole image, all of it at once"
+        raise ConfigError(f"{what}; leave memory.blocks out, and spread the image over ranks by parallel.halo layer")
     if conflict is not None:
         raise ConfigError(f"memory.blocks is set, but with parallel.{conflict}, or leave memory.blocks out")
     if not spread.shares_layers:
@@ -105,6 +100,12 @@ def choose_blocks(
     image = layer_blocks(largest, graph, (spread.mesh.rows, spread.mesh.cols))
     shared = image.rows, image.cols
     return blocks_of(asked, graph, bands, image.whole.shape, value, memory, trains, shared, together)
+
+
+def seen_whole(graph: Graph) -> str | None:
+    """Return the first node that takes all of an image at once, which no blocks give it."""
+    names = (each.name for each in graph.nodes if each.layer.sees_all or isinstance(each.layer, ImageProducts))
+    return next(names, None)
 
 
 def blocks_of(
@@ -137,8 +138,6 @@ def blocks_of(
     assert best is not None, "some shape was looked at"
     shape, needs = best
     check_countable([needs.largest], "use more memory.blocks")
-    extra = 0.0
-    if trains:
-        rates = asked.store or ASSUMED_STORE
-        extra = needs.more_time(rates.machine, rates.waited if asked.in_file else None)
+    rates = asked.store or ASSUMED_STORE
+    extra = needs.more_time(rates.machine, rates.waited if asked.in_file else None) if trains else 0.0
     return BlockPlan(shape, needs.total(asked.in_file), needs.stored, asked.in_file, trains, extra)

@@ -290,7 +290,8 @@ def norm_fault(
     nodes, several = measuring(graph, trains), of_steps(graph)
     if mode not in exact_modes(graph, tiles, trains):
         fault = "its statistics would be those of a tile, not of the whole image; use parallel.halo layer"
-        others, last = ", norm none or pixel" if trains and keyed else "", ", or tiling.grid 1"
+        last = ", or tiling.grid 1 (with memory.blocks in little memory)"
+        others = ", norm none or pixel" if trains and keyed else ""
     elif trains and at_once > 1 and several:
         nodes, blocks = several, " or memory.blocks," if mode == "read" and tiles == 1 else ""
         fault = f"{at_once} images at once would each take, and move, statistics by themselves; use one image a step, "
