@@ -71,10 +71,15 @@ def test_a_map_says_what_was_compared(scene: Path, tmp_path: Path, capfd: pytest
     for name, way in ways.items():
         assert main([*words, *way, "--output", str(tmp_path / f"{name}.tif")]) == 0, name
         said = capfd.readouterr().err
-        assert (f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, and its calls" in said) == (name != "off"), name
+        assert (f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, and Sly makes the same calls" in said) == (
+            name != "off"
+        ), name
     for verify in (True, False):
         tiledseg.predict_raster(Sly(), scene, tmp_path / "own.tif", grid=1, verify=verify)
-        assert capfd.readouterr().err.count(f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, and its calls") == verify
+        assert (
+            capfd.readouterr().err.count(f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, and Sly makes the same calls")
+            == verify
+        )
     pixels = [(tmp_path / f"{name}.tif").read_bytes() for name in ("plain", "off")]
     assert pixels[0] == pixels[1]
     assert main(["predict", "--checkpoint", "run", "--no-verify", "--image", str(scene), "--output", "b.tif"]) == 2

@@ -133,7 +133,7 @@ def _map_all(
                 own = replace(mapper, normalization=_statistics(share, mapper, mesh))
                 warn(own.normalization.warnings() if own.normalization else ())
             if verifies:
-                most = memory_bytes if plan.blocks is None else min(memory_bytes, plan.blocks.memory)
+                most = memory_bytes if plan.blocks is None else min(memory_bytes, max(plan.blocks.memory, 2**29))
                 _verify(whole, share, own, most, mesh, log)
                 verifies, whole = False, network
             _make_map(share, own, classes, mesh, warn, advance)
