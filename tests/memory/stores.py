@@ -70,8 +70,7 @@ class LateMover(HostMover):
         return torch.full((size,), self.poison, dtype=torch.uint8)
 
     def _copy_out(self, flat_P: torch.Tensor, parts: Sequence[torch.Tensor]) -> Copying:
-        after = [*self.going_out, *self.coming_in]
-        self.going_out.append(LateCopy(self, after, flat_P.split([len(part) for part in parts]), parts))
+        self.going_out.append(LateCopy(self, [*self.going_out], flat_P.split([len(part) for part in parts]), parts))
         return self.going_out[-1]
 
     def _copy_back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:

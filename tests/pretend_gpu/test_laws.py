@@ -59,7 +59,7 @@ FILES = (
     "tests/memory/test_host_on_gpu.py",
 )
 # Hundreds of MiB, and rates that only a GPU has.
-TOO_LARGE = "a_loop_ends or allocators_peak or rates_of or a_calibration or bytes_go_out"
+TOO_LARGE = "a_loop_ends or allocators_peak or rates_of or a_calibration"
 
 
 @pytest.mark.timeout(400)

@@ -4,7 +4,7 @@ Nobody on the host waits for them. A copy begins once the GPU has done all that 
 copy brings, or the memory that it reads, has the GPU wait:
 
     computing   ... make x | ........ | wait for `in` | use x
-    out                    | x ----->                          `out` waits for the computing, and for `in`
+    out                    | x ----->                          `out` waits for the computing
     in                              | x <-----                 `in` waits for the computing, and for this copy out
 
 So memory that is given back on the host may be given out again there at once: what is asked of the GPU next comes after
@@ -79,8 +79,8 @@ class HostMover(Mover):
             ) from error
 
     def _copy_out(self, flat_P: torch.Tensor, parts: Sequence[torch.Tensor]) -> Copying:
-        """Begin to copy a device's memory to the host's."""
-        self._way_out.wait_stream(self._way_in)  # which may be reading these parts for somebody before
+        """Begin to copy a device's memory to the host's: after who used these parts before, whose copies what computes
+        has come after."""
         return self._copy(self._way_out, flat_P.split([len(part) for part in parts]), parts)
 
     def _copy_back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:
