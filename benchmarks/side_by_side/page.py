@@ -88,7 +88,7 @@ def better(results: Results) -> Iterator[Row]:
             more, other = (found.get(f"{name}{TWICE}", each) for name in (base_of(way), "MONAI, of crops"))
             why = f"looks at the module, once: {mine['cpu'] - each['cpu']:.1f} s, {mine['MiB'] - each['MiB']:.0f} MiB"
             twice = f"{more['cpu']:.1f} s to MONAI's {other['cpu']:.1f}, {more['MiB']:.0f} MiB to {other['MiB']:.0f}"
-            whys = [f"{why}; at twice the side {twice}; stays"] * 2
+            whys = [f"{why if way.endswith(TWICE) else f'{why}; at twice the side {twice}'}; stays"] * 2
             if "crops" not in way:
                 plain, small = (found[f"tiledseg, without `verify`{end}"] for end in ("", ", `grid=4`"))
                 whys[0] = f"`verify`, once a module: without it {statistics.median(plain['ratio']):.2f}; stays"
