@@ -89,7 +89,7 @@ def test_the_whole_image_needs_no_tracing(image: Path, tmp_path: Path) -> None:
         (nn.Conv2d(3, 4, 3), {"window": SIDE}, r"gives a tensor of \(1, 4, 10, 10\) for an input of"),
         (nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten()), {"window": SIDE}, r"gives a tensor of \(1, 576\)"),
         (Fickle("coarse"), {"window": SIDE}, r"gives a tensor of \(1, 4, 3, 3\) for an input of \(1, 3, 12, 12\)"),
-        (Fickle("draws"), {"window": SIDE}, "gives other scores when it is run again"),
+        (Fickle("draws"), {"window": SIDE}, "gives other scores at its next call"),
         (Fickle("moves"), {"window": SIDE}, "changes its buffer 'moved' in eval"),
         (Fickle("counts"), {"window": SIDE}, "changes its attribute 'calls' at every call"),
         (Fickle("lists"), {"window": SIDE}, "changes its attribute 'seen' at every call"),

@@ -174,5 +174,9 @@ class Frozen(nn.Module):
 def test_a_train_of_ones_own_is_kept() -> None:
     module = Frozen().double().train()
     network = trace(module, 3)
-    assert not network.train().layers["bn"].training
+    norm = network.train().layers["bn"]
+    assert not norm.training
+    module.bn.train()  # by hand
+    assert norm.training
+    module.bn.eval()
     assert check_exact(module) is None

@@ -43,7 +43,21 @@ class GroupNorm(nn.GroupNorm):
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch norm. Evaluated it scales and shifts by constants, as torch does."""
+    """Batch norm. Evaluated it scales and shifts by constants, as torch does. `in_place_of`: somebody's own norm, whose
+    mode it has at any time."""
+
+    in_place_of: tuple[nn.Module, ...] = ()
+
+    @property
+    def training(self) -> bool:
+        mode: bool = self.in_place_of[0].training if self.in_place_of else self.__dict__["training"]
+        return mode
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        self.__dict__["training"] = mode
+        for norm in self.in_place_of:
+            norm.training = mode
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not takes_statistics(self) or not _is_own(input):

@@ -241,7 +241,7 @@ def _picture(value: Any, depth: int) -> Any:
             return pickle.dumps(value)
         case Iterator():
             return object()  # another one each time: nobody can tell whether it has moved
-    slots = [getattr(value, name, None) for name in getattr(value, "__slots__", ()) if name != "__dict__"]
+    slots = [getattr(value, name, None) for name in getattr(value, "__slots__", None) or () if name != "__dict__"]
     return [value, _picture([getattr(value, "__dict__", None), slots], depth - 1)] if depth else value
 
 

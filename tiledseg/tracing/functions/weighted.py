@@ -146,8 +146,8 @@ def right(module: nn.Module) -> nn.Module:
     """
     if type(module) not in RIGHT:
         return module
-    again = copy.copy(module)
-    again.__class__ = RIGHT[type(module)]
+    again: Any = copy.copy(module)
+    again.__class__, again.in_place_of = RIGHT[type(module)], (module,)
     return again
 
 
