@@ -75,10 +75,6 @@ def predict_all(
     ]
     named += f", with {' and '.join(map(os.path.basename, beside))}" if beside else ""
     written = f"wrote a map of {infos[0].height} x {infos[0].width} pixels: {named}"
-    beside = [
-        name for name in (os.path.splitext(first.output)[0] + ".qml", f"{first.output}.aux.xml") if os.path.isfile(name)
-    ]
-    written += f", its colours and names of classes: {', '.join(beside)}" if beside else ""
     if len(requests) > 1:
         written = f"wrote {len(requests)} maps, {pixels:,} pixels: {os.path.dirname(first.output)}"
     for line in filter(None, (network, written)):
