@@ -127,6 +127,9 @@ def test_copies_wait_for_all_streams_that_compute() -> None:
     brought = mover.bring(sent)
     brought.copying.wait()
     assert torch.equal(brought.flat_P.view(torch.int64).cpu(), torch.arange(MIB // 8))
+    mover.drop(mover.send(brought.flat_P))  # wanted before it has left
+    del brought
+    torch.zeros(MIB, dtype=torch.uint8, device=device)
     mover.close()
 
 

@@ -31,8 +31,9 @@ def copy_tree(to: Path) -> None:
         (to / name).symlink_to(ROOT / name)
 
 
-def test_status(root: Path, fault: Fault) -> int:
-    """The exit code of the fault's tests in the tree at `root`; 0 where all pass."""
+def test_status(root: Path, fault: Fault) -> tuple[int, str]:
+    """The exit code of the fault's tests in the tree at `root`, 0 where all pass, and pytest's line of the first one
+    that fails."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     if fault.ranks > 1:
         assert MPIRUN is not None, "these tests need mpirun"
@@ -46,8 +47,9 @@ def test_status(root: Path, fault: Fault) -> int:
             [*command, *fault.tests.split()], cwd=root, env=environment, capture_output=True, timeout=SECONDS
         )
     except subprocess.TimeoutExpired:
-        return 124
-    return done.returncode
+        return 124, f"over {SECONDS} s"
+    lines = done.stdout.decode(errors="replace").splitlines()
+    return done.returncode, next((line[:160] for line in lines if line.startswith(("FAILED", "ERROR"))), "")
 
 
 def main(words: list[str]) -> int:
@@ -61,12 +63,13 @@ def main(words: list[str]) -> int:
             source = place.read_text()
             place.write_text(source.replace(fault.old, fault.new))
             begun = time.monotonic()
-            status = test_status(root, fault)
+            status, why = test_status(root, fault)
             place.write_text(source)
             word = {0: "MISSED", 5: "NO TESTS", 4: "NO TESTS"}.get(status, "caught")
             missed += [fault.name] if word != "caught" else []
             print(
-                f"{word:8} {time.monotonic() - begun:5.0f} s  {fault.name}  ({fault.file}; {fault.tests})", flush=True
+                f"{word:8} {time.monotonic() - begun:5.0f} s  {fault.name}  ({fault.file}; {fault.tests}) {why}",
+                flush=True,
             )
     print(f"{len(chosen) - len(missed)} of {len(chosen)} faults caught")
     return 1 if missed else 0

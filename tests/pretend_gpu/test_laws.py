@@ -6,6 +6,7 @@ No test has a race, and no rank touches another one's GPU. And the tests of one 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -63,7 +64,8 @@ TOO_LARGE = "a_loop_ends or allocators_peak or rates_of or a_calibration"
 
 
 @pytest.mark.timeout(400)
-def test_tests_of_a_gpu(pretend_gpu: PretendGpu) -> None:
+@pytest.mark.parametrize("file", FILES, ids=lambda file: Path(file).stem)
+def test_tests_of_a_gpu(file: str, pretend_gpu: PretendGpu) -> None:
     words = ["-q", "--color=no", "-x", "-p", "no:cacheprovider", "-m", "cuda", "-k", f"not ({TOO_LARGE})"]
-    ran = pretend_gpu.run(["-m", "pytest", *words, *FILES], timeout=380).sound()
+    ran = pretend_gpu.run(["-m", "pytest", *words, file], timeout=380).sound()
     assert "skipped" not in ran.output.splitlines()[-1]
