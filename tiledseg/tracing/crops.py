@@ -85,10 +85,10 @@ def crops_network(
 
 
 def _layout(module: nn.Module, x_BCHW: torch.Tensor, scores_BKHW: torch.Tensor) -> torch.memory_format:
-    """Return channels last, in which convolutions are faster, if a module gives about the same scores so."""
+    """Return channels last, in which convolutions are faster, if a module gives the same scores so: norms may not."""
     with suppress(ConfigError):  # of a view, which only rows of channels have; of a module that takes one image
         found_BKHW = scores_of(module, x_BCHW.clone(memory_format=torch.channels_last))[:1]
-        if (found_BKHW - scores_BKHW).abs().max() <= torch.finfo(x_BCHW.dtype).eps ** 0.5 * scores_BKHW.abs().max():
+        if (found_BKHW - scores_BKHW).abs().max() <= 16 * torch.finfo(x_BCHW.dtype).eps * scores_BKHW.abs().max():
             return torch.channels_last
     return torch.contiguous_format
 
