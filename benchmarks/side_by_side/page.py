@@ -108,12 +108,12 @@ def better(results: Results) -> Iterator[Row]:
 
 def why_of(key: str, theirs: Results, ours: Results) -> str:
     """Return the parts in which a step costs more than a peer's, as measured."""
-    ends = {"messages": ("messages", "calls"), "bytes": ("bytes",)}.get(key)
-    if ends is None:
-        return "see processor seconds, and the spread of turns"
+    ends = ("bytes",) if key == "bytes" else ("messages", "calls")
     pairs = {phase: [sum(of.get(f"{phase} {end}", 0) for end in ends) for of in (ours, theirs)] for phase in PHASES}
     parts = ", ".join(f"{phase} {mine:,} to {other:,}" for phase, (mine, other) in pairs.items() if mine or other)
     why = "gradients are summed in float64 (`docs/decisions/0003`)" if key == "bytes" else "corners are messages too"
+    if key not in ("bytes", "messages"):
+        return f"none in messages and calls ({parts}): ranks share the cores, and turns spread (`tables.md`); stays"
     return f"{parts}: {why}; stays"
 
 
