@@ -123,14 +123,15 @@ class _Parsed(BaseException):
     """A command's words are parsed: nothing more is wanted of it."""
 
 
-def command_lines(text: str) -> Iterator[list[str]]:
-    """Yield the words of each command of a page's examples, without placeholders, comments and redirections."""
+def command_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
+    """Yield mpirun's ranks and the words of each command of a page's examples, without comments and redirections."""
     for language, block in re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         for line in () if language in ("python", "yaml") else block.replace("\\\n", " ").splitlines():
-            command = re.search(r"(?:^|[\s!])(?:tiledseg|-m tiledseg\.)\s?([a-z]+ -.*)", line)
+            command = re.search(
+                r"(?:mpirun -n (\d+).*?)?(?:^|[\s!])(?:tiledseg|-m tiledseg\.)\s?(doctor|[a-z]+ -.*)", line
+            )
             if command and "..." not in line:
-                words = shlex.split(re.split(r"\s[>&|#;]|;|\.sh ", command[1])[0], comments=True)
-                yield words
+                yield command[1], shlex.split(re.split(r"\s[>&|#;]|;|\.sh ", command[2])[0], comments=True)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def command_lines(text: str) -> Iterator[list[str]]:
 def test_commands_of_examples_have_flags_and_values_that_their_commands_take(
     page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """They are parsed, and not run; `test_command.py` runs an example of each command, `test_site.py` the tutorials."""
+    """They are parsed, and not run: `test_examples.py` runs those of how-to pages, `test_site.py` the tutorials."""
     real = argparse.ArgumentParser.parse_known_args
 
     def parsed(parser: Parser, *words: Any) -> None:
@@ -153,7 +154,7 @@ def test_commands_of_examples_have_flags_and_values_that_their_commands_take(
     for name in ("run.yaml", "mine.yaml", "old-run/config.yaml", "runs/run/config.yaml"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text("{}")
-    for words in command_lines(page.read_text()):
+    for _, words in command_lines(page.read_text()):
         if words[0] == "train":
             assert parse_config(words[1:], "tiledseg train", "")
             continue
