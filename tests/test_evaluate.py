@@ -192,4 +192,5 @@ def test_many_classes_of_long_names_have_80_columns() -> None:
     matrix = np.arange(400).reshape(20, 20)
     lines = as_table(matrix, scores(matrix), [f"a class with a long name, number {k}" for k in range(20)]).splitlines()
     assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("(a map of a class wit.., number 19 alone: 9.8 %, ")
     assert lines[-1].split("  ")[1:] == ["a class wit.., number 19", "5.1 %", "a class wit.., number 18", " 5.1 %"]

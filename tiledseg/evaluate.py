@@ -154,8 +154,8 @@ def as_table(matrix: NDArray[np.int64], result: Scores, names: Sequence[str]) ->
     if max(map(len, columns(confusion).splitlines())) > WIDTH:  # one class beside the right one
         wrong = shares - np.diag(np.diag(shares))
         confusion = [["true class", "right", "else most often", "share"]]
-        for k, most in enumerate(wrong.argmax(1)):
-            confusion.append([names[k], _percent(shares[k, k]), names[most], _percent(wrong[k, most])])
+        for k, other in enumerate(wrong.argmax(1)):
+            confusion.append([names[k], _percent(shares[k, k]), names[other], _percent(wrong[k, other])])
     return "\n".join(
         [
             f"pixel accuracy {_percent(result.accuracy)}, mean IoU {_percent(result.mean_iou)} "
