@@ -91,13 +91,10 @@ def _table(diagnosis: dict[str, Any]) -> str:
     rows += [tuple(str(report[key]) for key in keys) for report in diagnosis["ranks"]]
     versions = diagnosis["ranks"][0]["versions"]
     width = max(map(len, versions))
-    meanings = {"mpi none": "none: torchrun starts ranks without it; docs/how-to/mpi-and-nccl.md has more"}
-    meanings["freed memory kept"] = "kept for the next tensors, which is faster than giving it back to the system"
-    lines = (f"  {name:{width}}  {meanings.get(f'{name} {version}', version)}" for name, version in versions.items())
     blocks = [
         f"{counted(len(rows) - 1, 'rank')}, launcher {diagnosis['launcher']}, transport {diagnosis['transport']}",
         columns(rows),
-        "\n".join(lines),
+        "\n".join(f"  {name:{width}}  {version}" for name, version in versions.items()),
     ]
     if diagnosis["transfers"]:
         times: list[tuple[str, ...]] = [("all-reduce bytes", "milliseconds", "GB/s", "bus GB/s")]
