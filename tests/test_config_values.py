@@ -101,6 +101,7 @@ def test_every_number_has_a_range() -> None:
     """Declared beside the field; without one, nothing would stop a size beyond what memory or an index can hold."""
     numeric = [(group, key) for group, key in KEYS if re.search(r"\b(int|float)\b", str(key.type))]
     assert len(numeric) >= 27
+    assert len(KEYS) <= 100, "a key that one word alone knows is a field of that word"
     assert [f"{group}.{key.name}" for group, key in numeric if range_of(key) is None] == []
     whole = [key for _, key in numeric if "int" in str(key.type) and "float" not in str(key.type)]  # keys of a map
     assert all(range_of(key).whole and range_of(key).most < 2**63 for key in whole)  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from torch.nn import functional
 
-from tests.crash.runs import STEPS, Material, after_step, check_same, figures, lines, train, weights
+from tests.crash.runs import STEPS, Material, after_step, check_same, lines, train, weights
 from tests.small_files import tree, write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.commands.options import parse_config, to_yaml
@@ -149,17 +149,6 @@ def test_metrics_cut_short_are_seen_before_anything_is_written(
     assert "metrics.jsonl is gone: the new one starts after step 10" in capfd.readouterr().err
     assert [line["step"] for line in lines(folder) if "loss" in line] == [11, 12]
     assert weights(folder) == weights(finished["adamw-fp64"])
-
-
-def test_panels_change_nothing_but_pictures(material: Material, finished: dict[str, Path]) -> None:
-    folder = material.root / "without-panels"
-    assert train(material, folder, "--run.panels", "0") == 0
-    assert lines(folder) == lines(finished["adamw-fp64"])
-    assert weights(folder) == weights(finished["adamw-fp64"])
-    drawn = [path.name for path in sorted((finished["adamw-fp64"] / "validation").iterdir())]
-    assert drawn == [f"step-{step:06d}.{kind}" for step in (3, 6, 9, 12) for kind in ("json", "png")]
-    assert not list((folder / "validation").glob("*.png"))
-    assert [{**each, "panel": None} for each in figures(finished["adamw-fp64"])] == figures(folder)
 
 
 def test_what_a_run_leaves(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,7 +237,7 @@ def _make_material(root: Path) -> None:
         write_raster(root / name, image_CHW)
     write_raster(root / "labels.tif", labels_HW[None])
     config = {
-        "data": {"images": "image.tif", "labels": "labels.tif", "classes": 3, "workers": 1, "prefetch": 1},
+        "data": {"images": "image.tif", "labels": "labels.tif", "classes": 3, "workers": 1},
         "tiling": {"grid": [2, 4]},
         "model": {"levels": 2, "convs_per_level": 1, "base_channels": 2, "dropout": 0.2},
         "optimizer": {"name": "adamw", "lr": 0.01},

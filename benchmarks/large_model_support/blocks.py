@@ -82,7 +82,7 @@ class Trial:
         names = {"images": "image.tif", "labels": "labels.tif"}
         files = {key: [str(folder / f"{n}" / name) for n in range(self.images)] for key, name in names.items()}
         config: dict[str, Any] = {
-            "data": {**files, "classes": 3, "workers": 1, "prefetch": 1},
+            "data": {**files, "classes": 3, "workers": 1},
             "model": {"levels": self.levels, "base_channels": self.channels, "norm": self.norm},
             "tiling": {"grid": 1},
             "train": {"epochs": self.steps, "images_per_step": self.images, "checkpoint_every": 10**6},

@@ -33,9 +33,10 @@ def missing(data: Path) -> list[str]:
 
 def parts_of(told: dict[str, Any], shape: tuple[int, int]) -> tuple[SplitPart, SplitPart]:
     """(trained on, held out) of an image of `shape`, as `tiledseg train` cuts it by a group `data`."""
-    rows, cols = told["split"]
-    share, seed = told.get("split_share", 0.2), told.get("split_seed", 0)
-    cut = SplitCut(shape, (rows, cols), (told["split_gap"],) * 2)
+    split = told["split"]
+    rows, cols = split["blocks"]
+    share, seed = split.get("share", 0.2), split.get("seed", 0)
+    cut = SplitCut(shape, (rows, cols), (split["gap"],) * 2)
     (trained,), (held_out,) = SpatialSplit((cut,), share, seed).parts()
     return trained, held_out
 

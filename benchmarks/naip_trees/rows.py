@@ -45,7 +45,7 @@ def of_run(settings: Settings, data: Path, output: Path, steps: int, seed: int) 
     image, labels = (_in(data, settings["data"][key]) for key in ("images", "labels"))
     pixels = sum(map(_pixels, image if isinstance(image, list) else [image]))
     train = settings["train"]
-    each = math.ceil(pixels / (train["windows_per_step"] * train["window"] ** 2))
+    each = math.ceil(pixels / (train["windows"]["per_step"] * train["windows"]["size"] ** 2))
     epochs = max(1, round(steps / each))
     return merged(
         settings,

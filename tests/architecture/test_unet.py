@@ -65,7 +65,7 @@ def test_a_norm_takes_the_place_of_the_bias() -> None:
         (lambda: ResidualUNet("resnet101"), "model.encoder is 'resnet101'; give one of resnet18, resnet34, resnet50"),
         (lambda: ResidualUNet(base_channels=12, norm="group"), "12 channels"),
         (lambda: GatedSCNN(base_channels=12), "model.base_channels is 12; give a multiple of 8 for gated_scnn"),
-        (lambda: GatedSCNN(bands=1, edge_band=True), "model.edge_band is true, but the image has 1 band"),
+        (lambda: GatedSCNN(bands=1, edge_band=True), "model.arguments: edge_band is true, but the image has 1 band"),
     ],
 )
 def test_impossible_options_name_the_key_and_the_value(make: Callable[[], object], words: str) -> None:

@@ -13,7 +13,8 @@ FLAGS = (
     train("malformed-yaml", "--config ROOT/malformed.yaml", "malformed.yaml, line 3, column 9", "mend"),
 )
 
-WINDOWS = "--train.tiles_per_step null --train.sampling windows --train.window 16 --train.windows_per_step 2"
+WINDOWS = "--train.tiles_per_step null --train.windows '{size: 16, per_step: 2}'"
+CROPS = "--train.tiles_per_step null --train.windows '{size: 16, per_step: 2, halo: none}'"
 
 VALUES = (
     train("group-norm", "--model.norm group --model.base_channels 6", "level 1 has 12 channels", "8 groups", "give 1,"),
@@ -36,24 +37,19 @@ VALUES = (
         "tiles_per_step is null",
     ),
     train("balance-of-images", "--train.tiles_per_step null --train.balance_classes 0.5", "is 0.5", "tiles_per_step"),
-    train("window-of-tiles", "--train.window 16", "train.window is 16", "train.sampling is tiles", "leave it out"),
-    train(
-        "windows-of-no-size",
-        "--train.tiles_per_step null --train.sampling windows",
-        "windows and train.window not given",
-        "give train.window",
-    ),
+    train("window-of-old", "--train.window 16", "train.window, of an older", "give train.windows {size: VALUE}"),
+    train("windows-of-no-size", WINDOWS.replace("size: 16, ", ""), "train.windows: size is null", "give a value"),
+    train("windows-of-text", WINDOWS.replace("16", "a"), "train.windows: size is a", "give a whole number"),
+    train("windows-of-more", WINDOWS.replace("size", "side"), "no field 'side'", "size, per_step, halo"),
     train("windows-and-tiles", f"{WINDOWS} --train.tiles_per_step 2", "tiles_per_step is 2", "windows", "leave it out"),
-    train("window-too-large", f"{WINDOWS} --train.window 49", "train.window is 49", "48 px", "at most 48"),
-    train("window-halo-of-tiles", "--train.window_halo none", "window_halo is none", "train.sampling windows"),
+    train("window-too-large", WINDOWS.replace("16", "49"), "train.windows: size is 49", "48 px", "at most 48"),
     train("windows-each-tile", f"{WINDOWS} --train.augment_each tile", "augment_each is tile", "leave it out"),
-    train("windows-in-layer", f"{WINDOWS} --parallel.halo layer", "layer", "window_halo exact", "parallel.halo read"),
+    train("windows-in-layer", f"{WINDOWS} --parallel.halo layer", "layer", "has halo exact", "parallel.halo read"),
     train("windows-norm", f"{WINDOWS} --model.norm batch", "a part of the image"),
-    train("small-windows-norm", f"{WINDOWS} --train.window_halo none --model.norm batch", "model.norm is batch"),
+    train("small-windows-norm", f"{CROPS} --model.norm batch", "model.norm is batch"),
     train(
         "small-windows-norm-validated-in-tiles",
-        f"{WINDOWS} --train.window_halo none --model.norm instance --data.val_images ROOT/image.tif "
-        "--data.val_labels ROOT/labels.tif",
+        f"{CROPS} --model.norm instance --data.val_images ROOT/image.tif --data.val_labels ROOT/labels.tif",
         *("of the validation", "model.norm is instance", "tiling.grid 1"),
     ),
     train("augment-each-of-nothing", "--train.augment_each tile", "augment_each is tile", "train.augment is []"),

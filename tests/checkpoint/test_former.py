@@ -59,3 +59,16 @@ def test_keys_of_a_policy_have_become_its_fields() -> None:
     older = {**optimizer, "policy": "step", "step_size": 7, "gamma": 0.1, "power": 0.9}
     policy = parse_state({**state, "config": {**state["config"], "optimizer": older}}).config.optimizer.policy
     assert read_policy(policy) == ("step", {"size": 7, "gamma": 0.1})
+
+
+def test_keys_of_one_word_have_become_its_fields() -> None:
+    state = find_checkpoint(FORMER / "run").state
+    config = {group: dict(keys) for group, keys in state["config"].items()}
+    config["data"] |= {"split": "64 px", "split_share": 0.3, "split_gap": "auto"}
+    config["model"] |= {"image_mean": False, "edge_band": False}
+    config["train"] |= {"sampling": "windows", "window": 16, "windows_per_step": 2, "window_halo": "none"}
+    found = parse_state({**state, "config": config}).config
+    assert (found.data.split, found.model.arguments) == ({"blocks": "64 px", "share": 0.3}, {"image_mean": False})
+    assert found.train.windows == {"size": 16, "per_step": 2, "halo": "none"}
+    config["data"] |= {"split": None}
+    assert parse_state({**state, "config": config}).config.data.split is None

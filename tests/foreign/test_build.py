@@ -150,7 +150,7 @@ def test_maps_are_those_of_the_module_on_the_whole_image(
         ({"build": BUILD, "arguments": {"depth": 3}}, "cannot be called with bands, classes, depth"),
         ({"build": "tests.foreign.modules:four"}, "gives 4 channels for 3 classes"),
         ({"build": BUILD, "levels": 3}, "model.levels is 3, but tests.foreign.modules:build builds the network"),
-        ({"arguments": {"width": 3}}, "model.arguments is {'width': 3}, but model.build is null"),
+        ({"arguments": {"width": 3}}, "model.arguments is {'width': 3}, but unet has no such choice"),
     ],
 )
 def test_what_is_no_such_network_is_refused(material: Material, model: dict, words: str, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_plan_is_of_the_same_kind_as_others(capsys: pytest.CaptureFixture[str]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out).keys() == ours.keys() - {"stages"}
     for more, said in (
-        (["--arguments", '{"width": 6}'], "model.build is null"),
+        (["--arguments", '{"width": 6}'], "unet has no such choice"),
         (["--build", BUILD, "--levels", "3"], "model.levels is 3"),
         (["--build", BUILD, "--arguments", "width"], "argument --arguments: invalid json_map value"),
         (["--build", "nobody:knows"], "needs the module nobody"),

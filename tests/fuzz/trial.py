@@ -24,7 +24,7 @@ STORE = ["--images", "image.tif", "--labels", "labels.tif", "--grid", "2", "--le
 def good_config() -> dict[str, Any]:
     """Two epochs of two steps, a checkpoint after each; paths are those of the case's folder."""
     return {
-        "data": {"images": "image.tif", "labels": "labels.tif", "classes": 3, "workers": 1, "prefetch": 1},
+        "data": {"images": "image.tif", "labels": "labels.tif", "classes": 3, "workers": 1},
         "tiling": {"grid": 2},
         "model": {"levels": 2, "convs_per_level": 1, "base_channels": 2},
         "optimizer": {"lr": 0.01},

@@ -132,14 +132,14 @@ def train(steps: Steps, mesh: Mesh) -> Run:
     for number, images in enumerate(steps.images):
         parts = passes.mode.share([TileReference(i, t) for i in images for t in range(len(data.tilings[i]))])
         again = [part for _ in range(stepper.rounds(parts)) for part in parts]
-        losses.append(stepper.run(number, read_ahead(passes, data, again, 0, 1), parts, stop=False).loss)
+        losses.append(stepper.run(number, read_ahead(passes, data, again, 0), parts, stop=False).loss)
         agree_on_buffers(network, run.axes.weights, passes.mode.speaks(parts))
     check_agreement(network, mesh, run.axes.weights)
     frozen = [p for p in network.parameters() if not p.requires_grad]
     assert all(p.grad is None and p not in optimizer.state for p in frozen)
     gradients = {n: p.grad.clone() for n, p in network.named_parameters() if p.grad is not None and not p.is_meta}
     data.margin = 0
-    findings = validate(network, data, mesh, run.over(data.tilings), 1, 1)
+    findings = validate(network, data, mesh, run.over(data.tilings), 1)
     stepper.close()
     run.close()
     return Run(losses, findings.line()["loss"], gradients, {n: t.clone() for n, t in own_state(network).items()})

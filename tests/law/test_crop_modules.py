@@ -34,7 +34,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def keys_of(folder: Path, module: str = "FixedSize", **more: Any) -> dict[str, Any]:
     """Return keys that train a module of one input size on windows, validated by crops."""
-    windows = {"sampling": "windows", "window": SIDE, "windows_per_step": 3, "window_halo": "none", "epochs": 2}
+    windows = {"windows": {"size": SIDE, "per_step": 3, "halo": "none"}, "epochs": 2}
     return {
         "model": ModelConfig(build=f"tests.law.fixed_size:{module}", window=SIDE, overlap=0.4, blend="cosine"),
         "tiling.grid": "auto",
@@ -115,8 +115,8 @@ def test_a_draw_for_some_crops_ends_the_map(image: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"train.window": 10}, "model.window is 12, but .* give train.sampling windows, train.window 12"),
-        ({"train.window_halo": "exact"}, "model.window is 12, but .* train.window_halo none"),
+        ({"train.windows": {"size": 10, "per_step": 3, "halo": "none"}}, "is 12, but .* give train.windows {size: 12,"),
+        ({"train.windows": {"size": 12, "per_step": 3}}, "model.window is 12, but .* halo: none"),
         ({"model.freeze_norm": True}, "model.freeze_norm is true, but model.window is 12"),
         ({"model.window": None}, "model.overlap is 0.4, but model.window is null"),
         ({"model.build": "tests.law.fixed_size:Normed"}, "'bn' of Normed takes statistics over windows"),

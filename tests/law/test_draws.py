@@ -77,7 +77,7 @@ def config(folder: Path, name: str, **keys: Any) -> Config:
 
 
 def windows(folder: Path, name: str, **keys: Any) -> Config:
-    return config(folder, name, **{"sampling": "windows", "window": SIDE, "windows_per_step": 3, "epochs": 2, **keys})
+    return config(folder, name, **{"windows": {"size": SIDE, "per_step": 3}, "epochs": 2, **keys})
 
 
 def shown(image_CHW: NDArray, labels_HW: NDArray, draw: Draw | None) -> tuple[NDArray, NDArray]:
@@ -174,10 +174,11 @@ def by_hand(config: Config, image_CHW: NDArray, labels_HW: NDArray, steps: int) 
     images as one batch."""
     network = network_modules(network_of(config), config.train.seed).double().train()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
-    exact = config.train.window_halo == "exact"
+    fields = config.train.windows or {}
+    exact = "halo" not in fields
     footprint = network_footprint(network_of(config).graph()) if exact else None
     drawer = Drawer(augmentation(config.train.augment), ((H, W),), BANDS)
-    sampler = DrawnWindows(drawer, SIDE, config.train.windows_per_step or 0, config.train.seed, footprint)
+    sampler = DrawnWindows(drawer, SIDE, fields["per_step"], config.train.seed, footprint)
     found = []
     for position, step in list(sampler.steps_from(Position(0, 0), config.train.epochs))[:steps]:
         assert position.step < sampler.steps_per_epoch
@@ -226,20 +227,21 @@ def test_a_window_knows_its_place_in_the_whole_raster(blocks: str | int, tmp_pat
 def test_small_windows_are_a_batch_of_images(norm: str, blocks: str | list[int], tmp_path: Path) -> None:
     """With a batch norm, over all of a step: in mode layer, or in blocks."""
     image = scene(tmp_path, whole=True)
-    own = windows(tmp_path, "run", window_halo="none", norm=norm, augment=CHANGES)
+    own = windows(tmp_path, "run", windows=SMALL, norm=norm, augment=CHANGES)
     own = replace(own, memory=MemoryConfig(blocks=blocks))
     if norm == "batch" and blocks == "none":
         own = replace(own, parallel=ParallelConfig(halo="layer"))
     assert losses(run(own, one_rank())) == pytest.approx(by_hand(own, *image, steps=4), rel=1e-11)
 
 
+SMALL = {"size": SIDE, "per_step": 3, "halo": "none"}
 LABELLED: dict[str, Any] = {"skip_empty": True, "balance_classes": 0.7}
 
 
 @pytest.mark.parametrize(
     ("keys", "other", "words"),
     [
-        ({}, {"window": 16, "windows_per_step": 2, "window_halo": "none", "epochs": 3}, "train.window is 24 there"),
+        ({}, {"windows": {**SMALL, "size": 16, "per_step": 2}, "epochs": 3}, "train.windows is {'size': 24.* there"),
         (LABELLED, {"balance_classes": 0.5}, "train.balance_classes is 0.7"),
     ],
     ids=["plain", "by labels"],
@@ -249,7 +251,7 @@ def test_a_run_on_windows_goes_on_in_the_middle_of_an_epoch(
 ) -> None:
     """What is drawn by labels is counted again. Other windows may begin where an epoch ends."""
     scene(tmp_path, whole=True)
-    each = {"windows_per_step": 1, "checkpoint_every": 1, "keep_checkpoints": 20}
+    each = {"windows": {"size": SIDE, "per_step": 1}, "checkpoint_every": 1, "keep_checkpoints": 20}
     whole = windows(tmp_path, "whole", augment=CHANGES, **each, **keys)
     expected = losses(run(whole, one_rank()))
     assert len(expected) == 12
@@ -266,9 +268,7 @@ def test_a_run_on_windows_goes_on_in_the_middle_of_an_epoch(
         assert not set(expected) & set(losses(run(windows(tmp_path, "plain", augment=CHANGES, **each), one_rank())))
         return
     assert len(onward("other", 6, **other)) == 2 * 6  # of 2 windows of 16 x 16 px
-    assert find_checkpoint(tmp_path / "other").saved.resumed[0].changed.keys() >= {
-        f"train.{key}" for key in other if "window" in key
-    }
-    tiles = {"sampling": "tiles", "window": None, "windows_per_step": None, "augment": [], "epochs": 4}
+    assert "train.windows" in find_checkpoint(tmp_path / "other").saved.resumed[0].changed
+    tiles = {"windows": None, "augment": [], "epochs": 4}
     assert len(onward("tiles", 6, **tiles)) == 3
-    assert "train.sampling" in find_checkpoint(tmp_path / "tiles").saved.resumed[0].changed
+    assert "train.windows" in find_checkpoint(tmp_path / "tiles").saved.resumed[0].changed

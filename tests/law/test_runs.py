@@ -66,9 +66,10 @@ CHANGES: list[Any] = ["reflect", "turn", {"translate": 7}, {"scale": [0.8, 1.25]
 POLYGONS: Keys = {
     "data.classes": [{"name": "ground"}, {"name": "roof"}, {"name": "pond"}],
     "data.labels": "labels.gpkg", "data.label_attribute": "kind", "data.background": "ground", "data.area": "area.gpkg",
-    "data.val_images": [], "data.val_labels": [], "data.split": [3, 2], "data.split_gap": 3,
+    "data.val_images": [], "data.val_labels": [], "data.split": {"blocks": [3, 2], "gap": 3},
 }  # fmt: skip
-WINDOWS: Keys = {"train.sampling": "windows", "train.window": 32, "train.windows_per_step": 3, "train.augment": CHANGES}
+WINDOWS: Keys = {"train.windows": {"size": 32, "per_step": 3}, "train.augment": CHANGES}
+SMALL: Keys = {**WINDOWS, "train.windows": {"size": 32, "per_step": 3, "halo": "none"}}
 SOMEBODY: Keys = {"model": ModelConfig(build="tests.foreign.modules:build", arguments={"width": 3})}
 NORMED: Keys = {"model": ModelConfig(build="tests.foreign.modules:build", arguments={"width": 3, "norm": True})}
 STILL: Keys = {"model": ModelConfig("unet", build="tests.foreign.modules:build_measured", arguments={"width": 3})}
@@ -82,7 +83,7 @@ ROWS: dict[str, Row] = {
     "thirty steps": Row(
         (3,),
         {"train.epochs": 15, "train.tiles_per_step": 5, "train.validate_every": 5, "optimizer.name": "sgd"},
-        ({"data.workers": 1, "data.prefetch": 3, "train.tiles_per_batch": 2},),
+        ({"data.workers": 3, "train.tiles_per_batch": 2},),
     ),
     "float32": Row((4,), {"train.precision": "fp32"}, ({},), bound=1e-5),
     "exchange": Row(
@@ -140,16 +141,16 @@ ROWS: dict[str, Row] = {
     ),
     "windows": Row((4,), {**WINDOWS, "train.balance_classes": 0.5}, ({},)),
     "windows in stages": Row((4,), {**WINDOWS, "train.loss": {"cross_entropy": 1.0, "dice": 1.0}}, (stages(2),)),
-    "small windows": Row((3,), {**WINDOWS, "train.window_halo": "none", "train.skip_empty": True}, ({},)),
+    "small windows": Row((3,), {**SMALL, "train.skip_empty": True}, ({},)),
     "small windows with statistics": Row(
         (2,),
-        {**WINDOWS, "train.window_halo": "none", "model.norm": "batch", "optimizer.name": "sgd"},
+        {**SMALL, "model.norm": "batch", "optimizer.name": "sgd"},
         (halo("layer", idle_ranks=True),),
         ALONE,
     ),
     "windows of ratios": Row(
         (3,),
-        {**WINDOWS, "train.window": 16, "train.windows_per_step": 2 * SIZE - 1, "train.loss": LOSSES},
+        {**WINDOWS, "train.windows": {"size": 16, "per_step": 2 * SIZE - 1}, "train.loss": LOSSES},
         ({"train.tiles_per_batch": 3},),
     ),
     "tiles by class": Row(
@@ -298,11 +299,11 @@ def test_a_checkpoint_is_read_as_often_as_by_one_rank(shared: Path, meshes: dict
     assert sum(counted, Counter()) == by_one
     assert min(by_one[f"{name}.safetensors"] for name in ("model", "optimizer", "average")) >= 1
     assert losses(found) == losses(run(averaged("read through", 3), mesh))
-    onward = changed(averaged("read", 4), {"data.workers": 1, "data.prefetch": 3, "tiling.grid": 4, "tiling.halo": 24})
+    onward = changed(averaged("read", 4), {"data.workers": 3, "tiling.grid": 4, "tiling.halo": 24})
     run(onward, mesh)
     recorded = find_checkpoint(shared / "read").saved.resumed
     assert [entry.step for entry in recorded] == [2, 3]
-    assert {"data.workers", "data.prefetch", "tiling.grid", "tiling.halo"} <= recorded[-1].changed.keys()
+    assert {"data.workers", "tiling.grid", "tiling.halo"} <= recorded[-1].changed.keys()
 
 
 @pytest.mark.mpi

@@ -44,7 +44,7 @@ def test_small_windows_go_together_through_a_batch_norm_and_take_memory_together
     assert (plan.validation.mode, plan.validation.together) == ("read", False)
     assert len(plan.held_out) == 2
     note = next(note for note in plan_run(asked("batch", exact=False, halo="layer", memory=9)).warnings)
-    assert "fewer train.windows_per_step" in note
+    assert "fewer windows per_step" in note
 
 
 def test_small_windows_that_go_together_run_at_once_the_same_on_any_ranks() -> None:
@@ -73,11 +73,11 @@ def test_small_windows_that_go_together_run_at_once_the_same_on_any_ranks() -> N
 
 
 def test_a_norm_over_the_image_is_exact_on_windows_that_show_all_of_it() -> None:
-    with pytest.raises(ConfigError, match=r"would see a part of the image; use train.window_halo none, or norm none"):
+    with pytest.raises(ConfigError, match=r"a part of the image; use train.windows with halo none, or norm none"):
         plan_run(asked("instance"))
     one = replace(asked("instance", side=60), rasters=(Extent((60, 60)),))
     assert plan_run(one).warnings == ()
-    with pytest.raises(ConfigError, match=r"a part of the image; use train.window_halo none with parallel.halo layer"):
+    with pytest.raises(ConfigError, match=r"of the image; use train.windows with halo none with parallel.halo"):
         plan_run(asked("batch"))
 
 

@@ -176,7 +176,7 @@ def test_a_window_is_rotated_about_its_middle(footprint: Footprint | None) -> No
 
 
 def test_no_window_of_a_raster_has_a_larger_context_than_is_planned_for() -> None:
-    with pytest.raises(ConfigError, match=r"train.window is 31, but an image has 30 px .*; give at most 30"):
+    with pytest.raises(ConfigError, match=r"train.windows: size is 31, but an image has 30 px .*; give at most 30"):
         DrawnWindows(Drawer(Augmentation(), SHAPES, 3), 31, 1, 0, None)
     for name, footprint in FOOTPRINTS.items():
         planned = [make_tiling(largest_window(shape, 20, footprint), (1, 1), footprint).context_max for shape in SHAPES]

@@ -81,7 +81,9 @@ def test_statistics_are_those_of_the_area(root: Path) -> None:
     np.testing.assert_allclose(found.std, inside.std(axis=1), rtol=1e-12)
 
 
-SPLIT = {"split": [2, 3], "split_share": 0.34, "split_seed": 1}
+BLOCKS: dict[str, Any] = {"blocks": [2, 3], "share": 0.34, "seed": 1}
+SPLIT = {"split": BLOCKS}
+SPLITS = [[2, 2], *({**BLOCKS, **one} for one in ({"share": 0.4}, {"seed": 5}, {"gap": 20}))]
 
 
 def prepared(root: Path, data: dict[str, Any], **changes: dict[str, Any]) -> Preparation:
@@ -128,8 +130,8 @@ def test_validation_never_sees_what_is_trained_on(root: Path, halo: str) -> None
         steps[name] = [line for line in lines(folder) if "loss" in line]
     assert steps["as-is"] == steps["other-validation"]
     if halo == "read":
-        near_HW = prepared(root, {**SPLIT, "split_gap": 0}).training.parts[0].inside(whole)
-        close = {**data, "split_gap": 0}
+        near_HW = prepared(root, {"split": {**BLOCKS, "gap": 0}}).training.parts[0].inside(whole)
+        close = {**data, "split": {**BLOCKS, "gap": 0}}
         seen = [
             [line for line in lines(train(root, f"close-{name}", {**close, "images": image}, **still)) if "val" in line]
             for name, image in (("a", marked(root, "as-is", near_HW & False)), ("b", marked(root, "near", near_HW)))
@@ -152,15 +154,15 @@ def test_refusals_and_notes(root: Path, capfd: pytest.CaptureFixture[str]) -> No
             {"model": {"norm": "instance"}, "parallel": {"halo": "layer"}},
             "but model.norm is instance: its statistics",
         ),
-        ({**SPLIT, "split_gap": 90}, {}, "leaves no pixel of"),
-        ({"split": [4]}, {}, "data.split is [4]"),
-        ({"split_seed": 3}, {}, "data.split is null"),
-        ({**SPLIT, "split_gap": "wide"}, {}, "data.split_gap is 'wide'"),
-        ({**SPLIT, "split_gap": "1.5 px"}, {}, "data.split_gap is '1.5 px'"),
-        ({"split": "0 m"}, {}, "data.split is 0 m"),
-        ({"split": "9 miles"}, {}, "data.split is 9 miles"),
+        ({"split": {**BLOCKS, "gap": 90}}, {}, "leaves no pixel of"),
+        ({"split": [4]}, {}, "data.split: blocks is [4]"),
+        ({"split": {"seed": 3}}, {}, "data.split: blocks is null"),
+        ({"split": {**BLOCKS, "gap": "wide"}}, {}, "data.split: gap is 'wide'"),
+        ({"split": {**BLOCKS, "gap": "1.5 px"}}, {}, "data.split: gap is '1.5 px'"),
+        ({"split": "0 m"}, {}, "data.split: blocks is 0 m"),
+        ({"split": "9 miles"}, {}, "data.split: blocks is 9 miles"),
         ({"split": "9 m", **degrees}, {}, "image-degrees.tif has no metres"),
-        ({**SPLIT, "split_gap": "9 m", **degrees}, {}, "data.split_gap is 9 m"),
+        ({"split": {**BLOCKS, "gap": "9 m"}, **degrees}, {}, "data.split: gap is 9 m"),
         ({**SPLIT, "val_images": "a.tif", "val_labels": "b.tif"}, {}, "both given"),
     ]
     for data, changes, words in tries:
@@ -170,14 +172,12 @@ def test_refusals_and_notes(root: Path, capfd: pytest.CaptureFixture[str]) -> No
         assert any(word in error for word in words.split("|")), error
         assert error.count("\n") == 1
     assert not (root / "refused").exists()
-    assert any("below" in note for note in prepared(root, {**SPLIT, "split_gap": 1}).warnings)
+    assert any("below" in note for note in prepared(root, {"split": {**BLOCKS, "gap": 1}}).warnings)
     seen = prepared(root, SPLIT, model={"norm": "instance"}, parallel={"halo": "layer", "exact": False}).warnings
     assert any("data.split: model.norm is instance, and sees all blocks" in note for note in seen)
 
 
-@pytest.mark.parametrize(
-    "change", [{"area": "area.gpkg"}, {"split": [2, 2]}, {"split_share": 0.4}, {"split_seed": 5}, {"split_gap": 20}]
-)
+@pytest.mark.parametrize("change", [{"area": "area.gpkg"}, *({"split": split} for split in SPLITS)])
 def test_a_run_goes_on_with_the_same_pixels(
     root: Path, change: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,7 +43,7 @@ def test_a_network_learns_goes_on_and_maps(material: Material, tmp_path: Path, n
 
 def test_a_band_of_edges_is_told_apart(material: Material, tmp_path: Path) -> None:
     config = config_of(material, "gated_scnn", tmp_path / "run", 1)
-    config["model"] |= {"edge_band": True}
+    config["model"] |= {"arguments": {"edge_band": True}}
     config["train"] |= {"loss": {"name": "edges", "radius": 3, "dual": 2.0}}
     run = tiledseg.train_network(config)
     network = tiledseg.load(run).network

@@ -46,7 +46,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_run(root: Path, name: str, data: dict[str, Any], **changes: dict[str, Any]) -> None:
     """Write NAME.yaml, a run into NAME; `changes`: of keys, group by group."""
     config: dict[str, dict[str, Any]] = {
-        "data": {"images": str(root / "image.tif"), "classes": CLASSES, "workers": 1, "prefetch": 1, **data},
+        "data": {"images": str(root / "image.tif"), "classes": CLASSES, "workers": 1, **data},
         "tiling": {"grid": 4},
         "model": {"levels": 2, "convs_per_level": 1, "base_channels": 2},
         "train": {"epochs": 2, "precision": "fp64", "checkpoint_every": 9},

@@ -18,7 +18,7 @@ from tiledseg.training import saving
 from tiledseg.training.optimizer import AveragedWeights, build_optimizer
 from tiledseg.training.saving import Saver
 
-SHORT = ("--train.epochs", "2", "--train.ema", "0.9", "--run.panels", "0")
+SHORT = ("--train.epochs", "2", "--train.ema", "0.9")
 
 
 def test_a_checkpoint_has_the_bits_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

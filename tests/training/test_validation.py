@@ -60,7 +60,7 @@ def findings(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> Findings:
     views = choose_views([CASE.raster] * COUNT, 4, 0)
     run = ParallelRun.open(Spread(), CASE.network(), one_rank(), "fp64")
     passes = run.over(data.tilings)
-    return validate(run.network, data, one_rank(), passes, 1, 1, views)
+    return validate(run.network, data, one_rank(), passes, 1, views)
 
 
 def test_counts_are_those_of_the_undivided_network(

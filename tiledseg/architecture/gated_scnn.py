@@ -84,9 +84,8 @@ class GatedSCNN:
         if self.base_channels % 8:
             raise ConfigError(f"model.base_channels is {self.base_channels}; give a multiple of 8 for gated_scnn")
         if self.edge_band and self.bands < 2:
-            raise ConfigError(
-                f"model.edge_band is true, but the image has {self.bands} band; give an image whose last band is edges"
-            )
+            wrong = f"model.arguments: edge_band is true, but the image has {self.bands} band"
+            raise ConfigError(f"{wrong}; give an image whose last band is edges")
         check_groups(self.norm, [("the shape stream", self._narrow(2)), ("it", self._narrow(4))], self.base_channels)
 
     @property

@@ -10,7 +10,7 @@ from tiledseg.architecture.network import ForeignNetwork, Network
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
-from tiledseg.config.checks import AUTO
+from tiledseg.config.checks import AUTO, shown
 from tiledseg.config.run import ModelConfig
 from tiledseg.config.words import NETWORKS, PRESET_NAMES
 from tiledseg.errors import ConfigError
@@ -50,6 +50,7 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
         raise ConfigError(f"model.name is '{model.name}'; give {', '.join(KINDS)}, or one of {', '.join(PRESETS)}")
     kind: type[Any] | None = None if model.build else KINDS.get(model.name, UNet)
     own = {field.name for field in fields(kind)} if kind else {"build", "arguments", "series", "verify", *CROPS}
+    more = own - {"bands", "classes"}.union(vars(default)) if kind else set()  # fields of this network alone
     for field in fields(ModelConfig):
         key, value = field.name, getattr(model, field.name)
         if value == getattr(default, key) or key in OF_TRAINING or (kind and key == "name"):
@@ -59,14 +60,16 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
             raise ConfigError(f"{what}{model.build} builds the network; leave it out, or say it in model.arguments")
         if key == "pretrained" and not hasattr(kind, "file_names"):
             raise ConfigError(f"{what}no encoder of {model.name} is published; leave it out")
-        if key not in own and key != "pretrained":
+        if key not in own and key != "pretrained" and not (key == "arguments" and more.issuperset(value)):
             raise ConfigError(f"{what}{model.name} has no such choice; leave the key out")
         if kind and value != getattr(preset, key, value):
             has = f"the preset {model.name} has {getattr(preset, key)}"
             raise ConfigError(f"{what}{has}; leave the key out, or set model.name to unet")
     if kind is None:
         return ForeignNetwork.of(str(model.build), model.arguments, bands, classes, crop_grid(model), model.series)
-    options = {key: value for key, value in asdict(model).items() if key in own and value != AUTO}
+    options = {key: value for key, value in asdict(model).items() if key in own and value != AUTO} | model.arguments
+    if wrong := [name for name, value in model.arguments.items() if not isinstance(value, bool)]:
+        raise ConfigError(f"model.arguments: {wrong[0]} is {shown(model.arguments[wrong[0]])}; give true or false")
     if preset is not None:
         options |= {key: getattr(preset, key) for key in ("levels", "convs_per_level", "norm")}
     network: Network = kind(**options, bands=bands, classes=classes)

@@ -47,7 +47,7 @@ _EXAMPLES = """
 data: {images: scenes/*.tif, labels: "labels/{stem}_classes.tif", val_images: held-out.tif,
   val_labels: held-out-labels.tif, label_layer: parcels, label_attribute: landuse, background: field,
   area: area.gpkg, classes: [{name: field}, {name: road, colour: "#46464a", values: [7, 8]}],
-  split: 512 px, split_gap: 30 m, nodata: 0, bands: [1, 2, 3], normalize: imagenet, assets: [red, green, nir],
+  split: {blocks: 512 px, gap: 30 m}, nodata: 0, bands: [1, 2, 3], normalize: imagenet, assets: [red, green, nir],
   times: ["2024-04", "2024-06"], valid: "clouds/{stem}.tif", valid_values: [4, 5]}
 tiling: {grid: [8, 6], halo: 96}
 model: {name: residual_unet, norm: batch, upsampling: bilinear, dropout: 0.1, encoder: resnet50,
@@ -58,9 +58,8 @@ memory: {budget: 16GiB, recompute: compact, offload: auto, blocks: [4, 4], store
 optimizer: {name: sgd, lr_factors: {encoder: 0.1}, policy: cosine, warmup_steps: 500, clip_norm: 1.0}
 train: {epochs: 20, tiles_per_step: 16, loss: {cross_entropy: 1, dice: 1}, ema: 0.999, best: mean_iou,
   early_stop: 20, largest_loss: 100.0, class_weights: median_frequency, tiles_per_batch: 2, compile: "on",
-  precision: bf16, resume: runs/first/checkpoints/step-000100, sampling: windows, window: 512,
-  windows_per_step: 16, window_halo: none, balance_classes: 0.5, augment: [reflect, {rotate: 30}],
-  augment_each: tile}
+  precision: bf16, resume: runs/first/checkpoints/step-000100, windows: {size: 512, per_step: 16, halo: none},
+  balance_classes: 0.5, augment: [reflect, {rotate: 30}], augment_each: tile}
 run: {output: runs/first}
 """
 """Values to show where the default tells little; of other keys the default is the example."""

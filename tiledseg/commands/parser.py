@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
@@ -141,7 +141,6 @@ def json_map(text: str) -> dict[str, Any]:
     return found
 
 
-def add_format_option(parser: argparse.ArgumentParser, formats: Sequence[str] = ("table", "json")) -> None:
-    parser.add_argument(
-        "--format", choices=formats, default=formats[0], help=f"how to print the answer (default {formats[0]})"
-    )
+def add_format_option(parser: argparse.ArgumentParser) -> None:
+    words = "how to print the answer (default table)"
+    parser.add_argument("--format", choices=("table", "json"), default="table", help=words)

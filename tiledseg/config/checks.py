@@ -17,7 +17,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache, wraps
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tiledseg.errors import ConfigError
 
@@ -143,16 +143,32 @@ class Group:
     def check_together(self) -> None:
         """Raise ConfigError for the first values that do not go together."""
 
+    @classmethod
+    def of(cls, key: str, given: Mapping[str, Any]) -> Self:
+        """Return the fields of a key that holds a map. Raise ConfigError for what they cannot be."""
+        known, values = get_type_hints(cls), {}
+        for name, value in given.items():
+            if name not in known:
+                raise ConfigError(f"{key} has no field '{shown(name)}'; give some of {', '.join(known)}")
+            try:
+                values[name] = convert(value, known[name])
+            except TypeError:
+                raise ConfigError(f"{key}: {name} is {shown(value)}; give {in_words(known[name])}") from None
+        made = cls(**values)
+        check_values(key, made, ": ")
+        made.check_together()
+        return made
+
 
 def default_of(described: Field[Any]) -> Any:
     """Return the default of a field."""
     return described.default if described.default_factory is MISSING else described.default_factory()
 
 
-def check_values(group: str, values: Any) -> None:
+def check_values(group: str, values: Any, dot: str = ".") -> None:
     """Raise ConfigError for the first field of a dataclass whose value cannot be, whatever the other fields hold."""
     for described in fields(values):
-        check_value(f"{group}.{described.name}", getattr(values, described.name), described)
+        check_value(group + dot + described.name, getattr(values, described.name), described)
 
 
 def check_value(key: str, value: object, described: Field[Any]) -> None:

@@ -17,8 +17,29 @@ CLASSES = "2 to 255 classes, a list of records {name, colour, values}, or a CSV 
 
 SPLIT = "[R, C], blocks along rows and columns, or the side of a block, as 512 px or 250 m"
 GAP = "auto, or a number of pixels from 0 on, or metres, as 30 m"
-_BLOCKS = Need("split", "its blocks", lambda data: data.split is not None)
 _MASK = Need("valid", "a band or a raster", lambda data: data.valid is not None)
+
+
+@dataclass
+class BlockSplit(Group):
+    """The fields of `data.split`. `share`: of all blocks, to validate on; drawn by `seed`. `gap`: around each."""
+
+    blocks: list[int] | str = number(None, 1, 4096, pair=True, remedy=SPLIT)
+    share: float = number(0.2, 0.0, 1.0, above=True, below=True)
+    gap: int | str = number(AUTO, 0, LARGEST_HALO, remedy=GAP)
+    seed: int = number(0, 0, 2**63 - 1)
+
+    def check_together(self) -> None:
+        if isinstance(self.gap, str) and self.gap != AUTO and _within(self.gap) is None:
+            raise ConfigError(f"data.split: gap is '{shown(self.gap)}'; give {GAP}")
+        if isinstance(self.blocks, str) and not ((side := _within(self.blocks)) and side.number):
+            raise ConfigError(f"data.split: blocks is {shown(self.blocks)}; give {SPLIT}")
+
+
+def read_split(given: list[Any] | str | dict[str, Any] | None) -> BlockSplit | None:
+    """Return the fields of `[2, 3]`, `512 px` or `{blocks: [2, 3], share: 0.3}`; None for none. Raises ConfigError."""
+    fields = given if isinstance(given, dict) else {"blocks": given}
+    return None if given is None else BlockSplit.of("data.split", fields)
 
 
 @dataclass
@@ -48,10 +69,8 @@ class DataConfig(Group):
         warp_images: bring images of another grid, or CRS, to their labels': bilinear
         area: polygons (.gpkg, .geojson, .shp, .fgb): pixels outside count nowhere, in training and validation
         split: blocks of each image along rows and columns, [R, C], or the side of a block, as 512 px or 250 m: some are
-            validated on, the others trained on
-        split_share: share of all blocks to validate on
-        split_gap: pixels around a validated block that count nowhere, or metres, as 30 m; auto: the network's halo
-        split_seed: seed by which the validated blocks are drawn
+            validated on, the others trained on; {blocks: 250 m, share: 0.2, gap: auto, seed: 0} says how many, how far
+            apart (pixels, or 30 m; auto: the network's halo), and by which draw (docs/how-to/own-data.md)
         ignore_index: class number of pixels that count nowhere
         times: texts that {time} in images and val_images stands for: rasters of all times are joined, bands of the
             first one first (docs/how-to/own-data.md)
@@ -60,8 +79,7 @@ class DataConfig(Group):
         references: open formats that read further files and URLs, such as VRT and WMS (docs/explanation/security.md)
         normalize: standardise each band by its mean and deviation over the training images; imagenet: the first three,
             red, green and blue of 8 bits, by those that published encoders were trained with
-        workers: reading threads a rank
-        prefetch: tiles read ahead a rank
+        workers: reading threads a rank, each one tile ahead
     """
 
     images: str | list[str] = field(default_factory=list)
@@ -81,10 +99,7 @@ class DataConfig(Group):
     warp: bool = False
     warp_images: bool = False
     area: str | None = None
-    split: list[int] | str | None = number(None, 1, 4096, pair=True, remedy=SPLIT)
-    split_share: float = number(0.2, 0.0, 1.0, above=True, below=True, need=_BLOCKS)
-    split_gap: int | str = number("auto", 0, LARGEST_HALO, remedy=GAP, need=_BLOCKS)
-    split_seed: int = number(0, 0, 2**63 - 1, need=_BLOCKS)
+    split: list[Any] | str | dict[str, Any] | None = None
     ignore_index: int = number(255, 0, 255, remedy="a number from 0 to 255")
     times: list[str] = field(default_factory=list)
     nodata: float | None = number(None, -math.inf, math.inf, nan=True)
@@ -92,7 +107,6 @@ class DataConfig(Group):
     references: bool = False
     normalize: bool | str = word(True, "true", "false", IMAGENET)
     workers: int = number(2, 1, 256)
-    prefetch: int = number(2, 1, 4096)
 
     @property
     def composing(self) -> tuple[tuple[str, ...], bool, int | str | None, tuple[float, ...], tuple[str, ...]]:
@@ -128,12 +142,7 @@ class DataConfig(Group):
                 f"data.valid is {shown(self.valid)}, and data.val_images are given; name the rasters of both by a "
                 "pattern, as clouds/{stem}.tif"
             )
-        gap, split = self.split_gap, self.split
-        if isinstance(gap, str) and gap != AUTO and _within(gap) is None:
-            raise ConfigError(f"data.split_gap is '{shown(gap)}'; give {GAP}")
-        if isinstance(split, str) and not ((side := _within(split)) and side.number):
-            raise ConfigError(f"data.split is {shown(split)}; give {SPLIT}")
-        if split is not None and self.val_images:
+        if read_split(self.split) is not None and self.val_images:
             raise ConfigError("data.split and data.val_images are both given; validate on blocks, or on other images")
 
     def joined(self, paths: str | list[str], key: str) -> list[str]:

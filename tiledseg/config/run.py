@@ -77,11 +77,10 @@ class ModelConfig(Group):
         freeze_norm: running statistics of batch norms are constants, in training too (docs/how-to/fine-tune.md)
         encoder: resnet18, resnet34 or resnet50; of gated_scnn wide38 too; auto: resnet34, and wide38 there
         pretrained: a file of published weights to begin the encoder with (docs/reference/networks.md)
-        image_mean: let the pyramid of gated_scnn take the mean of the whole image too
-        edge_band: take the last band as edges, made before, for gated_scnn
         build: a network of your own: package.module:function, which is imported, called with bands, classes and
             `arguments`, and returns a torch.nn.Module (docs/how-to/own-network.md)
-        arguments: further names and values that the function is called with
+        arguments: further names and values that the function is called with; or fields of gated_scnn, {image_mean: true
+            (the pyramid takes the mean of the whole image too), edge_band: false (the last band is edges, made before)}
         series: the module takes (batch, channels, times, height, width), of so many times; the first bands are those of
             the first time (docs/how-to/own-network.md)
         verify: compare the traced graph with the module itself before the first step
@@ -104,10 +103,8 @@ class ModelConfig(Group):
     freeze_norm: bool = conditional(False, Need("window", "null", lambda model: model.window is None))
     encoder: str = AUTO
     pretrained: str | None = None
-    image_mean: bool = True
-    edge_band: bool = False
     build: str | None = None
-    arguments: dict[str, Any] = conditional({}, Need("build", "a function", lambda model: model.build))
+    arguments: dict[str, Any] = field(default_factory=dict)
     series: int | None = number(None, 2, 4096, need=Need("build", "a function", lambda model: model.build))
     verify: bool = True
     window: int | None = number(None, 1, LARGEST_HALO)
@@ -157,12 +154,10 @@ class RunConfig(Group):
     Args:
         output: folder of the run
         verbosity: 0 silent, 1 progress, 2 a line a step
-        panels: places of the validation images that are drawn at each validation; 0 draws none
     """
 
     output: str = "runs/run"
     verbosity: int = number(1, 0, 2, remedy="0, 1 or 2")
-    panels: int = number(4, 0, 64)
 
     def check_together(self) -> None:
         if not self.output:
@@ -171,18 +166,7 @@ class RunConfig(Group):
 
 @dataclass
 class Config:
-    """A whole run.
-
-    Args:
-        data: rasters to learn from
-        tiling: their tiles
-        model: the network
-        parallel: the spread of the work over ranks
-        memory: measures against a lack of memory
-        optimizer: the optimizer and its policy
-        train: the training loop
-        run: folder and messages of the run
-    """
+    """A whole run."""
 
     data: DataConfig = field(default_factory=DataConfig)
     tiling: TilingConfig = field(default_factory=TilingConfig)
@@ -225,7 +209,7 @@ class Config:
         conflicts = (
             ("parallel.exact", self.parallel.exact, True, "nothing but exact settings is looked at"),
             ("train.tiles_per_step", self.train.given_tiles, None, "the result would depend on the grid"),
-            ("train.sampling", self.train.sampling, "tiles", "windows are no part of the predicted time"),
+            ("train.windows", self.train.windows, None, "windows are no part of the predicted time"),
             ("train.augment_each", self.train.augment_each, "image", "the result would depend on the grid"),
             ("memory.blocks", self.memory.blocks if self.memory.in_blocks else AUTO, AUTO, "the search finds them"),
             ("memory.offload", ALL if self.memory.offload == ALL else AUTO, AUTO, "the search weighs auto alone"),
@@ -254,18 +238,17 @@ class Config:
 
     def _check_windows(self) -> None:
         """Refuse windows of shared images, but small images in mode `layer` without stages."""
-        parallel, exact = self.parallel, self.train.window_halo == "exact"
-        if self.model.window is not None and (exact or self.train.window != self.model.window):
-            size = self.model.window
+        parallel, windows, size = self.parallel, self.train.drawn(), self.model.window
+        exact = windows is None or windows.halo == "exact"
+        if size is not None and (windows is None or exact or windows.size != size):
             whole = "the module takes that size alone, and is trained on windows of it, each an image of its own"
-            remedy = f"give train.sampling windows, train.window {size}, train.windows_per_step, train.window_halo none"
-            refuse("model.window", size, whole, remedy)
-        if self.train.sampling != "windows" or not parallel.shares_images:
+            refuse("model.window", size, whole, f"give train.windows {{size: {size}, per_step: N, halo: none}}")
+        if windows is None or not parallel.shares_images:
             return
         if exact or not parallel.shares_layers or parallel.stages > 1:
             remedy = "read, or no stages" if parallel.shares_layers and not exact else "read"
             stages = f" and parallel.stages {parallel.stages}" if parallel.stages > 1 else ""
             raise ConfigError(
-                f"parallel.halo is {parallel.halo}{stages} and train.sampling windows with train.window_halo "
-                f"{self.train.window_halo}; use parallel.halo {remedy}"
+                f"parallel.halo is {parallel.halo}{stages} and train.windows has halo {windows.halo}; use "
+                f"parallel.halo {remedy}"
             )

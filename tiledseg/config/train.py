@@ -5,20 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, Group, Need, conditional, number, refuse, word
-from tiledseg.config.words import SCORE_WORDS, augmentation, check_best, read_loss
+from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, Group, Need, conditional, number, refuse, shown, word
+from tiledseg.config.words import SCORE_WORDS, SCORES, augmentation, class_of, read_loss
 from tiledseg.errors import ConfigError
 from tiledseg.units import ACTIVATION_BYTES
 
 MEDIAN_FREQUENCY = "median_frequency"
-_WINDOWS = Need("sampling", "windows", lambda train: train.sampling == "windows")
-_TILES = Need("sampling", "tiles", lambda train: train.sampling == "tiles" or train.tiles_per_step is None)
-_IMAGES = Need("sampling", "tiles", lambda train: train.sampling == "tiles")
-_FEW = Need(
-    "tiles_per_step",
-    "a number, or train.sampling windows",
-    lambda train: train.sampling == "windows" or train.given_tiles is not None,
-)
+_TILES = Need("windows", "null", lambda train: train.windows is None or train.tiles_per_step is None)
+_IMAGES = Need("windows", "null", lambda train: train.windows is None)
+_FEW = Need("tiles_per_step", "a number, or windows", lambda train: train.windows or train.given_tiles is not None)
+
+
+@dataclass
+class WindowFields(Group):
+    """The fields of `train.windows`. `size`: side in pixels. `per_step`: the global batch. `halo`: exact, or none (each
+    window is a small image of its own)."""
+
+    size: int = number(None, 1, LARGEST_HALO)
+    per_step: int = number(None, 1, MOST)
+    halo: str = word("exact", "exact", "none")
 
 
 @dataclass
@@ -52,10 +57,8 @@ class TrainConfig(Group):
         validate_every: epochs between validations
         resume: auto (go on from the newest checkpoint of run.output), never, or the path of a checkpoint
         deterministic: use deterministic kernels only, no TF32
-        sampling: tiles, each once an epoch, or windows, drawn anywhere in the images (docs/reference/training.md)
-        window: side of a window in pixels
-        windows_per_step: the global batch in windows, whatever the number of ranks
-        window_halo: exact, or none (each window is a small image of its own)
+        windows: in place of tiles, each once an epoch: windows drawn anywhere in the images, {size: PIXELS, per_step:
+            the global batch, halo: exact, or none where each is a small image of its own} (docs/reference/training.md)
         skip_empty: leave out tiles, or places of windows, without a label that counts
         balance_classes: share of the tiles or windows that are drawn by class, each class as often as any other
         augment: changes of training images, drawn anew each epoch: a list of reflect, turn, translate, scale, rotate,
@@ -85,10 +88,7 @@ class TrainConfig(Group):
     validate_every: int = number(1, 1, MOST)
     resume: str = "auto"
     deterministic: bool = True
-    sampling: str = word("tiles", "tiles", "windows")
-    window: int | None = number(None, 1, LARGEST_HALO, need=_WINDOWS)
-    windows_per_step: int | None = number(None, 1, MOST, need=_WINDOWS)
-    window_halo: str = word("exact", "exact", "none", need=_WINDOWS)
+    windows: dict[str, Any] | None = None
     skip_empty: bool = conditional(False, _FEW)
     balance_classes: float = number(0.0, 0.0, 1.0, need=_FEW)
     augment: list[str | dict[str, Any]] = field(default_factory=list)
@@ -98,33 +98,32 @@ class TrainConfig(Group):
         augmentation(self.augment)
         read_loss(self.loss)
         self.check_best()
-        if self.sampling == "windows":
-            for key in ("window", "windows_per_step"):
-                if getattr(self, key) is None:
-                    raise ConfigError(f"train.sampling is windows and train.{key} not given; give train.{key}")
-            if self.augment_each != "image":
-                own = "train.sampling is windows, each of which has a draw of its own"
-                refuse("train.augment_each", self.augment_each, own, "leave it out")
+        if self.drawn() is not None and self.augment_each != "image":
+            own = "train.windows are given, each of which has a draw of its own"
+            refuse("train.augment_each", self.augment_each, own, "leave it out")
         if self.given_tiles is not None and self.images_per_step != 1:
             raise ConfigError(
                 f"train.tiles_per_step is {self.tiles_per_step} and train.images_per_step {self.images_per_step}; "
                 "give one of them"
             )
 
+    def drawn(self) -> WindowFields | None:
+        """Return the fields of windows; None for tiles. Raises ConfigError."""
+        return None if self.windows is None else WindowFields.of("train.windows", self.windows)
+
     def compiles(self) -> str:
         """Return auto, on or off, which YAML reads as true and false."""
         return {True: "on", False: "off"}[self.compile] if isinstance(self.compile, bool) else self.compile
 
     def check_best(self) -> None:
-        """Raise ConfigError for a score that no validation computes; as long as the epochs are auto any number may
-        be."""
-        check_best(self.best, MOST if self.epochs == AUTO else int(self.epochs), self.validate_every)
+        """Raise ConfigError for an unknown score, or one that no validation computes; auto may be any number."""
+        if self.best != "none" and self.best not in SCORES and not class_of(self.best):
+            raise ConfigError(f"train.best is '{shown(self.best)}'; give none or {SCORE_WORDS}")
+        if self.best != "none" and self.epochs != AUTO and self.validate_every > int(self.epochs):
+            every = f"train.validate_every is {self.validate_every} and train.epochs {self.epochs}"
+            refuse("train.best", self.best, f"{every}: nothing is ever validated", f"give at most {self.epochs}")
 
     @property
     def given_tiles(self) -> int | None:
         """Return the tiles of a step where they are given; None for whole images, or auto."""
         return None if isinstance(self.tiles_per_step, str) else self.tiles_per_step
-
-    def batch(self) -> int | None:
-        """Return the tiles of a batch, or None for auto."""
-        return self.tiles_per_batch if isinstance(self.tiles_per_batch, int) else None

@@ -57,8 +57,17 @@ MOVED = {
     "optimizer.step_size": ("optimizer.policy", STEP, "size"),
     "optimizer.gamma": ("optimizer.policy", STEP, "gamma"),
     "optimizer.power": ("optimizer.policy", POLYNOMIAL, "power"),
+    "train.sampling": ("train.windows", "", ""),
+    "train.window": ("train.windows", "", "size"),
+    "train.windows_per_step": ("train.windows", "", "per_step"),
+    "train.window_halo": ("train.windows", "", "halo"),
+    **{f"data.split_{field}": ("data.split", "", field) for field in ("share", "gap", "seed")},
+    **{f"model.{field}": ("model.arguments", "", field) for field in ("image_mean", "edge_band")},
+    "data.prefetch": ("data.workers", "", ""),
+    "run.panels": ("", "", ""),
 }
 """Keys of older versions, each with the key, the loss or policy, and the field that replaces it."""
+_USUAL = {"share": 0.2, "gap": "auto", "seed": 0, "halo": "exact", "image_mean": True, "edge_band": False}
 
 
 def _with_defaults(where: str, name: str, given: Mapping[str, Any], known: Fields) -> dict[str, float]:
@@ -102,8 +111,10 @@ def refuse_moved(keys: Iterable[str], where: str) -> None:
     """Raise ConfigError for keys "group.key" of an older version, with the new spelling of each."""
     old = [key for key in keys if key in MOVED]
     if old:
-        words = [f"{key} {{name: {name}, {field}: VALUE}}" for key, name, field in (MOVED[each] for each in old)]
-        raise ConfigError(f"{where} {', '.join(old)}, of an older version: give {', '.join(words)}, or leave it out")
+        news = (MOVED[each] for each in old if MOVED[each][0])
+        words = [f"{key} {{{f'name: {name}, ' * bool(name)}{field}: VALUE}}" for key, name, field in news]
+        give = f"give {', '.join(words).replace('{: VALUE}', 'VALUE')}, or " if words else ""
+        raise ConfigError(f"{where} {', '.join(old)}, of an older version: {give}leave it out")
 
 
 def without_moved(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -112,16 +123,18 @@ def without_moved(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
     for old, (key, name, field) in MOVED.items():
         (group, _, last), whole = old.partition("."), key.partition(".")[2]
         value = groups.get(group, {}).pop(last, None)
-        if value is None or value == (LOSS_FIELDS | POLICY_FIELDS)[name][field][0]:
+        usual = (LOSS_FIELDS | POLICY_FIELDS)[name][field][0] if name else _USUAL.get(field)
+        if not field or value in (None, usual):
             continue
-        now = groups[group].get(whole, CROSS_ENTROPY)
-        if key == "train.loss":
+        now: Any = groups[group].get(whole, CROSS_ENTROPY if name else {})
+        if not name and now is not None:  # no split has no share
+            groups[group][whole] = {**(now if isinstance(now, dict) else {"blocks": now}), field: value}
+        elif key == "train.loss":
             terms = {now: {}} if isinstance(now, str) else now
-            terms = {
-                term: dict(each) if isinstance(each, Mapping) else {"weight": each} for term, each in terms.items()
-            }
-            groups[group][whole] = {**terms, name: {**terms.get(name, {}), field: value}}
-        elif name == (now if isinstance(now, str) else now["name"]):
+            own = terms.get(name, {})
+            own = own if isinstance(own, dict) else {"weight": own}
+            groups[group][whole] = {**terms, name: {**own, field: value}}
+        elif name and name == (now if isinstance(now, str) else now["name"]):
             groups[group][whole] = {"name": name, **({} if isinstance(now, str) else now), field: value}
     return groups
 
@@ -135,19 +148,6 @@ SCORE_WORDS = f"one of {', '.join(SCORES)}, {_OF_CLASS}CLASS"
 def class_of(score: str) -> str | None:
     """Return the class of `iou.CLASS`; None for another score."""
     return score.removeprefix(_OF_CLASS) if score.startswith(_OF_CLASS) else None
-
-
-def check_best(score: str, epochs: int, validate_every: int) -> None:
-    """Raise ConfigError for an unknown score, or a score that no epoch computes."""
-    if score == "none":
-        return
-    if score not in SCORES and not class_of(score):
-        raise ConfigError(f"train.best is '{shown(score)}'; give none or {SCORE_WORDS}")
-    if validate_every > epochs:
-        raise ConfigError(
-            f"train.best is {score}, but train.validate_every is {validate_every} and train.epochs {epochs}: nothing "
-            f"is ever validated; give at most {epochs}"
-        )
 
 
 Ranks = tuple[int, ...]
@@ -209,7 +209,6 @@ class Augmentation:
         return max(self.brightness, self.contrast, self.noise, self.drop_bands) > 0
 
 
-NOTHING = Augmentation()
 _SHARE = Range(0.0, 1.0, above=True, below=True)
 _AMOUNTS = {
     "translate": Range(1, LARGEST_SHIFT, remedy=f"a number of pixels from 1 to {LARGEST_SHIFT}"),

@@ -2,7 +2,7 @@
 
 The thread that has read a sample for a GPU copies its arrays into pinned memory and sends them on a stream of their
 own, while the network computes. The GPU waits for them at their first use, the host never (`memory.device`). So as
-many pinned buffers as samples are on their way, two by default (`data.prefetch`). A CPU takes the arrays as they are.
+many pinned buffers as samples are on their way, two by default (`data.workers`). A CPU takes the arrays as they are.
 """
 
 from __future__ import annotations

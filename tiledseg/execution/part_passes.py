@@ -252,12 +252,12 @@ class StepPasses(SerialPasses):
         return 1  # all are at hand together
 
 
-def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int, depth: int) -> Iterator[Sample]:
-    """Yield the samples of a rank's `parts` in order, `depth` loaded ahead and sent; none where it loads none."""
+def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int) -> Iterator[Sample]:
+    """Yield the samples of a rank's `parts` in order, one a thread loaded ahead and sent; none where it loads none."""
     pixels = passes.loads_pixels
     send = sender(passes.mode.device) if passes.sends else lambda sample: sample
     wanted = parts if passes.loads else ()
-    return prefetch(wanted, lambda one: send(dataset.load(one.image, one.tile, pixels, one.draw)), threads, depth)
+    return prefetch(wanted, lambda one: send(dataset.load(one.image, one.tile, pixels, one.draw)), threads, threads)
 
 
 class TimedSamples:

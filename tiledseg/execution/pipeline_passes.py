@@ -43,7 +43,7 @@ class PipelinePasses(Passes):
         self._meter = meter
         self._round_size = round_size
         self._passes = Stopwatch(device)
-        self.loads_pixels = executor is not None and executor.has_first
+        self.loads_pixels = executor is not None and 0 in executor.chunks
         self.loads = self.loads_pixels or (executor is not None and executor.has_last)
 
     def train(

@@ -174,7 +174,7 @@ def map_windows(
                 writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
         # Crops take so much longer than a tile's pixels.
         threads = 1 if passes.mode.network.graph.is_untraced else request.threads
-        samples = read_ahead(passes, dataset, share.parts, threads, threads)
+        samples = read_ahead(passes, dataset, share.parts, threads)
         waiting: list[HostWindow] = []
         for core, scores_KHW, valid_HW in windows_of(passes, samples, share.parts, share.views):
             tick()

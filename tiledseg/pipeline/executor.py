@@ -47,11 +47,6 @@ class PipelineExecutor:
         self._moves = functools.lru_cache(maxsize=8)(self._plan)
 
     @property
-    def has_first(self) -> bool:
-        """True if this rank takes the network's input."""
-        return 0 in self.chunks
-
-    @property
     def has_last(self) -> bool:
         """True if this rank makes the network's output."""
         return len(self._pipeline.ranks) - 1 in self.chunks

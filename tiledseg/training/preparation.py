@@ -126,7 +126,7 @@ def prepare(
     train, parallel = config.train, config.parallel  # the grid and the tiles of a step are left to the program:
     free = train.tiles_per_step == AUTO and config.tiling.grid == AUTO and train.images_per_step == 1
     alone = not (parallel.shares_images or parallel.auto or parallel.stages > 1 or config.memory.in_blocks)
-    usual = _usual_tiles(question) if free and alone and train.sampling == "tiles" else None
+    usual = _usual_tiles(question) if free and alone and train.windows is None else None
     chosen, question = usual is not None, usual or question
     settings = find_settings(question, config, machine, before) if config.parallel.auto else None
     question = with_settings(question, config, settings) if settings else question
@@ -155,7 +155,7 @@ def prepare(
         from tiledseg.raster.labels.polygons import vector_files  # here: few runs read polygons
 
         files += tuple(vector_files(data.area))
-    items = train.windows_per_step or train.given_tiles or train.images_per_step
+    items = question.windows.per_step if question.windows else train.given_tiles or train.images_per_step
     return Preparation(
         config,
         replace(config, train=train, optimizer=scaled(config.optimizer, items)),
@@ -186,9 +186,8 @@ def _question(
 ) -> RunQuestion:
     """Ask the planner for this run; the bytes of its loss are still the usual ones."""
     train, memory, budget = config.train, config.memory, config.memory.bytes()
-    windows = None
-    if train.window is not None and train.windows_per_step is not None:
-        windows = WindowSteps(train.window, train.windows_per_step, train.window_halo == "exact")
+    drawn = train.drawn()
+    windows = None if drawn is None else WindowSteps(drawn.size, drawn.per_step, drawn.halo == "exact")
     whole_images = windows is not None and not windows.exact
     frozen: frozenset[str] = frozenset()
     if config.optimizer.lr_factors:
@@ -211,14 +210,14 @@ def _question(
         held_out=held_out.extents if held_out else (),
         grid=config.tiling.grid_shape(),
         halo=config.tiling.halo_width(),
-        tiles_per_step=train.windows_per_step if windows and not whole_images else train.given_tiles,
+        tiles_per_step=windows.per_step if windows and windows.exact else train.given_tiles,
         images_per_step=windows.per_step if windows and whole_images else train.images_per_step,
         windows=windows,
         turned=() if windows else _turned(augmentation(train.augment), learnt.infos),
         frozen=frozen,
         still_norms=config.model.freeze_norm,
         recompute=str(memory.recompute),  # a list has gone to parallel.recompute
-        tiles_per_batch=train.batch(),
+        tiles_per_batch=train.tiles_per_batch if isinstance(train.tiles_per_batch, int) else None,
         blocks=_blocks(config, store),
         offload=memory.offload == ALL,
         store=store if memory.chooses_offload else None,

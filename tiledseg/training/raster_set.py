@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tiledseg.config.data import IMAGENET, DataConfig
+from tiledseg.config.data import IMAGENET, DataConfig, read_split
 from tiledseg.config.run import Config
 from tiledseg.config.words import augmentation
 from tiledseg.errors import ConfigError
@@ -142,12 +142,12 @@ def split_of(
     `halo`: of the network, in pixels. Raises ConfigError where a layer sees whole images, which no gap keeps apart,
     unless `parallel.exact` is false.
     """
-    data, reach, keyed = config.data, augmentation(config.train.augment).reach, config.model.build is None
-    assert data.split is not None, "there is a split"
-    seeing = measuring(graph)
+    split, reach = read_split(config.data.split), augmentation(config.train.augment).reach
+    assert split is not None, "there is a split"
+    seeing, keyed = measuring(graph), config.model.build is None
     if seeing and config.parallel.exact:
         raise ConfigError(
-            f"data.split is {data.split}, but {said(seeing[0], keyed)}: its statistics over an image hold pixels "
+            f"data.split is {split.blocks}, but {said(seeing[0], keyed)}: its statistics over an image hold pixels "
             f"that are validated on; use {'model.norm none or pixel, ' if keyed else ''}data.val_images, or accept it: "
             "parallel.exact false"
         )
@@ -155,14 +155,14 @@ def split_of(
     if seeing:
         notes += (f"data.split: {said(seeing[0], keyed)}, and sees all blocks of an image",)
     auto = math.ceil(halo * reach) + (reach != 1)  # in pixels of the raster, where it is shown smaller or rotated
-    gap = parse_length(data.split_gap) if isinstance(data.split_gap, str) else Length(data.split_gap)
+    gap = parse_length(split.gap) if isinstance(split.gap, str) else Length(split.gap)
     cuts = []
     for info in infos:
-        rows, cols = (auto, auto) if gap is None else map(math.ceil, along(gap, info, "data.split_gap"))
-        cuts.append(SplitCut(info.shape, _blocks(data.split, info), (rows, cols)))
+        rows, cols = (auto, auto) if gap is None else map(math.ceil, along(gap, info, "data.split: gap"))
+        cuts.append(SplitCut(info.shape, _blocks(split.blocks, info), (rows, cols)))
     if min(min(cut.gap) for cut in cuts) < auto:
-        notes += (f"data.split_gap is {data.split_gap}, below {auto} px: outputs validated on see pixels trained on",)
-    return SpatialSplit(tuple(cuts), data.split_share, data.split_seed), notes
+        notes += (f"data.split: gap is {split.gap}, below {auto} px: outputs validated on see pixels trained on",)
+    return SpatialSplit(tuple(cuts), split.share, split.seed), notes
 
 
 def _blocks(split: list[int] | str, info: RasterInfo) -> tuple[int, int]:
@@ -171,5 +171,5 @@ def _blocks(split: list[int] | str, info: RasterInfo) -> tuple[int, int]:
         return split[0], split[1]
     side = parse_length(split)
     assert side is not None, "the configuration is checked"
-    height, width = (blocks_of(*pair) for pair in zip(info.shape, along(side, info, "data.split"), strict=True))
+    height, width = (blocks_of(*pair) for pair in zip(info.shape, along(side, info, "data.split: blocks"), strict=True))
     return height, width

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from os import PathLike
@@ -15,6 +15,7 @@ from tiledseg.checkpoint.check import Checkpoint
 from tiledseg.checkpoint.folder import name_of
 from tiledseg.checkpoint.saved_state import Best, Origin, Resumed, SavedState, Source
 from tiledseg.config.checks import shown
+from tiledseg.config.data import read_split
 from tiledseg.config.words import read_loss, read_policy
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.reader import Identity, identify, written_since
@@ -26,13 +27,11 @@ OTHER_RUN, NAMES_RUN = "refused", "names the run"
 _OTHER_RUN = {
     "data": (
         *("classes", "label_layer", "label_attribute", "background", "warp_images", "area", "split"),
-        *("split_share", "split_gap", "split_seed", "ignore_index", "nodata", "bands", "normalize"),
-        *("assets", "mosaic", "valid", "valid_values"),
+        *("ignore_index", "nodata", "bands", "normalize", "assets", "mosaic", "valid", "valid_values"),
     ),
     "model": (
         *("name", "levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling"),
-        *("dropout", "encoder", "pretrained", "image_mean", "edge_band", "build", "arguments", "series"),
-        *("window", "overlap", "blend", "ends"),
+        *("dropout", "encoder", "pretrained", "build", "arguments", "series", "window", "overlap", "blend", "ends"),
     ),
     "optimizer": ("name",),
 }
@@ -43,9 +42,9 @@ RULES = {
     "train.tiles_per_step": "tiles_per_step",
     "train.images_per_step": "images_per_step",
     "train.seed": "seed",
-    **{f"train.{key}": "windows" for key in ("sampling", "window", "windows_per_step", "window_halo")},
+    "train.windows": "windows",
     **{f"train.{key}": "content" for key in ("skip_empty", "balance_classes")},
-    **dict.fromkeys(("train.resume", "run.output", "run.verbosity", "run.panels"), NAMES_RUN),
+    **dict.fromkeys(("train.resume", "run.output", "run.verbosity"), NAMES_RUN),
 }
 """Rules of keys in a run that goes on. `OTHER_RUN`: must not change. `NAMES_RUN`: is not compared. Others order the
 steps, and may change between epochs; the rule is their name in `sampling_fingerprint`. A key that is not here may
@@ -138,8 +137,8 @@ def _changed(
     saved, order = checkpoint.saved, sampling_fingerprint(preparation)
     there = {**flat(saved.config.record()), **known}
     here = {**flat(preparation.asked.record()), **own}
-    reads: dict[str, Callable[[Any], Any]] = {"train.loss": read_loss, "optimizer.policy": read_policy}
-    alike = {key for key, read in reads.items() if read(there[key]) == read(here[key])}
+    reads = (("train.loss", read_loss), ("optimizer.policy", read_policy), ("data.split", read_split))
+    alike = {key for key, read in reads if read(there[key]) == read(here[key])}
     alike |= {"data.classes"} if saved.label_map == preparation.label_map else set()
     changed = {}
     for key in here:

@@ -226,7 +226,7 @@ def idle_ranks(preparation: Preparation, ranks: int) -> str:
     if spread.shares_images or tiles >= workers:
         return ""
     windows = preparation.question.windows
-    key = f"train.windows_per_step {workers}" if windows else f"train.tiles_per_step {workers}"
+    key = f"train.windows: per_step {workers}" if windows else f"train.tiles_per_step {workers}"
     if not windows and train.given_tiles is None:
         key = "a finer tiling.grid"
     return (

@@ -198,7 +198,7 @@ class Stepper:
         """Run the passes of a step that went wrong once more; return the figures of its tiles. Collective."""
         watched = WatchedLoss(self._loss, dataset, parts)
         again = [part for _ in range(self.rounds(parts)) for part in parts]
-        samples = read_ahead(self._passes, dataset, again, 0, 1)
+        samples = read_ahead(self._passes, dataset, again, 0)
         if not self._passes.pieces(parts):
             samples = watched.reading(samples)
         self._begin(weight)

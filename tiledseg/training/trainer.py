@@ -231,7 +231,7 @@ class Trainer:
             for position, step in self.sampler.steps_from(self.position, self.course.epochs)
         )
         mine = (part for _, _, parts in ahead for _ in range(self.stepper.rounds(parts)) for part in parts)
-        samples = read_ahead(self.passes, training, mine, config.data.workers, config.data.prefetch)
+        samples = read_ahead(self.passes, training, mine, config.data.workers)
         heaviest = max((1.0, *self.preparation.class_weights))
         self.network.train()
         if self.best.gives_up(self.position):
@@ -289,11 +289,11 @@ class Trainer:
         label_map, config, rasters = self.preparation.label_map, self.config, self.preparation.validation
         assert rasters is not None, "there are rasters held out"
         shapes, counted = [tiling.raster for tiling in rasters.tilings], [part.boxes for part in rasters.parts]
-        views = choose_views(shapes, config.run.panels, config.train.seed, counted)
+        views = choose_views(shapes, 4, config.train.seed, counted)
         passes = self.parallel.over(held_out.tilings, spread=self.plan.validation)
-        threads, depth, shown = config.data.workers, config.data.prefetch, self.journal.part if self.journal else unseen
+        threads, shown = config.data.workers, self.journal.part if self.journal else unseen
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():
-            findings = validate(self.network, held_out, self.mesh, passes, threads, depth, views, shown)
+            findings = validate(self.network, held_out, self.mesh, passes, threads, views, shown)
         if self.journal is not None:
             of_images = label_map, rasters.images, rasters.infos[0].dtype, self.normalization
             panel = write_validation(self.folder, self.step, epoch, findings, *of_images)

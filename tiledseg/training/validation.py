@@ -75,8 +75,6 @@ def choose_views(
     """Choose at most `count` distinct views of images of these shapes (height, width): the whole first image, thinned,
     then windows of every pixel, drawn by the seed, from each image in turn. `counted`: of each image the boxes whose
     pixels count, in or around which windows are drawn (none: all of it)."""
-    if count < 1:
-        return ()
     views = [PanelView(0, Box.of_shape(shapes[0]), max(1, -(-max(shapes[0]) // SIDE)))]
     digest = hashlib.sha256(f"tiledseg.views {seed}".encode()).digest()
     generator = random.Random(int.from_bytes(digest[:8], "big"))
@@ -182,7 +180,6 @@ def validate(
     mesh: Mesh,
     passes: Passes,
     threads: int,
-    depth: int,
     views: Sequence[PanelView] = (),
     shown: Shown = unseen,
 ) -> Findings:
@@ -200,7 +197,7 @@ def validate(
     matrix_KK, reliability = torch.zeros(classes, classes, dtype=torch.int64), torch.from_numpy(empty_counts(classes))
     network.eval()
     with torch.no_grad(), doing("validation"):
-        samples = panels.looking(read_ahead(passes, dataset, parts, threads, depth))
+        samples = panels.looking(read_ahead(passes, dataset, parts, threads))
         pieces = passes.pieces(parts)
         if not pieces:  # no pipeline's end: what it reads is shown
             samples = shown(samples, len(parts), "validation, reading")

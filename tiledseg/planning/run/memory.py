@@ -139,8 +139,8 @@ def memory_note(question: RunQuestion, spread: Spread, memory: int) -> str | Non
     what, use = "a training step on the largest tile", "a finer tiling.grid"
     if question.windows is not None:
         what = "all windows of a step at once" if spread.together else "a step on the largest window or tile"
-        fewer = "fewer train.windows_per_step, or " if spread.together else ""
-        use = f"{fewer}a smaller train.window, and for the validation a finer tiling.grid"
+        fewer = "fewer windows per_step, or " if spread.together else ""
+        use = f"{fewer}a smaller size of train.windows, and for the validation a finer tiling.grid"
     elif spread.shares_layers:
         what = "with parallel.halo layer the whole block of a rank"
         use = "more ranks an image, or mode exchange or read with a finer tiling.grid"

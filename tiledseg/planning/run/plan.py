@@ -311,7 +311,7 @@ def _inexact(question: RunQuestion, tilings: Sequence[Tiling], footprint: Footpr
     if fault and windows and windows.exact:
         shared = " with parallel.halo layer or memory.blocks" if of_steps(graph) else ""
         fault = (
-            "a norm over windows with halos would see a part of the image; use train.window_halo "
+            "a norm over windows with halos would see a part of the image; use train.windows with halo "
             f"none{shared}, or norm none or pixel"
         )
     if fault and question.parallel.exact:

@@ -247,7 +247,7 @@ class DrawnWindows(Steps):
         least = min(min(shape) for shape in self.drawer.shapes)
         if self.side > least:
             raise ConfigError(
-                f"train.window is {self.side}, but an image has {least} px along one side; give at most {least}"
+                f"train.windows: size is {self.side}, but an image has {least} px along one side; give at most {least}"
             )
 
     @property
