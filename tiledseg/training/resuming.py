@@ -23,7 +23,7 @@ from tiledseg.system.outputs import CHECKPOINTS
 from tiledseg.training.preparation import Preparation
 from tiledseg.training.raster_set import RasterSet
 
-OTHER_RUN, NAMES_RUN = "refused", "names the run"
+OTHER_RUN, NAMES_RUN = "refused", "allowed"
 _OTHER_RUN = {
     "data": (
         *("classes", "label_layer", "label_attribute", "background", "warp_images", "area", "split"),
