@@ -26,13 +26,13 @@ def scene(shape: tuple[int, ...], dtype: str = "uint16", seed: int = 0) -> NDArr
 
 
 def as_array(pixels: NDArray, name: str = "reflectance", nodata: float | None = None) -> Any:
-    """Return pixels (C, H, W), or (H, W), as rioxarray and odc.stac give them."""
+    """Return pixels (C, H, W), (H, W) or (T, C, H, W), as rioxarray and odc.stac give them."""
     height, width = pixels.shape[-2:]
     x = TRANSFORM.c + TRANSFORM.a * (np.arange(width) + 0.5)
     y = TRANSFORM.f + TRANSFORM.e * (np.arange(height) + 0.5)
     mapping = xarray.Variable((), 0, {"crs_wkt": rasterio.crs.CRS.from_string(CRS).to_wkt()})
     attributes = {"grid_mapping": "spatial_ref"} | ({} if nodata is None else {"_FillValue": pixels.dtype.type(nodata)})
-    dims = ("band", "y", "x")[-pixels.ndim :]
+    dims = ("time", "band", "y", "x")[-pixels.ndim :]
     return xarray.DataArray(pixels, {"y": y, "x": x, "spatial_ref": mapping}, dims, name, attributes)
 
 

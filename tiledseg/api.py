@@ -81,7 +81,7 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
     """
     from tiledseg.comm.session import joined_mesh
     from tiledseg.commands.options import as_config, parse_config, to_yaml
-    from tiledseg.raster.labels.classes import class_files, read_classes
+    from tiledseg.raster.labels.classes import read_classes
     from tiledseg.training.start import start
 
     files = [str(config)] if isinstance(config, (str, Path)) else []
@@ -91,7 +91,7 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
         config = as_config(config)
     if not isinstance(config, Config):
         raise ConfigError(f"the configuration is {config!r}; give a map of groups of keys, or the path of a YAML file")
-    files += class_files(config.data.classes)
+    files += [config.data.classes] if isinstance(config.data.classes, str) else []
     config = replace(config, data=replace(config.data, classes=read_classes(config.data.classes)))
     config.check()
     with joined_mesh() as mesh:
@@ -172,7 +172,6 @@ def predict_raster(
     from tiledseg.inference.request import each_image
     from tiledseg.predict import build_parser, maps_whole, parse_groups, request_of
     from tiledseg.raster.array_names import array_of
-    from tiledseg.raster.reader import map_as_array
 
     images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
     array = array_of(images[0]) if target is None and len(images) == 1 else None
@@ -211,12 +210,30 @@ def predict_raster(
         try:
             path = f"{folder}/{target}"
             predict_all([replace(requests[0], output=path)], mapper, memory_per_rank(mesh), mesh, ends=False)
-            result = mesh.on_all(lambda: map_as_array(array, path))
+            result = mesh.on_all(lambda: _as_array(array, path))
             mesh.communicator.barrier()
             return result
         finally:
             if mesh.is_root:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _as_array(source: Any, path: str) -> Any:
+    """Return the class map at `path` as an array with the place of `source`, a DataArray."""
+    from tiledseg.geometry.box import Box
+    from tiledseg.raster.array_place import dims_of, flags
+    from tiledseg.raster.reader import open_raster
+
+    dims = dims_of(source) or ()
+    place = source.isel({dim: 0 for dim in source.dims if dim not in dims}, drop=True).transpose(*dims)
+    with open_raster(path) as reader:
+        pixels_CHW, info = reader.read(Box.of_shape(reader.info.shape))[0], reader.info
+    mapping = {name: source.attrs[name] for name in ("grid_mapping", "crs", "transform") if name in source.attrs}
+    legend = flags([name for _, name in info.class_names])
+    named = place.copy(data=pixels_CHW[0]).drop_encoding().rename("classes")
+    return named.drop_attrs(deep=False).assign_attrs(
+        **mapping, **legend, _FillValue=pixels_CHW.dtype.type(info.nodata or 0)
+    )
 
 
 def _exactly(requests: Sequence[Request], mapper: Mapper, ranks: int) -> list[Request]:

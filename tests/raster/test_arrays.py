@@ -24,7 +24,7 @@ from tests.raster.range_server import running
 from tiledseg.errors import RasterError
 from tiledseg.foreign.tile_dataset import TileDataset
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.raster import array_names
+from tiledseg.raster import array_names, array_open
 from tiledseg.raster.array_names import ArrayName, parse_array_name, takes_arrays
 from tiledseg.raster.composed import BANDS, Composed
 from tiledseg.raster.finding import expand_sources, pair_sources
@@ -54,11 +54,12 @@ def test_a_scene_has_its_pixels_and_its_place_in_every_form(tmp_path: Path, form
         assert (info.shape, info.bands, info.nodata) == (expected.shape, expected.bands, expected.nodata)
 
 
-@pytest.mark.parametrize("form", ["zarr2", "zarr3", "dask"])
-def test_each_chunk_is_read_once(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads and windows that overlap read a store's chunk once; no chunk of dask's outside a window is computed."""
-    pixels, counts = scene(SHAPE), Counter[str]()
+@pytest.mark.parametrize(("form", "times"), [("zarr2", 1), ("zarr3", 1), ("nc4", 1), ("dask", 1), ("dask", 2)])
+def test_each_chunk_is_read_once(tmp_path: Path, form: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads, times and windows that overlap read a store's chunk once; no chunk outside a window is read."""
+    pixels, counts = scene((times, *SHAPE) if times > 1 else SHAPE), Counter[str]()
     source, get = write(tmp_path, form, pixels), LocalStore.get
+    pixels = pixels.reshape(-1, *SHAPE[1:])
 
     async def counted(store: Any, key: str, *more: Any) -> Any:
         counts.update([key] if re.fullmatch(r"reflectance/(c/)?\d.*", key) else [])
@@ -68,7 +69,11 @@ def test_each_chunk_is_read_once(tmp_path: Path, form: str, monkeypatch: pytest.
         counts.update([str(block_info[0]["chunk-location"])] if block_info else [])
         return block
 
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
     if form == "dask":
+        monkeypatch.setattr(array_open, "CACHE_BYTES", 9 * source.data.blocks[0, 0, 0].nbytes)
         source = source.copy(data=source.data.map_blocks(counted_chunk, dtype="uint16", meta=np.empty((0,) * 3, "u2")))
     monkeypatch.setattr(LocalStore, "get", counted)
     boxes = [
@@ -78,19 +83,23 @@ def test_each_chunk_is_read_once(tmp_path: Path, form: str, monkeypatch: pytest.
     ]
 
     @takes_arrays
-    def read_boxes(path: str) -> None:
+    def read_boxes(path: str) -> int:
         with open_raster(path) as reader:
             assert not counts
             reader.read(Box(Interval(0, 40), Interval(0, 40)))
-            assert sum(counts.values()) == (1 if form == "dask" else 3)  # a chunk a band
+            assert sum(counts.values()) == {"dask": 1, "nc4": 0}.get(form, 3)  # a chunk a band
+            before = bytes_read()
             with ThreadPoolExecutor(4) as pool:
                 for box, (found, _) in zip(boxes, pool.map(reader.read, boxes), strict=True):
                     assert np.array_equal(found, pixels[:, *box.slices])
+            return bytes_read() - before
 
-    read_boxes(source)
-    if form != "dask":
+    taken = read_boxes(source)
+    if form == "nc4":  # HDF5 alone knows its chunks
+        assert taken <= (tmp_path / "reflectance-nc4.nc").stat().st_size
+    else:
         assert set(counts.values()) == {1}
-        assert len(counts) == 3 * 3 * 3
+        assert len(counts) == (1 if form == "dask" else 3) * 3 * 3
 
 
 def test_names_are_of_stores_alone(tmp_path: Path) -> None:

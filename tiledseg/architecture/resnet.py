@@ -147,10 +147,7 @@ class WideResNet:
                 before = module.widths[-1]
 
     def normed(self, name: str, channels: int) -> list[Node]:
-        return [
-            Node(f"{name}.0", Norm(self.norm, groups=groups_of(channels))),
-            Node(f"{name}.1", Activation(0.0)),
-        ]
+        return [Node(f"{name}.0", Norm(self.norm, groups=groups_of(channels))), Node(f"{name}.1", Activation(0.0))]
 
     def _convolution(self, width: int, kernel: int, stride: int = 1, dilation: int = 1) -> Convolution:
         padding = dilation * (kernel // 2)

@@ -13,14 +13,7 @@ from functools import lru_cache
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import (
-    is_legal_size,
-    output_size,
-    required_input,
-    scales,
-    tensor_sizes,
-    total_stride,
-)
+from tiledseg.geometry.shapes import is_legal_size, output_size, required_input, scales, tensor_sizes, total_stride
 
 
 def paper_shrink(kernel: int, stride: int = 1, padding: int = 0, size: int = 0) -> float:

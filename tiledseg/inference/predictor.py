@@ -30,9 +30,11 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.geopackage import PolygonFile, begin, pixels_of, publish_polygons, write_polygons
 from tiledseg.raster.info import RasterInfo, code_notes, is_placed, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
-from tiledseg.raster.map_writer import RasterLayout, begin_chunks, fill_chunks, lay_out, pack_layout, publish
+from tiledseg.raster.map_writer import RasterLayout, begin_chunks, lay_out, pack_layout, publish
 from tiledseg.raster.reader import identify, written_since
 from tiledseg.raster.statistics import Normalization, Sums, finish, measure, statistics_blocks
+from tiledseg.raster.zarr_writer import write_chunks
+from tiledseg.system.files import writing
 from tiledseg.system.run_lock import UnfinishedFile, claimed
 from tiledseg.units import size
 from tiledseg.user_files.machine import SOME_CPU
@@ -192,8 +194,8 @@ def _make_map(
             if request.packing.format == ZARR:
                 for layout in files.rasters:
                     mesh.on_root(partial(begin_chunks, layout))
-                    with doing("writing the map's chunks"):
-                        fill_chunks(layout, mesh.rank, mesh.size, tick)
+                    with doing("writing the map's chunks"), writing(layout.path):
+                        write_chunks(layout.temporary, layout.whole, mesh.rank, mesh.size, tick)
                 mesh.communicator.barrier()
             mesh.on_root(lambda: files.finish(request, info, legend, ignored))
         except BaseException:

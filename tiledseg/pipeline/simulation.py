@@ -24,15 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tiledseg.pipeline.schedule import (
-    BACKWARD_SLOTS,
-    FORWARD_SLOTS,
-    ChunkPass,
-    MessageEnd,
-    Program,
-    Route,
-    StageTurn,
-)
+from tiledseg.pipeline.schedule import BACKWARD_SLOTS, FORWARD_SLOTS, ChunkPass, MessageEnd, Program, Route, StageTurn
 
 Placed = tuple[int, StageTurn]  # rank, turn
 Ends = tuple[MessageEnd, ...]

@@ -5,8 +5,14 @@ h5netcdf."""
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
+import threading
+import uuid
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,11 +98,7 @@ class ArrayReader(GdalReader):
         if self._closed:
             raise RasterError(f"{self.info.path} is read after its reader was closed; open it again")
         rows, cols = box.slices
-        # Ranks and prefetch threads are the parallelism, and dask's own threads do not outlive a fork.
-        window_CHW = self._pixels_CHW[:, rows, cols].compute(scheduler="synchronous")
-        if window_CHW.shape != (self.info.bands, *box.shape):
-            raise RasterError(f"{self.info.path} has chunks of other sizes than it says; mend what makes them")
-        return np.asarray(window_CHW.values, self.info.dtype), []
+        return np.asarray(self._pixels_CHW[:, rows, cols].compute(scheduler="synchronous").values, self.info.dtype), []
 
     def release(self) -> None:
         """Forget the chunks that were read: the next read asks the store anew."""
@@ -120,12 +122,41 @@ def _cut(words: Any, whole: bool) -> dict[str, Any]:
 
 def open_array(path: str, array: Any, bands: Sequence[int] | None, nodata: float | None, *about: Any) -> RasterReader:
     """Return the reader of an array; one with times and bands is read as rasters of several times are."""
+    if array.chunks is not None and array.size > 0 and hasattr(array.data, "dask"):
+        chunks, forget = _computed_once(path, array.data)
+        array, about = array.copy(data=chunks), (*about, forget, forget)
     dim = time_of(array)
     if dim is None:
         return ArrayReader(path, array, bands, nodata, *about)
     parts = [ArrayReader(path, array.isel({dim: at}), bands, nodata, *about) for at in range(array.sizes[dim])]
     numbers = [number for part in parts for number in part.info.band_numbers]
     return StackedReader(path, parts, numbers, range(len(numbers)), len(parts))
+
+
+def _computed_once(path: str, array: Any) -> tuple[Any, Callable[[], object]]:
+    """Return an array of dask that computes each chunk once, and what forgets them. It keeps the chunks used last, up
+    to CACHE_BYTES and at least one."""
+    from dask.array import map_blocks
+
+    largest = math.prod(max(sizes) for sizes in array.chunks) * array.dtype.itemsize
+    locks: defaultdict[tuple[int, ...], threading.Lock] = defaultdict(threading.Lock)
+
+    @lru_cache(max(1, CACHE_BYTES // largest))
+    def compute(block: tuple[int, ...]) -> NDArray:
+        chunk = array.blocks[block]
+        # Ranks and prefetch threads are the parallelism, and dask's own threads do not outlive a fork.
+        pixels = np.asarray(chunk.compute(scheduler="synchronous")).view()
+        if pixels.shape != chunk.shape:
+            raise RasterError(f"{path} has chunks of other sizes than it says; mend what makes them")
+        pixels.flags.writeable = False  # windows are parts of it
+        return pixels
+
+    def take(block_id: tuple[int, ...]) -> NDArray:
+        with locks[block_id]:
+            return compute(block_id)
+
+    like = {"chunks": array.chunks, "dtype": array.dtype, "meta": array._meta}
+    return map_blocks(take, name=f"computed-once-{uuid.uuid4().hex}", **like), compute.cache_clear
 
 
 def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: float | None) -> RasterReader:
@@ -135,6 +166,7 @@ def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: 
         raise RasterError(f"{name.store} does not exist; give the path or URL of a Zarr store or netCDF file")
     try:
         import h5netcdf  # noqa: F401
+        import h5py
         import xarray
         import zarr  # noqa: F401
     except ImportError:
@@ -150,9 +182,12 @@ def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: 
             place = store = open_store(name.store)
             engine = "zarr"
         how |= {"group": group} if group else {}
-        how |= {"driver_kwds": {"rdcc_nbytes": CACHE_BYTES // 4}} if engine == "h5netcdf" else {}
+        how |= (
+            {"driver_kwds": {"rdcc_nbytes": CACHE_BYTES // 4, "rdcc_nslots": 100_003}} if engine == "h5netcdf" else {}
+        )
         dataset = xarray.open_dataset(place, engine=engine, chunks=None, **how)
-        close, above = dataset.close, group
+        held, above = ExitStack(), group
+        held.callback(dataset.close)
         while above:  # a group has the coordinates of those that it is in
             above = above.rpartition("/")[0]
             with xarray.open_dataset(place, engine=engine, chunks=None, **how | {"group": above or None}) as outer:
@@ -162,16 +197,18 @@ def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: 
                         dataset = dataset.assign_coords({at: one.load() if one.ndim else ((), 0, one.attrs)})
     try:
         array = _variable(path, name, dataset, group, variable)
+        if engine == "h5netcdf":  # it opens a variable for each read; HDF5 keeps chunks of one that is open
+            held.callback(held.enter_context(h5py.File(place, "r"))[f"{group}/{array.name}"].id.close)
         if store is not None:
             fill = array.encoding.get("fill_value", array.attrs.get("_FillValue"))
             nothing = nodata_of(path, array) if nodata is None else nodata
             number = fill is not None and np.dtype(type(fill)).kind in "iuf"
             store.lacks = number and (bool(fill != fill) or nothing == float(fill))  # NaN is not NaN
-        about = ("Zarr" if store else "netCDF", () if remote else (name.store,), close)
+        about = ("Zarr" if store else "netCDF", () if remote else (name.store,), held.close)
         reader = open_array(path, array, bands, nodata, *about, *([store.forget] if store else []))
         masked = TILES in array.attrs and f"{array.name}_valid" in dataset.variables
     except BaseException:
-        close()
+        held.close()
         raise
     if not masked:
         return reader

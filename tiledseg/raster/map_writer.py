@@ -34,7 +34,7 @@ from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo, loses_points, meaning, place_of, placement
 from tiledseg.raster.labels.classes import ClassRecord, add_names, style_of
-from tiledseg.raster.zarr_writer import begin_store, check_zarr, write_chunks
+from tiledseg.raster.zarr_writer import begin_store, check_zarr
 from tiledseg.system.files import delete, flush, replacing, temporary, write_error, writing
 from tiledseg.system.outputs import Output, files_below, whole
 from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed, taken
@@ -272,12 +272,6 @@ def begin_chunks(layout: RasterLayout) -> None:
         layout.check_ours()
         names = [one.name for one in layout.legend]
         begin_store(layout.temporary, layout.whole, layout.packing.compress, names)
-
-
-def fill_chunks(layout: RasterLayout, rank: int, size: int, beat: Callable[[], None]) -> None:
-    """Write this rank's chunks into the begun store."""
-    with writing(layout.path):
-        write_chunks(layout.temporary, layout.whole, rank, size, beat)
 
 
 def pack_layout(layout: RasterLayout, threads: int = 1, beat: Callable[[], None] = lambda: None) -> None:

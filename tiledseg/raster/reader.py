@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,6 @@ from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.array_names import MEMORY, array_of, file_of, parse_array_name
 from tiledseg.raster.array_open import open_array, open_named
-from tiledseg.raster.array_place import dims_of, flags
 from tiledseg.raster.composed import label_of, open_composed, parse_composed
 from tiledseg.raster.gdal_reader import GdalReader
 from tiledseg.raster.info import RasterInfo
@@ -67,18 +65,6 @@ def open_raster(
     if name is not None:
         return open_named(path, name, bands, nodata)
     return GdalReader(path, bands, nodata, references)
-
-
-def map_as_array(source: Any, path: str) -> Any:
-    """Return the class map at `path` as an array with the place of `source`, a DataArray."""
-    dims = dims_of(source) or ()
-    place = source.isel({dim: 0 for dim in source.dims if dim not in dims}, drop=True).transpose(*dims)
-    with open_raster(path) as reader:
-        pixels_CHW, info = reader.read(Box.of_shape(reader.info.shape))[0], reader.info
-    mapping = {name: source.attrs[name] for name in ("grid_mapping", "crs", "transform") if name in source.attrs}
-    legend = flags([name for _, name in info.class_names])
-    named = place.copy(data=pixels_CHW[0]).drop_encoding().rename("classes")
-    return named.drop_attrs(deep=False).assign_attrs(**mapping, **legend, _FillValue=np.uint8(info.nodata or 0))
 
 
 class KnownReader(RasterReader):

@@ -85,8 +85,12 @@ class GuardedStore(WrapperStore[Any]):
 
     async def _read(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None) -> Buffer | None:
         remote = is_remote(self._place)
-        if not remote:
-            self._check_inside(key)
+        if not remote:  # a link may lead out of it
+            file = os.path.join(self._place, key)
+            if (kind := irregular_kind(file)) is not None:
+                raise RasterError(f"{file} is {kind}, not a chunk in a regular file; {_DAMAGED}")
+            if not (there := os.path.realpath(file)).startswith(self._root):
+                raise RasterError(f"{file} leads out of its store, to {there}; copy the store with its files")
         try:
             value: Buffer | None = await super().get(key, prototype, byte_range)
         except Exception as error:
@@ -103,16 +107,6 @@ class GuardedStore(WrapperStore[Any]):
                 "empty chunks too (zarr: write_empty_chunks), or name this value as _FillValue"
             )
         return value
-
-    def _check_inside(self, key: str) -> None:
-        """Raise RasterError for a key whose file is outside the store, by a link, or no regular file."""
-        file = os.path.join(self._place, key)
-        kind = irregular_kind(file)
-        if kind is not None:
-            raise RasterError(f"{file} is {kind}, not a chunk in a regular file; {_DAMAGED}")
-        there = os.path.realpath(file)
-        if not there.startswith(self._root):
-            raise RasterError(f"{file} leads out of its store, to {there}; copy the store with its files")
 
 
 def open_store(place: str) -> GuardedStore:

@@ -24,11 +24,7 @@ from torch import nn
 from tiledseg.comm.point_to_point import Work
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.sharing.decomposition import Partition
-from tiledseg.geometry.sharing.layer_windows import (
-    block_partition,
-    partitions_of,
-    segment_windows,
-)
+from tiledseg.geometry.sharing.layer_windows import block_partition, partitions_of, segment_windows
 from tiledseg.geometry.sharing.segments import Segment, segments
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.frozen import is_trained

@@ -198,11 +198,7 @@ class SpatialNetwork:
             tensors[result] = program[result - 1].own(tensors[result])
 
     def norm_together(
-        self,
-        k: int,
-        images: Sequence[tuple[Tensors, Partition, Partition]],
-        ranks: Communicator,
-        device: torch.device,
+        self, k: int, images: Sequence[tuple[Tensors, Partition, Partition]], ranks: Communicator, device: torch.device
     ) -> None:
         """Run node `k`, a batch norm, on this rank's blocks of several images, as `run_nodes` for each of them; its
         statistics, and the running ones, are those of all images of all `ranks`. Collective over these, backward too. A

@@ -31,14 +31,7 @@ from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTranspos
 from tiledseg.models.layers.pooling import average_pool, max_pool, pair
 from tiledseg.models.layers.resampling import upsample
 from tiledseg.models.layers.times import TimesBatchNorm, TimesConvolution, TimesTransposed
-from tiledseg.models.norm import (
-    PixelNorm,
-    StatisticsNorm,
-    each_time,
-    normed,
-    sharing_of,
-    takes_statistics,
-)
+from tiledseg.models.norm import PixelNorm, StatisticsNorm, each_time, normed, sharing_of, takes_statistics
 from tiledseg.models.normalise import NormScope, Ranks, Statistics, normalise
 from tiledseg.spatial.halo_exchange import OverlapJob, OverlappedConvolution
 

@@ -220,12 +220,7 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        a_BCHW: torch.Tensor,
-        b_BCHW: torch.Tensor,
-        owned: Slices | None,
-        heads: int,
-        ranks: Ranks | None,
+        ctx: Any, a_BCHW: torch.Tensor, b_BCHW: torch.Tensor, owned: Slices | None, heads: int, ranks: Ranks | None
     ) -> torch.Tensor:
         ctx.save_for_backward(a_BCHW, b_BCHW)
         ctx.owned, ctx.heads, ctx.ranks = owned, heads, ranks

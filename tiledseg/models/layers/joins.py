@@ -13,14 +13,7 @@ from torch.nn import functional
 from tiledseg.geometry.layers import joins as geometry
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.memory.device import sent
-from tiledseg.models.layers.block import (
-    BlockModule,
-    BlockPlace,
-    cropped,
-    gradient_of_part,
-    part_of,
-    whole_place,
-)
+from tiledseg.models.layers.block import BlockModule, BlockPlace, cropped, gradient_of_part, part_of, whole_place
 from tiledseg.models.normalise import Ranks, Slices, summed
 
 JOINS: dict[type[geometry.Join], Callable[..., torch.Tensor]] = {

@@ -245,11 +245,6 @@ def read_classes(classes: Any) -> Any:
     return read_class_file(classes)
 
 
-def class_files(classes: Any) -> list[str]:
-    """Return the file that is named, for a list of all that a run reads."""
-    return [classes] if isinstance(classes, str) else []
-
-
 def style_of(classes: Sequence[ClassRecord]) -> bytes:
     """Return QGIS's style of a class map, as XML: a colour and a name for each number."""
     root = Xml.Element("qgis", version="3.22", styleCategories="Symbology")

@@ -96,15 +96,9 @@ class Content:
             return tuple(range(len(self.regions)))
         return tuple(np.flatnonzero(self.counts.sum(1)).tolist())
 
-    def by_class(self, generator: random.Random) -> int:
-        """Return a region: a class is drawn, and one of its pixels."""
-        return self._draw(1 + int(generator.random() * (len(self._ends) - 1)), generator)
-
-    def by_label(self, generator: random.Random) -> int:
-        """Return a region: a pixel with a label that counts is drawn."""
-        return self._draw(0, generator)
-
-    def _draw(self, kind: int, generator: random.Random) -> int:
+    def draw(self, by_class: bool, generator: random.Random) -> int:
+        """Return a region: one of the pixels with a label that counts is drawn, where `by_class` of a drawn class."""
+        kind = 1 + int(generator.random() * (len(self._ends) - 1)) if by_class else 0
         ends = self._ends[kind]
         return int(np.searchsorted(ends, int(generator.random() * int(ends[-1])), side="right"))
 

@@ -133,7 +133,7 @@ class Sampler(Steps):
 
     def _drawn(self, content: Content, generator: random.Random) -> list[Region]:
         return [
-            content.regions[content.by_class(generator) if generator.random() < content.choice.balance else number]
+            content.regions[content.draw(True, generator) if generator.random() < content.choice.balance else number]
             for number in shuffled(content.drawn, generator)
         ]
 
@@ -287,7 +287,7 @@ class DrawnWindows(Steps):
         by_class = generator.random() < content.choice.balance
         if not by_class and not content.choice.skip_empty:
             return None
-        region = content.regions[content.by_class(generator) if by_class else content.by_label(generator)]
+        region = content.regions[content.draw(by_class, generator)]
         row, col = (side.start + generator.random() * side.size for side in (region.box.row, region.box.col))
         return region.image, row, col
 
