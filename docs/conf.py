@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from tiledseg.version import VERSION
+from tiledseg.errors import VERSION
 
 sys.path.insert(0, str(Path(__file__).parent))
 import generated

@@ -21,9 +21,8 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.cli import COMMANDS, main
 from tiledseg.comm.failure import describe, traced
 from tiledseg.commands.parser import Parser, add_format_option, run
-from tiledseg.errors import CommunicationError, ConfigError, RasterError, TiledsegError
+from tiledseg.errors import VERSION, CommunicationError, ConfigError, RasterError, TiledsegError
 from tiledseg.raster.tile_store import is_tile_store
-from tiledseg.version import VERSION
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,8 @@ def test_the_house_keeps_to_its_limit() -> None:
     everything = sorted(PACKAGE.rglob("*.py"))
     assert lines(everything) <= LIMITS[name]
     assert len(everything) <= int(re.findall(r"\d+", name)[0])
-    assert max(len(path.read_text().splitlines()) for path in everything) <= LARGEST
+    sizes = [lines([path]) for path in everything if not path.name.startswith("__")]
+    assert SMALLEST <= min(sizes) <= max(sizes) <= LARGEST
 
 
 def test_a_class_name_is_unique() -> None:

@@ -21,8 +21,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tests.comm.launching import PACKAGE, ROOT
-from tiledseg.errors import install
-from tiledseg.version import VERSION
+from tiledseg.errors import VERSION, install
 
 
 def normal(name: str) -> str:

@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name == "__version__":
-        value: Any = importlib.import_module("tiledseg.version").VERSION
+        value: Any = importlib.import_module("tiledseg.errors").VERSION
     else:  # `plan` and `export` are modules of commands, which are callable
         module = importlib.import_module(f"tiledseg.{_PLACES.get(name, name)}")
         value = getattr(module, name) if name in _PLACES else module

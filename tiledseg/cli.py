@@ -42,7 +42,7 @@ def _without_command(words: Sequence[str]) -> None:
     import argparse
 
     from tiledseg.commands.parser import Parser
-    from tiledseg.version import VERSION
+    from tiledseg.errors import VERSION
 
     width = max(map(len, COMMANDS))
     parser = Parser(

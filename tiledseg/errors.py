@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from tiledseg.version import VERSION
+VERSION = "0.1.0"
 
 
 class TiledsegError(Exception):

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.errors import CommunicationError
+from tiledseg.errors import VERSION, CommunicationError
 from tiledseg.memory.device import Stopwatch, name_of
 from tiledseg.memory.device import versions as gpu_versions
 from tiledseg.system.freed_memory import why_not_kept
-from tiledseg.version import VERSION
 
 
 @dataclass(frozen=True)

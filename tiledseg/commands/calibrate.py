@@ -31,6 +31,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import measure_link
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import as_config, to_yaml
+from tiledseg.errors import VERSION
 from tiledseg.execution.carrying import CAST_DTYPES, make_deterministic
 from tiledseg.geometry.graph import Graph
 from tiledseg.memory.device import api, least
@@ -45,7 +46,6 @@ from tiledseg.system.outputs import check_outputs, whole
 from tiledseg.training.start import start
 from tiledseg.units import ACTIVATION_BYTES
 from tiledseg.user_files.machine import machine_from
-from tiledseg.version import VERSION
 
 STEPS = 9  # of a training; the first one does not count
 _BANDS, _CLASSES = 4, 5

@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiledseg.errors import ConfigError, TiledsegError, first_line
+from tiledseg.errors import VERSION, ConfigError, TiledsegError, first_line
 from tiledseg.geometry.halo import network_footprint, round_up
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.inference.trained import Trained
 from tiledseg.planning.run.spread import measuring
 from tiledseg.raster.labels.classes import in_hex
-from tiledseg.version import VERSION
 
 SCALE = 255.0
 """Divisor of pixels before a file takes them."""

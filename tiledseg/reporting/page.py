@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiledseg.errors import install
-from tiledseg.version import VERSION
+from tiledseg.errors import VERSION, install
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
