@@ -143,7 +143,8 @@ def _computed_once(path: str, array: Any) -> tuple[Any, Callable[[], object]]:
 
     @lru_cache(max(1, CACHE_BYTES // largest))
     def compute(block: tuple[int, ...]) -> NDArray:
-        chunk = array.blocks[block]
+        sides = [(sum(sizes[:at]), sizes[at]) for sizes, at in zip(array.chunks, block, strict=True)]
+        chunk = array[tuple(slice(start, start + side) for start, side in sides)]  # `.blocks` looks at all
         # Ranks and prefetch threads are the parallelism, and dask's own threads do not outlive a fork.
         pixels = np.asarray(chunk.compute(scheduler="synchronous")).view()
         if pixels.shape != chunk.shape:
