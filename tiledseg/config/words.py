@@ -57,7 +57,7 @@ MOVED = {
     "optimizer.step_size": ("optimizer.policy", STEP, "size"),
     "optimizer.gamma": ("optimizer.policy", STEP, "gamma"),
     "optimizer.power": ("optimizer.policy", POLYNOMIAL, "power"),
-    "train.sampling": ("train.windows", "", ""),
+    "train.sampling": ("train.windows", "", "size"),
     "train.window": ("train.windows", "", "size"),
     "train.windows_per_step": ("train.windows", "", "per_step"),
     "train.window_halo": ("train.windows", "", "halo"),
@@ -113,7 +113,7 @@ def refuse_moved(keys: Iterable[str], where: str) -> None:
     if old:
         news = (MOVED[each] for each in old if MOVED[each][0])
         words = [f"{key} {{{f'name: {name}, ' * bool(name)}{field}: VALUE}}" for key, name, field in news]
-        give = f"give {', '.join(words).replace('{: VALUE}', 'VALUE')}, or " if words else ""
+        give = f"give {', '.join(dict.fromkeys(words)).replace('{: VALUE}', 'VALUE')}, or " if words else ""
         raise ConfigError(f"{where} {', '.join(old)}, of an older version: {give}leave it out")
 
 
@@ -124,7 +124,7 @@ def without_moved(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
         (group, _, last), whole = old.partition("."), key.partition(".")[2]
         value = groups.get(group, {}).pop(last, None)
         usual = (LOSS_FIELDS | POLICY_FIELDS)[name][field][0] if name else _USUAL.get(field)
-        if not field or value in (None, usual):
+        if not field or value in (None, usual, "tiles", "windows"):
             continue
         now: Any = groups[group].get(whole, CROSS_ENTROPY if name else {})
         if not name and now is not None:  # no split has no share
