@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
 import sys
 import tempfile
@@ -60,7 +59,7 @@ def of_part(part: str, options: argparse.Namespace, old: Results) -> Iterator[Re
     """Give the part's results as they become more."""
     found: Results = old if options.peers or options.items else {}
     if part == "maps":
-        yield of_maps(options.side, options.repeats)
+        yield of_maps()
     elif part == "pipelines":
         for peer in pipelines.MAKERS:
             yield (found := found | {peer: run("pipelines", peer, limit=90 + LIMIT)[-1]})
@@ -75,11 +74,11 @@ def of_part(part: str, options: argparse.Namespace, old: Results) -> Iterator[Re
                 yield found
 
 
-def of_maps(side: int, repeats: int) -> Results:
-    """Map the scene in each way by turns."""
+def of_maps() -> Results:
+    """Map the scene in each way in three turns."""
     with tempfile.TemporaryDirectory() as folder:
-        run("maps", folder, "prepare", str(side), limit=300)
-        turns = [{way: run("maps", folder, way, limit=120)[-1] for way in maps.WAYS} for _ in range(repeats)]
+        run("maps", folder, "prepare", limit=300)
+        turns = [{way: run("maps", folder, way, limit=120)[-1] for way in maps.WAYS} for _ in range(3)]
     found = turns[0]
     for way, each in found.items():
         good, base = [turn for turn in turns if "seconds" in turn[way]], maps.base_of(way)
@@ -93,43 +92,36 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=page.PARTS, default=page.PARTS)
     parser.add_argument("--peers", nargs="+", choices=tuple(STEPS), help="of layers, networks and cost")
     parser.add_argument("--items", nargs="+", help="layers or networks by name (default: all)")
-    parser.add_argument("--side", type=int, default=1536, help="pixels a side of the mapped scene")
-    parser.add_argument("--repeats", type=int, default=3, help="turns of maps")
     parser.add_argument("--folder", type=Path, default=HERE, help="of measured.json and the pages")
     parser.add_argument("--page", action="store_true", help="make the pages of what is measured")
     options = parser.parse_args(arguments)
     file = options.folder / "measured.json"
     results: Results = json.loads(file.read_text()) if file.exists() else {}
-    begun = time.monotonic()
     if not options.page:
-        asked = [name for name in PEERS if name in (options.peers or PEERS)]
-        results["versions"] = results.get("versions", {}) | {name: PEERS[name].version for name in asked}
+        old, asked = results.get("versions", {}), options.peers or PEERS
+        results["versions"] = {name: PEERS[name].version if name in asked else old.get(name, "") for name in PEERS}
         results["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}"
     for part in () if options.page else options.only:
-        part_begun, cpu_begun = time.monotonic(), processor_seconds()
+        begun = time.monotonic()
         for found in of_part(part, options, results.get(part, {})):
             results[part] = found
             write(file, results)
-        took = f"{time.monotonic() - part_begun:.0f} s, {processor_seconds() - cpu_begun:.0f} s of processors"
-        results[f"{part}: measured"] = f"{time.strftime('%Y-%m-%d %H:%M')}, {took}, load {os.getloadavg()[0]:.1f}"
-        whole = not (options.peers or options.items) and set(options.only) == set(page.PARTS)
-        took = f"{(time.monotonic() - begun) / 60:.1f} minutes, {processor_seconds() / 60:.1f} of processors"
-        results["elapsed"] = took if whole else "parts at several times"
-        print(f"{part}: {results[f'{part}: measured']}; in all {took}", file=sys.stderr)
+        minutes, load = round((time.monotonic() - begun) / 60, 1), round(os.getloadavg()[0], 1)
+        results["times"] = results.get("times", {}) | {part: [minutes, load, time.strftime("%Y-%m-%d %H:%M")]}
+        print(f"{part}: {minutes} minutes, load {load}", file=sys.stderr)
         write(file, results)
     for name, text in page.pages(results).items():
         (options.folder / name).write_text(text)
     return 0
 
 
-def processor_seconds() -> float:
-    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
-
-
 def write(file: Path, results: Results) -> None:
-    """Write a part a line."""
-    rows = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in results.items())
-    file.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    """Write a line a peer of each part, and one of each other thing."""
+    text = {key: json.dumps(value) for key, value in results.items()}
+    for part in results.keys() & page.PARTS:
+        lines = (f"{json.dumps(peer)}: {json.dumps(found)}" for peer, found in results[part].items())
+        text[part] = "{" + ",\n ".join(lines) + "}"
+    file.write_text("{\n" + ",\n".join(f'"{key}": {value}' for key, value in text.items()) + "\n}\n")
 
 
 if __name__ == "__main__":

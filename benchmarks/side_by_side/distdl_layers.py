@@ -12,7 +12,7 @@ from mpi4py import MPI
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.side_by_side.spatial import BATCH, Block, Meter, Step, grads_of, mesh_of, weights
+from benchmarks.side_by_side.spatial import BATCH, Block, Meter, Step, backward, grads_of, mesh_of
 
 np.int = int  # type: ignore[attr-defined]  # an alias of old, which DistDL uses
 MIXING = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.MultiheadAttention)  # of torch's activations
@@ -126,10 +126,7 @@ def step_of(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
         network.zero_grad()
         part_BCHW = x_BCHW[at(x_BCHW.shape)].clone().requires_grad_()
         y_BCHW = network(part_BCHW)
-        given = weights(shape, x_BCHW.dtype)[at(shape)]
-        if y_BCHW.shape != given.shape:
-            raise ValueError(f"a block of the output is {tuple(y_BCHW.shape)}, of a whole of {tuple(shape)}")
-        (y_BCHW * given).sum().backward()
+        backward(y_BCHW, shape, at(shape))
         gradients = {key.replace("gamma", "weight").replace("beta", "bias"): g for key, g in grads_of(network).items()}
         return Block(y_BCHW.detach(), at(shape), part_BCHW.grad, at(x_BCHW.shape), gradients)
 

@@ -1,7 +1,7 @@
-"""A map of one scene by each way, in a process each: FOLDER prepare SIDE, then FOLDER WAY.
+"""A map of one scene by each way, in a process each: FOLDER prepare, then FOLDER WAY.
 
-`prepare` writes a scene and one twice as large, trains a small U-Net for some steps, and maps the scene as one image. A
-way maps from file to file; imports are not timed. Ways `of crops` take a module of one input size (`PatchMixer`)."""
+`prepare` writes a scene, trains a small U-Net for some steps, and maps the scene as one image. A way maps from file to
+file; imports are not timed. Ways `of crops` take a network of one input size (patches, attention)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from importlib import import_module, util
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,8 +27,8 @@ from benchmarks.side_by_side.layers import unet
 from benchmarks.side_by_side.peers import FOLDER
 from benchmarks.stand_ins import stand_ins
 
-BANDS, CLASSES, CROP = 4, 5, 224
-OURS, CROPS, TWICE = "tiledseg", "tiledseg, of crops", ", twice the side"
+BANDS, CLASSES, SIDE, CROP = 4, 5, 1536, 224
+OURS, CROPS = "tiledseg", "tiledseg, of crops"
 WAYS: dict[str, dict[str, Any]] = {
     OURS: {},
     "tiledseg, without `verify`": {"verify": False},
@@ -40,43 +40,33 @@ WAYS: dict[str, dict[str, Any]] = {
     "MONAI, of crops": {"roi_size": (CROP, CROP), "overlap": 0.25, "mode": "gaussian"},
     "terratorch, of crops": {"crop": CROP, "stride": 168, "delta": 0},
 }
-WAYS |= {f"{way}{TWICE}": WAYS[way] for way in (CROPS, "MONAI, of crops")}
 
 
 def base_of(way: str) -> str:
     """Return our way of the same work."""
-    return (CROPS if "crops" in way else OURS) + (TWICE if way.endswith(TWICE) else "")
-
-
-class PatchMixer(nn.Module):
-    """A module of one input size: patches with learned places, mixed by four blocks of attention."""
-
-    def __init__(self, side: int = CROP, width: int = 192) -> None:
-        super().__init__()
-        self.patches, self.places = nn.Conv2d(BANDS, width, 16, 16), nn.Parameter(torch.randn((side // 16) ** 2, width))
-        block = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
-        self.mixer = nn.TransformerEncoder(block, 4, enable_nested_tensor=False)
-        self.head = nn.ConvTranspose2d(width, CLASSES, 16, 16)
-
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        x_BCHW = self.patches(x_BCHW)
-        mixed = self.mixer(x_BCHW.flatten(2).transpose(1, 2) + self.places)
-        y_BKHW: torch.Tensor = self.head(mixed.transpose(1, 2).reshape(x_BCHW.shape))
-        return y_BKHW
+    return CROPS if "crops" in way else OURS
 
 
 def module_of(way: str, folder: Path) -> nn.Module:
     torch.manual_seed(0)
-    network = PatchMixer() if "crops" in way else unet(16, BANDS, CLASSES)
-    module = nn.Sequential(nn.BatchNorm2d(BANDS), network)  # which learns the scale of the file's values
-    if "crops" not in way and (folder / "unet.pt").exists():
+    if "crops" in way:
+        side, block = CROP // 16, nn.TransformerEncoderLayer((CROP // 16) ** 2, 4, 768, batch_first=True)
+        mixer = (
+            nn.Flatten(2),
+            nn.TransformerEncoder(block, 4, enable_nested_tensor=False),
+            nn.Unflatten(2, (side, side)),
+        )
+        patches = nn.Conv2d(BANDS, 192, 16, 16), *mixer, nn.ConvTranspose2d(192, CLASSES, 16, 16)
+        return nn.Sequential(nn.BatchNorm2d(BANDS), *patches).eval()
+    module = nn.Sequential(nn.BatchNorm2d(BANDS), unet(16, BANDS, CLASSES))  # which learns the scale of the values
+    if (folder / "unet.pt").exists():
         module.load_state_dict(torch.load(folder / "unet.pt"))
     return module.eval()
 
 
-def prepare(folder: Path, side: int) -> None:
+def prepare(folder: Path) -> None:
     """Write the scene, a small one to learn from, the network's weights, and the map of the undivided scene."""
-    for name, size in (("scene", side), ("small", 512), ("twice", 2 * side)):
+    for name, size in (("scene", SIDE), ("small", 512)):
         tiledseg.write_scene(folder / f"{name}.tif", folder / f"{name}-labels.tif", size=(size, size), seed=len(name))
     names = ("small", "small-labels", "scene")
     x_CHW, y_HW, scene_CHW = (torch.from_numpy(rasterio.open(folder / f"{name}.tif").read()) for name in names)
@@ -117,23 +107,19 @@ def by_terratorch(module: nn.Module, image: Path, output: Path, options: dict[st
 
 
 def load_terratorch() -> None:
-    """Load two files of terratorch by themselves: its package imports torchvision."""
-    for name in ("terratorch", "terratorch.models", "terratorch.registry"):
-        sys.modules[name] = ModuleType(name)
-    vars(sys.modules["terratorch.registry"])["BACKBONE_REGISTRY"] = {}
+    """Load a file of terratorch with empty packages around it: its own import torchvision."""
+    for name in ("terratorch", "terratorch.models", "terratorch.tasks", "terratorch.registry"):
+        package = sys.modules[name] = ModuleType(name)
+        package.__path__ = [str(FOLDER / name.replace(".", "/"))]
+    vars(package)["BACKBONE_REGISTRY"] = {}
     with stand_ins():
-        for name in ("terratorch.models.utils", "terratorch.tasks.tiled_inference"):
-            spec = util.spec_from_file_location(name, FOLDER / f"{name.replace('.', '/')}.py")
-            assert spec is not None
-            assert spec.loader is not None
-            sys.modules[name] = util.module_from_spec(spec)
-            spec.loader.exec_module(sys.modules[name])
+        import_module("terratorch.tasks.tiled_inference")
 
 
 def mapped(folder: Path, way: str) -> dict[str, Any]:
     """Map the scene in this way."""
     module, output = module_of(way, folder), folder / "map.tif"
-    image = folder / ("twice.tif" if way.endswith(TWICE) else "scene.tif")
+    image = folder / "scene.tif"
     if way.startswith("terratorch"):
         load_terratorch()
     import_module("monai.inferers" if way.startswith("MONAI") else "tiledseg.inference.predictor")
@@ -152,13 +138,13 @@ def _peak() -> float:
 
 
 def main() -> int:
-    folder, way, *more = sys.argv[1:]
+    folder, way = Path(sys.argv[1]), sys.argv[2]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if way == "prepare":
-        prepare(Path(folder), int(more[0]))
+        prepare(folder)
     else:
-        print(json.dumps(mapped(Path(folder), way)))
+        print(json.dumps(mapped(folder, way)))
     return 0
 
 

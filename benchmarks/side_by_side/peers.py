@@ -55,8 +55,8 @@ class Peer:
 
 NO_TORCHVISION = "imports torchvision, whose wheels are for CUDA: `operator torchvision::nms does not exist` here"
 TURNED_OFF = "activations in place were put out of place"
-OF_OLDER = """the strategies for convolutions that torch 2.13 added are taken out: they know the batch dim alone, come
-before the older rules, and a block is computed without its neighbours; else as above"""
+OF_DTENSOR = f"""weights replicated by `distribute_module`; {TURNED_OFF}; the strategies for convolutions that torch
+2.13 added are taken out: they know the batch dim alone, and no layer was exact with them (commit 7b249000)"""
 OF_SHARDS = f"`register_custom_ops` is called by hand, since it runs where CUDA is there alone; {TURNED_OFF}"
 OF_DISTDL = """an alias that NumPy 1.24 removed (`np.int`); each layer takes a copy of its input, which it overwrites; a
 transposed convolution of kernel = stride is torch's, its weights spread by Broadcast; C++ compiled with `-O1` in one
@@ -69,8 +69,7 @@ OF_TORCHGEO = f"samplers and data; it joins no map, and spreads no image over ra
 PEERS = {
     each.name: each
     for each in (
-        Peer("torch DTensor", "torch", "PyPI", f"{TURNED_OFF}; weights replicated by `distribute_module`"),
-        Peer("torch DTensor, older rule", "torch", "PyPI", OF_OLDER),
+        Peer("torch DTensor", "torch", "PyPI", OF_DTENSOR),
         Peer("ShardTensor", "nvidia-physicsnemo", "PyPI, `--no-deps`", OF_SHARDS),
         Peer("DistDL", "distdl", f"`git clone {DISTDL} build/peers-sources/distdl`, at a641638", OF_DISTDL),
         Peer("torchgpipe", "torchgpipe", "PyPI", OF_GPIPE),

@@ -8,15 +8,17 @@ import copy
 import json
 import sys
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed import pipelining
 from torch.nn import functional
 
+import tiledseg
 from benchmarks.many_ranks.ranks import import_all
 from benchmarks.side_by_side.layers import unet
 from benchmarks.side_by_side.spatial import OURS, Meter, by_forks, by_turns, gathered, grads_of, rank_of
@@ -45,8 +47,6 @@ class Work:
 
 
 def tiledseg_pipeline(work: Work) -> tuple[Step, Any]:
-    import tiledseg
-
     pipeline = tiledseg.Pipeline(copy.deepcopy(work.network), stages=2)
 
     def step() -> None:
@@ -57,8 +57,6 @@ def tiledseg_pipeline(work: Work) -> tuple[Step, Any]:
 
 
 def torch_pipeline(work: Work) -> tuple[Step, Any]:
-    from torch.distributed import pipelining
-
     rank, cut = distributed.get_rank(), {"decoders.0": pipelining.SplitPoint.BEGINNING}
     pipe = pipelining.pipeline(copy.deepcopy(work.network), mb_args=(work.x_BCHW[:1],), split_spec=cut)
     stage = pipe.build_stage(rank, torch.device("cpu"))
@@ -79,33 +77,28 @@ def give_threads() -> None:
     setattr(import_module("torchgpipe.pipeline"), "spawn_workers", lambda each: spawn([own() for _ in each]))  # noqa: B010
 
 
+class Passing(nn.Module):
+    """A part of a network, which reads the last of some tensors: the others are for later parts."""
+
+    def __init__(self, part: nn.Module, keeps: bool = False, joins: bool = False) -> None:
+        super().__init__()
+        self.part, self.keeps, self.joins = part, keeps, joins
+
+    def forward(self, given: Any) -> Any:
+        *kept, x_BCHW = given if isinstance(given, tuple) else (given,)
+        y_BCHW = self.part(torch.cat([kept.pop(), x_BCHW], 1) if self.joins else x_BCHW)
+        kept += [y_BCHW, y_BCHW] if self.keeps else [y_BCHW]
+        return tuple(kept) if len(kept) > 1 else y_BCHW
+
+
 def torchgpipe_pipeline(work: Work) -> tuple[Step, Any]:
-    peer, skip = import_module("torchgpipe"), import_module("torchgpipe.skip")
-
-    def stashing(module: nn.Module, name: str) -> nn.Module:
-        @skip.skippable(stash=[name])  # type: ignore[misc, untyped-decorator, unused-ignore]
-        class Stash(nn.Sequential):
-            def forward(self, x_BCHW: torch.Tensor) -> Generator[Any, Any, torch.Tensor]:
-                y_BCHW: torch.Tensor = super().forward(x_BCHW)
-                yield skip.stash(name, y_BCHW)
-                return y_BCHW
-
-        return Stash(module)
-
-    def popping(name: str) -> nn.Module:
-        @skip.skippable(pop=[name])  # type: ignore[misc, untyped-decorator, unused-ignore]
-        class Pop(nn.Module):
-            def forward(self, x_BCHW: torch.Tensor) -> Generator[Any, Any, torch.Tensor]:
-                return torch.cat([(yield skip.pop(name)), x_BCHW], 1)
-
-        return Pop()
-
     net = work.network
     down, up, join = net.encoders, net.ups, net.decoders
-    ends = [popping("1"), join[0], up[1], popping("0"), join[1], net.head]
-    before = [stashing(down[0], "0"), net.pool, stashing(down[1], "1"), nn.MaxPool2d(2), down[2], up[0]]
-    sequence = nn.Sequential(*before, *ends)
-    module = peer.GPipe(sequence, [7, 5], devices=["cpu"] * 2, chunks=MICRO_BATCHES, checkpoint="never")
+    before = Passing(down[0], keeps=True), net.pool, Passing(down[1], keeps=True), nn.MaxPool2d(2), down[2], up[0]
+    parts = *before, Passing(join[0], joins=True), up[1], Passing(join[1], joins=True), net.head
+    sequence = nn.Sequential(*(part if isinstance(part, Passing) else Passing(part) for part in parts))
+    peer = import_module("torchgpipe")
+    module = peer.GPipe(sequence, [6, 4], devices=["cpu"] * 2, chunks=MICRO_BATCHES, checkpoint="never")
 
     def step() -> None:
         work.network.zero_grad()
@@ -146,7 +139,7 @@ def measured(peer: str) -> dict[str, Any]:
     speed_ups = [round(alone[0] / piped[0], 3) for alone, piped in turns]
     if distributed.is_initialized():
         distributed.destroy_process_group()
-    return {"far": max(fars), "speed_up": speed_ups, "bytes": sent}
+    return {"far": float(f"{max(fars):.1e}"), "speed_up": speed_ups, "bytes": sent}
 
 
 def main() -> int:

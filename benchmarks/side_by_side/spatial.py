@@ -19,14 +19,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 
+import tiledseg
 from benchmarks.foreign_networks.networks import NETWORKS
 from benchmarks.many_ranks.ranks import import_all, run_ranks
 from benchmarks.side_by_side.layers import BANDS, SIZE, build
@@ -36,7 +39,7 @@ from tiledseg.foreign.spread import traced
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.tracing.trace import trace
 
-LIMIT, PAIRS, COST_SIZE = 200.0, 4, (384, 384)
+LIMIT, PAIRS, COST_SIZE = 200.0, 12, (384, 384)
 OURS = "tiledseg"
 
 
@@ -55,9 +58,17 @@ Step = Callable[[torch.Tensor], Block]
 BATCH = (slice(None), slice(None))
 
 
+@cache
 def weights(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weights of the loss, which is the sum of the output times these."""
     return torch.cos(torch.arange(shape.numel(), dtype=torch.float64)).reshape(shape).to(dtype)
+
+
+def backward(y_BCHW: torch.Tensor, shape: torch.Size, at: tuple[slice, ...] = BATCH) -> None:
+    """Differentiate the loss, a weighted sum of the output, of which this is the block at this place."""
+    given = weights(shape, y_BCHW.dtype)[at]
+    if y_BCHW.shape != given.shape:
+        raise ValueError(f"a block of the output is {tuple(y_BCHW.shape)}, of a whole of {tuple(shape)}")
+    (y_BCHW * given).sum().backward()
 
 
 def grads_of(module: nn.Module) -> dict[str, Any]:
@@ -69,8 +80,6 @@ def mesh_of(ranks: int) -> tuple[int, int]:
 
 
 def tiledseg_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
-    import tiledseg
-
     spread = tiledseg.parallelize(module, mesh=mesh_of(ranks))
 
     def step(x_BCHW: torch.Tensor) -> Block:
@@ -78,7 +87,7 @@ def tiledseg_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
         given = (*BATCH, *spread.output_block(*x_BCHW.shape[2:]).slices)
         part_BCHW = x_BCHW[own].clone().requires_grad_()
         y_BCHW = spread(part_BCHW)
-        (y_BCHW * weights(shape, x_BCHW.dtype)[given]).sum().backward()
+        backward(y_BCHW, shape, given)
         spread.reduce_gradients()
         return Block(y_BCHW.detach(), given, part_BCHW.grad, own, grads_of(spread))
 
@@ -87,8 +96,6 @@ def tiledseg_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
 
 def _sharded(wrap: Callable[..., Any], module: nn.Module, mesh: Any, dims: list[int], shape: torch.Size) -> Step:
     """Return the step of a peer whose tensors know of their blocks: `wrap` makes one of a rank's block."""
-    from torch.distributed.tensor import Replicate, Shard
-
     at = mesh.get_coordinate()
 
     def places(size: torch.Size, shards: Any) -> tuple[slice, ...]:
@@ -105,9 +112,7 @@ def _sharded(wrap: Callable[..., Any], module: nn.Module, mesh: Any, dims: list[
         if not all(isinstance(each, Shard) for each in y.placements):
             y = y.redistribute(mesh, [Replicate()] * mesh.ndim)
         given, local_BCHW = places(shape, y.placements), y.to_local()
-        if local_BCHW.shape != weights(shape, x_BCHW.dtype)[given].shape:
-            raise ValueError(f"a block of the output is {tuple(local_BCHW.shape)}, of a whole of {tuple(shape)}")
-        (local_BCHW * weights(shape, x_BCHW.dtype)[given]).sum().backward()
+        backward(local_BCHW, shape, given)
         gradients = {name: getattr(g, "full_tensor", lambda g=g: g)() for name, g in grads_of(module).items()}
         if part_BCHW.grad is None:
             raise ValueError("no gradient reaches the input")
@@ -117,25 +122,14 @@ def _sharded(wrap: Callable[..., Any], module: nn.Module, mesh: Any, dims: list[
 
 
 def dtensor_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, distribute_module
-
+    strategies = DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs
+    for operation in (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default):
+        strategies.pop(operation, None)
     mesh = init_device_mesh("cpu", (ranks,))
     return _sharded(lambda *of: DTensor.from_local(*of[:3]), distribute_module(module, mesh), mesh, [3], shape)
 
 
-def older_dtensor_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
-    from torch.distributed.tensor import DTensor
-
-    strategies = DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs
-    for operation in (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default):
-        strategies.pop(operation, None)
-    return dtensor_step(module, ranks, shape)
-
-
 def shardtensor_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
-    from torch.distributed.device_mesh import init_device_mesh
-
     peer = import_module("physicsnemo.domain_parallel")
     mesh = init_device_mesh("cpu", mesh_of(ranks)[: 1 if ranks < 4 else 2])
     return _sharded(peer.ShardTensor.from_local, module, mesh, [2] if ranks < 4 else [2, 3], shape)
@@ -144,7 +138,6 @@ def shardtensor_step(module: nn.Module, ranks: int, shape: torch.Size) -> Step:
 STEPS: dict[str, Callable[[nn.Module, int, torch.Size], Step]] = {
     OURS: tiledseg_step,
     "torch DTensor": dtensor_step,
-    "torch DTensor, older rule": older_dtensor_step,
     "ShardTensor": shardtensor_step,
     "DistDL": lambda *of: import_module("benchmarks.side_by_side.distdl_layers").step_of(*of),
 }
@@ -188,15 +181,16 @@ class Meter(AllocationMeter):
 
 
 def by_turns(*runs: Callable[[], Any]) -> list[list[tuple[float, float]]]:
-    """Return seconds and processor seconds of all ranks of each run in each turn, after a first."""
-    turns: list[list[tuple[float, float]]] = [[] for _ in range(PAIRS + 1)]
-    for turn in turns:
-        for run in runs:
+    """Return seconds and processor seconds of all ranks of each run in each turn, after a first; every second turn goes
+    through the runs from the last to the first."""
+    turns = [[(0.0, 0.0)] * len(runs) for _ in range(PAIRS + 1)]
+    for number, turn in enumerate(turns):
+        for k in range(len(runs))[:: -1 if number % 2 else 1]:
             gathered(None)
             begun, worked = time.perf_counter(), time.process_time()
-            run()
+            runs[k]()
             worked = sum(gathered(time.process_time() - worked))
-            turn.append((time.perf_counter() - begun, worked))
+            turn[k] = time.perf_counter() - begun, worked
     return turns[1:]
 
 
@@ -225,14 +219,14 @@ def compared(block: Block, expected: Block) -> dict[str, float]:
     parts = [torch.cat([of[k].flatten() for k in expected.gradients]) for of in (gradients, expected.gradients)]
     pairs = {"y": (y_BCHW, expected.y_BCHW), "dx": (dx_BCHW, expected.dx_BCHW), "dW": parts}
     far = {key: ((found - true).abs().max() / true.abs().max()).item() for key, (found, true) in pairs.items()}
-    return {key: value if value == value else float("inf") for key, value in far.items()}
+    return {key: float(f"{value:.1e}") if value == value else float("inf") for key, value in far.items()}
 
 
 def whole(module: nn.Module, x_BCHW: torch.Tensor) -> Block:
     """Return the results of one process on the whole image."""
     x_BCHW = x_BCHW.clone().requires_grad_()
     y_BCHW = module(x_BCHW)
-    (y_BCHW * weights(y_BCHW.shape, x_BCHW.dtype)).sum().backward()
+    backward(y_BCHW, y_BCHW.shape)
     return Block(y_BCHW.detach(), BATCH, x_BCHW.grad, BATCH, grads_of(module))
 
 
@@ -321,7 +315,6 @@ def main() -> int:
     if peer != "DistDL":  # once for all forks, what the first step of each would import
         import_all()
         trace(nn.Conv2d(1, 1, 1), 1)
-        import_module("torch.distributed.tensor")
     if peer == "ShardTensor":
         with stand_ins():
             import_module("physicsnemo.domain_parallel").register_custom_ops()
