@@ -148,12 +148,8 @@ REFUSED: dict[str, tuple[Function, str]] = {
         lambda x: functional.unfold(x, 3, padding=1).mean(1),
         "puts the neighbours of a pixel into one dim",
     ),
-    "a mean of fewer pixels": (
-        lambda x: x * functional.avg_pool2d(x, 2).mean((2, 3), keepdim=True),
-        "a tensor of other pixels",
-    ),
-    "a mean of fewer pixels, resized": (
-        lambda x: x / functional.avg_pool2d(x, 2).mean((2, 3), keepdim=True).expand_as(x),
+    "a mean of more pixels": (
+        lambda x: functional.avg_pool2d(x, 2) * x.mean((2, 3), keepdim=True),
         "a tensor of other pixels",
     ),
     "rows by their means": (lambda x: x * x.mean(3, keepdim=True), "work along channels"),
@@ -264,8 +260,8 @@ def test_what_torch_has_compiled_cannot_be_seen() -> None:
         trace(nn.Sequential(nn.Identity(), scripted), 3)
 
 
-class CoarserMean(nn.Module):
-    """A mean over a tensor of half the size, put beside one of the whole."""
+class FinerMean(nn.Module):
+    """A mean over a tensor of the whole size, put beside one of half."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,13 +269,13 @@ class CoarserMean(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         fine = self.fine(x)
-        mean = self.coarse(fine).mean((2, 3), keepdim=True)
-        return torch.cat([fine, mean.expand(-1, -1, fine.shape[2], fine.shape[3])], 1)
+        coarse = self.coarse(fine)
+        return torch.cat([coarse, fine.mean((2, 3), keepdim=True).expand_as(coarse)], 1)
 
 
-def test_a_mean_over_a_coarser_tensor_says_what_to_do() -> None:
+def test_a_mean_over_a_finer_tensor_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match="a tensor of other pixels; take it of one as large"):
-        trace(CoarserMean(), 3)
+        trace(FinerMean(), 3)
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:

@@ -46,6 +46,10 @@ def _of_half(x: torch.Tensor) -> torch.Tensor:
 
 
 ODD: dict[str, Function] = {
+    "a mean of fewer pixels": lambda x: x * functional.avg_pool2d(x, 2).mean((2, 3), keepdim=True),
+    "a mean of fewer pixels, resized": lambda x: (
+        x / (3 + functional.avg_pool2d(x, 2).mean((2, 3), keepdim=True).expand_as(x))
+    ),
     "channels of split ones": lambda x: (
         functional.linear(x.unflatten(1, (2, 2)).permute(0, 3, 4, 1, 2), MATRIX).permute(0, 3, 4, 1, 2).flatten(1, 2)
     ),

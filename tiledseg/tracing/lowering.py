@@ -17,6 +17,7 @@ from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel, Pixelwise
 from tiledseg.models.layers.pixelwise import OnePixel
+from tiledseg.models.layers.resampling import UpsampleModule
 from tiledseg.models.norm import StillBatchNorm
 from tiledseg.spatial.convert import convert_layer
 from tiledseg.tracing.calls import Call, Given, Made, Record, given_to, same, where
@@ -148,11 +149,24 @@ class Step:
         return value
 
     def enlarged(self, value: Value) -> list[Value]:
-        """Return one pixel in each of an image as large as that which it is of."""
-        pixels = tuple(call.shapes[0][-2:] for call in (self.call, self.other))
-        refuse(value.node is not None and self.lowering.pixels[value.node] != pixels, OTHER_PIXELS)
+        """Return one pixel in each of an image as large as the result."""
+        shape, other = (call.shapes[0] for call in (self.call, self.other))
+        value = self.spread(value, ((shape[-2], shape[-1]), (other[-2], other[-1])))
         dims = (*value.layout.dims[:-2], *WHOLE.dims[-2:])
         return self.passed(value, replace(value.layout, dims=dims, one_pixel=False))
+
+    def spread(self, value: Value, pixels: tuple[tuple[int, int], ...]) -> Value:
+        """Return one pixel of an image as that of one of so many `pixels`; another tensor as it is."""
+        known, node = self.lowering.pixels, value.node
+        if node is None or not value.layout.one_pixel or known[node] == pixels:
+            return value
+        ratios = {new / old for pair in zip(pixels, known[node], strict=True) for new, old in zip(*pair, strict=True)}
+        refuse(len(ratios) > 1 or any(each != int(each) for each in ratios), OTHER_PIXELS)
+        larger = UpsampleModule(scale_factor=int(ratios.pop()), mode="nearest")
+        rows = convert_layer(self.call.owner, larger, self.lowering.axes.image).descriptions[0]
+        name = self.lowering.add(self, "spread", rows, larger, (value,))
+        known[name] = pixels
+        return replace(value, node=name)
 
     def made(self, node: str | None, layout: Layout = WHOLE, part: int = 0) -> Value:
         """Return a part of the call's result, computed by a node."""
@@ -181,7 +195,7 @@ class Lowering:
         self.positions: dict[Any, Value] = {}  # tensors that follow the image's size
         self.placed: list[Any] = []  # `functions.positions.Placed`
         self.in_other_dtype: Callable[[], Sequence[Record]] = tuple  # both runs
-        self._axes = serial_axes()
+        self.axes = serial_axes()
 
     def run(self, bands: int, lower: Handler) -> None:
         one, other = self.records
@@ -216,9 +230,11 @@ class Lowering:
         name = step.call.owner if step.call.module is not None else f"{step.call.owner}.{what}".lstrip(".")
         names = (f"{name or what}#{number}" if number > 1 else name or what for number in count(1))
         name = next(each for each in names if each not in self.pixels)
+        if isinstance(layer, Pixelwise):
+            full = [value for value in inputs if not value.layout.one_pixel] or inputs
+            pixels = max(self.pixels[str(value.node)] for value in full)
+            inputs = [step.spread(value, pixels) for value in inputs]
         sources = tuple(value.node for value in inputs if value.node is not None)
-        sizes = {self.pixels[source] for source in sources} if isinstance(layer, Pixelwise) else set()
-        refuse(len(sizes) > 1 and any(value.layout.one_pixel for value in inputs), OTHER_PIXELS)
         roots = {self.pooled.get(source) for source in sources}
         refuse(len(roots) > 1, "joins means of parts of the image with other tensors; resize them before")
         if (root := roots.pop()) is not None:
@@ -230,7 +246,7 @@ class Lowering:
 
     def add_module(self, step: Step, module: nn.Module, value: Value, what: str | None = None) -> str:
         """Add a node for a torch module with a twin, which states its geometry."""
-        rows, cols = convert_layer(step.call.owner, module, self._axes.image).descriptions
+        rows, cols = convert_layer(step.call.owner, module, self.axes.image).descriptions
         what = what or type(module).__name__
         few = value.layout.one_pixel or value.node in self.pooled
         if few and rows.tracks and self.still:

@@ -116,7 +116,7 @@ def pixelwise(
     before, shapes = tuple(value.layout for value in inputs), tuple(tuple(weight.tensor.shape) for weight in weights)
     for part, shape in enumerate(step.call.shapes):
         several = part if len(step.call.shapes) > 1 else None
-        pixels = (1, 1) if after.one_pixel else step.lowering.pixels[str(inputs[0].node)][0]
+        pixels = (1, 1) if after.one_pixel else max(step.lowering.pixels[str(value.node)] for value in inputs)[0]
         channels = prod(shape) // (images_of(after, shape, step.lowering.records[0].batch) * prod(pixels))
         layer = Pixelwise(function, filled[0], channels, filled[1], before, after, shapes, several)
         node = step.lowering.add(step, name, layer, PixelFunction(layer, shared(weights)), inputs)
