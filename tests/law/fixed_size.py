@@ -52,7 +52,7 @@ class Fickle(FixedSize):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how, self.calls, self.last, self.seen = how, 0, None, list[int]()
-        if how == "moves":
+        if how.startswith("moves"):
             self.register_buffer("moved", torch.zeros(()))
 
     def forward(self, x_BCHW: torch.Tensor) -> Any:
@@ -63,6 +63,10 @@ class Fickle(FixedSize):
             case "counts":
                 self.calls += 1
                 return y_BCHW * (2 if self.calls > 60 else 1)
+            case "counts bright":
+                self.calls += int(100 < x_BCHW.max() < 256)
+            case "moves bright":
+                self.moved += float(100 < x_BCHW.max() < 256)
             case "lists":
                 self.seen.append(len(x_BCHW))
             case "counts for all":

@@ -22,7 +22,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.layers.declared import CropGrid
-from tiledseg.tracing.crops import crops_network
+from tiledseg.tracing.crops import CropModule, crops_network
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +107,31 @@ def test_what_has_no_such_map_is_refused_in_a_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_draw_for_some_crops_ends_the_map(image: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="draws random numbers in eval"):
-        tiledseg.predict_raster(Fickle("seldom"), image, tmp_path / "map.tif", window=SIDE)
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("seldom", "draws random numbers"), ("counts bright", "changes 'calls'"), ("moves bright", "changes 'moved'")],
+)
+def test_a_change_for_some_crops_ends_the_map(how: str, message: str, image: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{message} in evaluation for some crops"):
+        tiledseg.predict_raster(Fickle(how), image, tmp_path / "map.tif", window=SIDE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_compiled_module_is_mapped(image: Path, tmp_path: Path) -> None:
+    """By torch.jit, with several threads too: as what it was made of."""
+    module, threads = nn.Conv2d(BANDS, CLASSES, 3, padding=1).eval(), torch.get_num_threads()
+    modules = {
+        "plain": (module, 1),
+        "compiled": (torch.jit.script(module), 1),
+        "threads": (torch.jit.script(module), 3),
+    }
+    try:
+        for name, (each, number) in modules.items():
+            torch.set_num_threads(number)
+            tiledseg.predict_raster(each, image, tmp_path / f"{name}.tif", window=SIDE)
+    finally:
+        torch.set_num_threads(threads)
+    assert len({(tmp_path / f"{name}.tif").read_bytes() for name in modules}) == 1
 
 
 @pytest.mark.parametrize(
@@ -166,6 +188,26 @@ def test_a_plan_counts_crops_and_those_computed_twice(capsys: pytest.CaptureFixt
     assert part["crops"].items() <= again.items()
     with pytest.raises(ConfigError, match=r"--overlap is 0\.5, but --build is not given"):
         tiledseg.plan(45, overlap=0.5)
+
+
+class Normalised(nn.Conv2d):
+    """With a batch norm that is a function, and loses digits where crops lie channels last on a CPU."""
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        x_BCHW = nn.functional.batch_norm(x_BCHW, None, None, training=True) if self.training else x_BCHW
+        return super().forward(x_BCHW)
+
+
+def test_crops_lie_in_training_as_a_module_keeps_its_digits() -> None:
+    layouts = [
+        module.layout
+        for trains in (False, True)
+        for module in crops_network(
+            Normalised(BANDS, CLASSES, 3, padding=1), BANDS, CropGrid(224), trains=trains
+        ).modules()
+        if isinstance(module, CropModule)
+    ]
+    assert layouts == [torch.channels_last, torch.contiguous_format]
 
 
 def test_a_step_on_a_crop_is_planned_by_what_autograd_keeps_of_it() -> None:

@@ -231,7 +231,8 @@ def module_mapper(
         )
     value = TracedNetwork(network.graph, bands, channels, name)
     chosen = None if numbers is None else list(numbers)
-    return Mapper(lambda: value, lambda _: copy.deepcopy(network).eval(), chosen, normalization=normalization)
+    own = (lambda: network) if crops else (lambda: copy.deepcopy(network))
+    return Mapper(lambda: value, lambda _: own().eval(), chosen, normalization=normalization)
 
 
 def weights_mapper(

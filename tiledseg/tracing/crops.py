@@ -11,10 +11,11 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, product
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,17 +57,17 @@ def crops_network(
         raise ConfigError(f"{what}; use another norm, or train without model.window")
     weight = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
     draw = torch.Generator().manual_seed(0)
-    crops_BCHW = torch.randn(2, bands, side, side, generator=draw).to(weight.device, weight.dtype)
+    first_BCHW, next_BCHW = torch.randn(2, 1, bands, side, side, generator=draw).to(weight.device, weight.dtype)
     with in_mode(module, False), kept_state(module) as changes, torch.no_grad():
         before = generators()
-        one = scores_of(module, crops_BCHW[:1].clone())  # a module may write over its input
-        scores_of(module, crops_BCHW[1:].clone())
+        one = scores_of(module, first_BCHW.clone())  # a module may write over its input
+        scores_of(module, next_BCHW)
         before_again = class_state(module)
         with kept_state(module) as later:
-            again = scores_of(module, crops_BCHW[:1].clone())
+            again = scores_of(module, first_BCHW.clone())
         if generators() != before or not torch.equal(one, again):
             raise ConfigError(f"{name} gives other scores at its next call; let it draw and keep nothing in evaluation")
-        layout = _layout(module, crops_BCHW, one)
+        layout = _layout(module, first_BCHW, one)
     for buffer in changes.buffers:
         raise ConfigError(f"{name} changes its buffer '{buffer}' in evaluation; leave it to training")
     if later.attributes or not is_same(before_again, class_state(module)):
@@ -79,15 +80,17 @@ def crops_network(
     cost = 0, 0
     if trains:  # bytes that autograd keeps of a crop besides weights, and multiply-adds of a pixel
         with in_mode(module, True), kept_state(module, False), drawn_from(0), torch.enable_grad():
-            scores_BKHW, kept, work = kept_for(lambda: scores_of(module, crops_BCHW[:1].clone()), tensors_of(module))
-        cost = kept * SINGLE_BYTES // crops_BCHW.element_size(), work // scores_BKHW[0, 0].numel()
+            scores_BKHW, kept, work = kept_for(lambda: scores_of(module, first_BCHW.clone()), tensors_of(module))
+        with in_mode(module, True), kept_state(module, False), drawn_from(0), torch.no_grad():
+            layout = layout if layout == _layout(module, first_BCHW, scores_BKHW) else torch.contiguous_format
+        cost = kept * SINGLE_BYTES // first_BCHW.element_size(), work // scores_BKHW[0, 0].numel()
     return untraced(module, bands, Crops(grid, channels, 0, *cost), layout)
 
 
 def _layout(module: nn.Module, x_BCHW: torch.Tensor, scores_BKHW: torch.Tensor) -> torch.memory_format:
     """Return channels last, in which convolutions are faster, if a module gives the same scores so: norms may not."""
     with suppress(ConfigError):  # of a view, which only rows of channels have; of a module that takes one image
-        found_BKHW = scores_of(module, x_BCHW.clone(memory_format=torch.channels_last))[:1]
+        found_BKHW = scores_of(module, x_BCHW.clone(memory_format=torch.channels_last))
         if (found_BKHW - scores_BKHW).abs().max() <= 16 * torch.finfo(x_BCHW.dtype).eps * scores_BKHW.abs().max():
             return torch.channels_last
     return torch.contiguous_format
@@ -131,7 +134,7 @@ class CropModule(BlockModule):
         self.module, self.layout = module, layout
         self.draws = ChannelDropout("crops", 0.0)  # its keys seed what the module draws in training
         self.kept: dict[Place, torch.Tensor] | None = None  # `kept_between_tiles`
-        self._batch: tuple[object, int] | None = None  # of a dtype and weights, which training changes
+        self._batch: tuple[Any, int] = None, 1  # of a dtype and weights, which training changes
         if layer.grid is not None:
             line = torch.tensor(layer.grid.weights, dtype=torch.float64)
             self._weights_HW = torch.outer(line, line).clamp(min=1e-3 if layer.grid.blend == "gaussian" else 0.0)
@@ -141,24 +144,26 @@ class CropModule(BlockModule):
 
     def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Return the blended scores of a tile at `place`; in training those of windows, each an image."""
-        if self.training and self.draws.keys:
-            here = x_BCHW.device
-            with torch.random.fork_rng([] if here.type == "cpu" else [here], device_type=here.type):
-                words = repr(self.draws.keys).encode()
-                torch.manual_seed(int.from_bytes(hashlib.sha256(words).digest()[:8], "little"))
-                return scores_of(self.module, x_BCHW.contiguous(memory_format=self.layout))
         if self.training or self.rows.grid is None:
-            return scores_of(self.module, x_BCHW.contiguous(memory_format=self.layout))
-        before, threads = generators(), torch.get_num_threads()
+            here, keys = x_BCHW.device, self.draws.keys if self.training else ()
+            with torch.random.fork_rng([] if here.type == "cpu" else [here], bool(keys), device_type=here.type):
+                if keys:
+                    torch.manual_seed(int.from_bytes(hashlib.sha256(repr(keys).encode()).digest()[:8], "little"))
+                return scores_of(self.module, x_BCHW.contiguous(memory_format=self.layout))
+        threads = torch.get_num_threads()
         torch.set_num_threads(1)  # of a kernel, whose sums then are in one order
         try:
-            copies = self._copies(threads if x_BCHW.device.type == "cpu" else 1)
-            blended = [self._blended(self.rows.grid, place, x_CHW, copies) for x_CHW in x_BCHW]
+            self._measure(x_BCHW[0])  # a first call sets what others find
+            copies, before = self._copies(threads if x_BCHW.device.type == "cpu" else 1), generators()
+            with ExitStack() as stack:
+                changes = [stack.enter_context(kept_state(each)) for each in copies]
+                blended = [self._blended(self.rows.grid, place, x_CHW, copies) for x_CHW in x_BCHW]
         finally:
             torch.set_num_threads(threads)
-        if generators() != before:
-            what = f"{type(self.module).__name__} draws random numbers in evaluation for some crops"
-            raise ConfigError(f"{what}, in the order of its calls; let it draw nothing")
+        moved = [f"changes '{name}'" for each in changes for name in (*each.attributes, *each.buffers)]
+        if moved or generators() != before:
+            what = f"{type(self.module).__name__} {[*moved, 'draws random numbers'][0]} in evaluation for some crops"
+            raise ConfigError(f"{what}, in the order of its calls; leave it to training")
         return blended[0][None] if len(blended) == 1 else torch.stack(blended)
 
     def _blended(
@@ -206,13 +211,7 @@ class CropModule(BlockModule):
         self, x_CHW: torch.Tensor, crops: Sequence[Place], place: BlockPlace, copies: Sequence[nn.Module]
     ) -> Iterator[torch.Tensor]:
         """Yield the scores of each crop of a tile, in order."""
-        kind = x_CHW.device.type
-        cast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        state = x_CHW.dtype, kind, cast, tuple((id(each), each._version) for each in tensors_of(self.module))
-        if self._batch is None or self._batch[0] != state:
-            self._batch = state, self._crops_at_once(x_CHW)
-        size = self._batch[1]
-
+        (_, kind, cast, _), size = self._batch
         idle = SimpleQueue[nn.Module]()
         for each in copies:
             idle.put(each)
@@ -235,27 +234,33 @@ class CropModule(BlockModule):
         return chain.from_iterable(prefetch(groups, load, several, 2 * several))
 
     def _copies(self, number: int) -> list[nn.Module]:
-        """Return the module, and copies with its weights; the module alone where it cannot be copied."""
+        """Return the module, and copies with its weights; the module alone where it cannot be copied whole."""
+        number = 1 if any(isinstance(each, torch.jit.ScriptModule) for each in self.module.modules()) else number
         with suppress(Exception):  # whatever an attribute raises
             shared = [{id(tensor): tensor for tensor in tensors_of(self.module)} for _ in range(number - 1)]
             return [self.module, *(copy.deepcopy(self.module, each) for each in shared)]
         return [self.module]
+
+    def _measure(self, x_CHW: torch.Tensor) -> None:
+        """Choose the crops of a batch anew where weights or the dtype are others than before."""
+        weights, kind = tensors_of(self.module), x_CHW.device.type
+        cast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        state = x_CHW.dtype, kind, cast, [(id(each), each.is_inference() or each._version) for each in weights]
+        if self._batch[0] != state:
+            self._batch = state, self._crops_at_once(x_CHW)
 
     def _crops_at_once(self, x_CHW: torch.Tensor) -> int:
         """Return the crops of a batch: 4 on a CPU, else as many as make about a megapixel, if a crop has the same bits
         at each place of it, and beside others, far brighter ones or of zeros; else 1."""
         assert self.rows.grid is not None, "of crops"
         most = max(1, min(AT_ONCE.get(x_CHW.device.type, 16), _PIXELS // self.rows.grid.window**2))
-        if most == 1:
-            return 1
         draw, batch_BCHW = torch.Generator().manual_seed(0), self._empty(x_CHW, most)
         noise_BCHW = torch.randn(batch_BCHW.shape, generator=draw).to(x_CHW) / 10
-        factors = torch.tensor([-10000, 1, 0, 1]).repeat(most)[:most, None, None, None]
+        factors = torch.tensor([1, -10000, 0, 1]).repeat(most)[:most, None, None, None]
         with torch.no_grad(), suppress(ConfigError):  # of a module that takes one image
-            alike_BKHW = scores_of(self.module, batch_BCHW.copy_(noise_BCHW[1])).clone()
+            alike_BKHW = scores_of(self.module, batch_BCHW.copy_(noise_BCHW[0])).clone()
             beside_BKHW = scores_of(self.module, batch_BCHW.copy_(noise_BCHW * factors.to(x_CHW)))
-            expected_KHW = alike_BKHW[0]
-            if all(torch.equal(y_KHW, expected_KHW) for y_KHW in (*alike_BKHW, beside_BKHW[1])):
+            if all(torch.equal(y_KHW, beside_BKHW[0]) for y_KHW in alike_BKHW):
                 return most
         return 1
 

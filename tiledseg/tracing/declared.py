@@ -35,8 +35,7 @@ class Windows:
 
     def along(self, dim: int) -> dict[str, int]:
         """Return the fields of a `DeclaredLeaf` along rows (0) or columns (1)."""
-        size, shift = (_of_dim(numbers, dim) for numbers in (self.size, self.shift))
-        return _checked(self, 0 <= shift < size, size=size, shift=shift)
+        return _along(self, dim, size=self.size, shift=self.shift)
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ class Local:
 
     def along(self, dim: int) -> dict[str, int]:
         """Return the fields of a `DeclaredLeaf` along rows (0) or columns (1)."""
-        reach, stride = (_of_dim(numbers, dim) for numbers in (self.reach, self.stride))
-        return _checked(self, reach >= 0 and stride >= 1, reach=reach, stride=stride, size=stride)
+        return _along(self, dim, reach=self.reach, stride=self.stride, size=self.stride)
 
 
 class PerPixel(Local):
@@ -65,19 +63,15 @@ class WholeImage:
 
     def along(self, dim: int) -> dict[str, int]:
         """Return the fields of a `WholeLeaf` along rows (0) or columns (1)."""
-        size = _of_dim(self.size, dim)
-        return _checked(self, size >= 1, size=size)
+        return _along(self, dim, size=self.size)
 
 
 Stated = Windows | Local | WholeImage
 
 
-def _of_dim(numbers: Numbers, dim: int) -> int:
-    return numbers if isinstance(numbers, int) else int(numbers[dim])
-
-
-def _checked(stated: Stated, holds: bool, **fields: int) -> dict[str, int]:
-    if not holds:
+def _along(stated: Stated, dim: int, **numbers: Numbers) -> dict[str, int]:
+    fields = {name: each if isinstance(each, int) else int(each[dim]) for name, each in numbers.items()}
+    if not 0 <= fields.get("shift", 0) < fields["size"] or fields.get("reach", 0) < 0:
         raise ConfigError(f"{stated} is no footprint; give a size above its shift, a reach from 0, a stride from 1")
     return fields
 
@@ -217,23 +211,20 @@ def _masked(block: Any, height: int, width: int) -> tuple[Any, ...]:
 def _shipped() -> Iterator[tuple[str, Declaration]]:
     """Yield the blocks and the patch merging of Swin (v1, v2) of known packages."""
     swin, merging = (lambda m: Windows(m.window_size, m.shift_size)), Local(0, 2)
-    for name, block in (
-        ("swin_transformer", "SwinTransformerBlock"),
-        ("swin_transformer_v2", "SwinTransformerV2Block"),
-    ):
-        yield f"timm.models.{name}.{block}", Declaration(swin)
-        yield f"timm.models.{name}.PatchMerging", Declaration(merging)
-    yield "monai.networks.nets.swin_unetr.SwinTransformerBlock", Declaration(swin, _masked)
-    for block in ("PatchMerging", "PatchMergingV2"):
-        yield f"monai.networks.nets.swin_unetr.{block}", Declaration(merging)
-        yield f"torchvision.models.swin_transformer.{block}", Declaration(merging)
-    for block in ("SwinTransformerBlock", "SwinTransformerBlockV2"):
-        name = f"torchvision.models.swin_transformer.{block}"
-        yield name, Declaration(lambda m: Windows(m.attn.window_size, m.attn.shift_size))
-    for name, kind in (("swin", "Swin"), ("swinv2", "Swinv2")):
-        where = f"transformers.models.{name}.modeling_{name}.{kind}"
-        yield f"{where}Layer", Declaration(swin, lambda module, height, width: ((height, width),))
-        yield f"{where}PatchMerging", Declaration(merging, lambda module, height, width: ((height, width),))
+    monai, vision = "monai.networks.nets.swin_unetr", "torchvision.models.swin_transformer"
+    yield f"{monai}.SwinTransformerBlock", Declaration(swin, _masked)
+    for v2, low in (("", ""), ("V2", "v2")):
+        timm = f"timm.models.swin_transformer{low and '_v2'}"
+        yield f"{timm}.SwinTransformer{v2}Block", Declaration(swin)
+        yield (
+            f"{vision}.SwinTransformerBlock{v2}",
+            Declaration(lambda m: Windows(m.attn.window_size, m.attn.shift_size)),
+        )
+        for merges in (f"{timm}.PatchMerging", f"{monai}.PatchMerging{v2}", f"{vision}.PatchMerging{v2}"):
+            yield merges, Declaration(merging)
+        hugging = f"transformers.models.swin{low}.modeling_swin{low}.Swin{low}"
+        for kind, footprint in (("Layer", swin), ("PatchMerging", merging)):
+            yield f"{hugging}{kind}", Declaration(footprint, lambda module, height, width: ((height, width),))
 
 
 _DECLARED = dict(_shipped())

@@ -82,9 +82,10 @@ def kept_state(root: nn.Module, look: bool = True) -> Iterator[Changes]:
                     (value.extend if isinstance(value, list) else value.update)(inside)
         with torch.no_grad():
             for name, buffer, value in buffers:
-                if not torch.equal(buffer.nan_to_num(), value.nan_to_num()):
+                new, was = ((each.isnan(), each.nan_to_num()) for each in (buffer, value))
+                if not all(map(torch.equal, new, was)):
                     changes.buffers[name] = buffer
-                buffer.copy_(value)
+                    buffer.copy_(value)
 
 
 @contextmanager
