@@ -1,8 +1,7 @@
-"""The operations that the ranks of a mesh do together, whatever carries them.
+"""Collective operations over the ranks of a communicator, for any transport.
 
-Every method is collective: every rank of the communicator calls it, in the same order, with tensors of the same shape
-and dtype. Under that rule nothing can deadlock. Each call is one operation in which all ranks take part. No rank waits
-for an answer to a message that another one has yet to decide on. Asynchronous calls start in the same order everywhere.
+Every rank of the communicator calls every method, in the same order, with tensors of the same shape and dtype. Under
+that rule nothing can deadlock: all ranks take part in each operation, and asynchronous ones start in the same order.
 A rank that fails breaks the rule for all; `session` then ends the job.
 """
 
@@ -30,14 +29,13 @@ _SUM_DTYPES = {dtype: dtype for dtype in (torch.float32, torch.float64, torch.in
 
 
 class Turns:
-    """The turn of a rank with NCCL: the communicator whose operations may be in flight, and these.
+    """The NCCL communicator that may have operations in flight on this rank, and these operations.
 
-    An NCCL operation is a kernel that fills a part of the GPU until its peers have run theirs, and no order is promised
-    between two communicators (nccl#783). Two ranks that choose differently wait for each other forever. So a rank never
-    has work in flight on two: before it starts an operation on another one than the last, it waits for the last. On a
-    GPU that holds up the stream, not the host. The operations of a rank are then one sequence, and the sequences of all
-    ranks follow one common order (docs/explanation/communication.md). `tests/law/test_steps.py` runs all of training on
-    a transport that chooses as badly as a GPU may.
+    An NCCL operation is a kernel that fills a part of the GPU until its peers have run theirs. No order is promised
+    between two communicators (nccl#783), and ranks that choose different orders wait for each other forever. So a rank
+    waits for its work on one communicator before it starts work on another. On a GPU the stream waits, not the host.
+    The operations of a rank are then one sequence, and the sequences of all ranks follow one common order
+    (docs/explanation/communication.md). `tests/law/test_steps.py` trains on a transport with the worst order.
     """
 
     def __init__(self) -> None:
@@ -45,14 +43,14 @@ class Turns:
         self._flying: list[Work] = []
 
     def take(self, owner: object) -> None:
-        """Wait, before `owner` starts something, for what another has in flight."""
+        """Wait until no other communicator than `owner` has operations in flight."""
         if owner != self._owner:
             for work in self._flying:
                 work.wait()
             self._owner, self._flying = owner, []
 
     def started(self, work: Work) -> Work:
-        """Note what the owner has started, to be waited for by whoever comes first: it, or the next owner."""
+        """Record an operation that the owner has started. The owner waits for it, or the next owner does."""
         self._flying = [*(each for each in self._flying if each.finish is not None), work]
         return work
 
@@ -60,8 +58,8 @@ class Turns:
 class Communicator(ABC):
     """Collective operations over `size` ranks, of which this one is `rank`, and messages between two.
 
-    A transport gives the methods with an underscore: on contiguous tensors, which are not empty. `is_part`: made by
-    `split`. `turns`: taken with the parts and the messages (None: all may be in flight together); objects and barriers
+    A transport implements the methods with an underscore, for contiguous tensors that are not empty. `is_part`: made by
+    `split`. `turns`: shared with the parts and the messages (None: all may be in flight together); objects and barriers
     travel between hosts and take no turn. `sums_on_host`: sums and broadcasts of GPU tensors go through host memory.
     """
 
@@ -72,11 +70,12 @@ class Communicator(ABC):
     sums_on_host = False
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
-        """Start the in-place sum of `tensor` over all ranks; leave the tensor alone until `.wait()` returns.
+        """Start the in-place sum of `tensor` over all ranks. The caller must not use the tensor until `.wait()`
+        returns.
 
-        Any shape, strided or not, on the CPU or a GPU; float32, float64, int32, int64, and bfloat16 and float16, which
-        are summed in float32 and rounded once. Afterwards every rank holds the same bits. The operation is its own
-        adjoint. Raises CommunicationError for another dtype or a lost peer.
+        Takes any shape and strides, on the CPU or a GPU; float32, float64, int32, int64, and bfloat16 and float16,
+        which are summed in float32 and rounded once. All ranks get the same bits. The sum is its own adjoint. Raises
+        CommunicationError for another dtype or a lost peer.
         """
         staged = self._staged(tensor, sum_dtype(tensor))
         if tensor.numel() == 0:
@@ -93,7 +92,7 @@ class Communicator(ABC):
         return self._started(Work(wait))
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
-        """Overwrite `tensor` on every rank with that of rank `source`, bit for bit, any dtype; return when done."""
+        """Overwrite `tensor`, of any dtype, on every rank with the bits of rank `source`; return when done."""
         if tensor.numel() == 0:
             return
         staged = self._staged(tensor, tensor.dtype)
@@ -103,7 +102,7 @@ class Communicator(ABC):
         _copy_back(staged, tensor)
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
-        """Return the picklable `value` of rank `source`, on every rank; the values of the others are not used."""
+        """Return the picklable `value` of rank `source` on every rank; other ranks' values are ignored."""
         with self._talk("broadcast", "a broadcast from rank %d of %d", source, self.size):
             return self._broadcast_object(value, source)
 
@@ -135,15 +134,15 @@ class Communicator(ABC):
         return part
 
     def point_to_point(self) -> PointToPoint:
-        """Return messages among the ranks of this communicator. Collective. All that are opened share its order."""
+        """Return a channel for messages among these ranks. Collective. All channels share the communicator's order."""
         self._take_turn(None)
         return PointToPoint(self)
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         """Post messages of flat uint8 tensors, none empty; return a function that waits for all of them.
 
-        Both raise CommunicationError where a peer was lost. The caller keeps the tensors alive until then. Called by
-        `PointToPoint` alone. Messages of two ranks are matched in the order of their posts.
+        Both raise CommunicationError for a lost peer. The caller, `PointToPoint`, keeps the tensors alive until the
+        wait returns. Messages between two ranks are matched in the order of their posts.
         """
         self._take_turn((self, "messages"))
         with self.peer_errors("exchange"):
@@ -156,9 +155,9 @@ class Communicator(ABC):
         return self._started(Work(wait)).wait
 
     def close(self) -> None:
-        """End the communicator; the last collective call of its ranks. That of a part leaves the whole as it is.
+        """Close the communicator: the last collective call of its ranks. Closing a part leaves the whole open.
 
-        Waits for all ranks: rank 0 may hold the store that the others still talk to.
+        Waits for all ranks, since rank 0 may hold the store that the others still use.
         """
         self._take_turn(None)
         self.barrier()
@@ -169,7 +168,7 @@ class Communicator(ABC):
         return not is_gpu(tensor.device)
 
     def peer_errors(self, what: str) -> AbstractContextManager[None]:
-        """Raise CommunicationError for the transport's own exception of an operation that is broken."""
+        """Turn the transport's exception of a failed operation `what` into CommunicationError."""
         return nullcontext()
 
     @contextmanager
@@ -207,7 +206,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def _split(self, groups: Sequence[Sequence[int]]) -> Communicator | None:
-        """Return the part of this rank's group; None where there is none with others in it."""
+        """Return the communicator of this rank's group; None if the rank has no group or is alone in it."""
 
     @abstractmethod
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]: ...
@@ -217,7 +216,7 @@ class Communicator(ABC):
 
 
 class SerialCommunicator(Communicator):
-    """One rank alone: every operation is the identity and no library is needed."""
+    """A communicator of one rank: every operation is the identity and needs no library."""
 
     rank = 0
     size = 1
@@ -246,8 +245,8 @@ class SerialCommunicator(Communicator):
 
 @dataclass
 class Doings:
-    """The deeds of one rank in a rehearsal: the groups that it is in, the bytes of its messages to and from each peer,
-    and those of its sums over each group (none: all ranks), in order."""
+    """Operations of one rank in a rehearsal, in order: its groups, the bytes of its messages to and from each peer, and
+    the bytes of its sums over each group (an empty group: all ranks)."""
 
     groups: list[tuple[int, ...]] = field(default_factory=list)
     sent: dict[int, list[int]] = field(default_factory=dict)
@@ -256,9 +255,10 @@ class Doings:
 
 
 class RehearsedCommunicator(SerialCommunicator):
-    """Rank `rank` of `size` without peers: what it would do with others is written down, and nothing is sent.
+    """Rank `rank` of `size` without peers: records its operations and sends nothing.
 
-    Every operation ends at once: sums and broadcasts leave their tensors as they are, and all ranks give like objects.
+    Every operation ends at once: sums and broadcasts leave their tensors unchanged, a gather repeats this rank's
+    object.
     """
 
     def __init__(self, rank: int, size: int, doings: Doings, group: tuple[int, ...] = ()) -> None:
@@ -283,8 +283,8 @@ class RehearsedCommunicator(SerialCommunicator):
 
 
 def unmatched(doings: dict[int, Doings]) -> list[str]:
-    """Return a line for each message that the other rank does not await, and each sum that is not that of the others
-    of its group, in order and bytes. Pure."""
+    """Return a line for each message that its peer does not await, and for each rank whose sums differ from those of
+    its group in order or bytes. Pure."""
     faults = []
     first: dict[tuple[int, ...], tuple[int, list[int]]] = {}
     for rank, own in doings.items():
@@ -303,13 +303,13 @@ def unmatched(doings: dict[int, Doings]) -> list[str]:
 
 
 def _copy_back(staged: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copy into `tensor`, where `staged` is another one."""
+    """Copy `staged` into `tensor` unless they share memory."""
     if staged.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(staged)
 
 
 def sum_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """Return the dtype in which a tensor is summed; raises CommunicationError where its dtype has no exact rule."""
+    """Return the dtype in which a tensor is summed. Raises CommunicationError for a dtype that has none."""
     if tensor.dtype not in _SUM_DTYPES:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _SUM_DTYPES)
         raise CommunicationError(f"cannot sum {str(tensor.dtype).removeprefix('torch.')} over ranks: use {allowed}")

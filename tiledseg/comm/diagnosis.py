@@ -1,4 +1,4 @@
-"""A mesh from inside, and the speed at which it carries tensors: `doctor` measures them."""
+"""Reports of all ranks and the speed of all-reduce over a mesh, for `doctor`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tiledseg.system.freed_memory import why_not_kept
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank as it sees itself. `cores` is the number that it may run on."""
+    """One rank's host, device and libraries. `cores`: the number of cores that it may run on."""
 
     rank: int
     host: str
@@ -34,8 +34,8 @@ class RankReport:
 
 
 def diagnose(mesh: Mesh, sizes: Sequence[int], repeats: int = 7) -> dict[str, Any]:
-    """Return what `doctor` prints, the same on every rank: reports of all ranks, all-reduces of float32 tensors of
-    `sizes` bytes where there are peers, and warnings. Collective."""
+    """Return the contents of `doctor`'s page, the same on every rank: reports of all ranks, times of all-reduces of
+    `sizes` bytes of float32 if there are peers, and warnings. Collective."""
     ranks = mesh.communicator.gather_objects(report_rank(mesh))
     return {
         "launcher": mesh.launch.launcher,
@@ -47,7 +47,7 @@ def diagnose(mesh: Mesh, sizes: Sequence[int], repeats: int = 7) -> dict[str, An
 
 
 def report_rank(mesh: Mesh, ask_mpi: bool = True) -> RankReport:
-    """Report on this rank. `ask_mpi`: give MPI's version also where this job has not loaded it, which takes 0.05 s."""
+    """Report on this rank. `ask_mpi`: load MPI, in 0.05 s, to report its version if the job has not loaded it."""
     device = " ".join(filter(None, (str(mesh.device), name_of(mesh.device))))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
@@ -55,7 +55,7 @@ def report_rank(mesh: Mesh, ask_mpi: bool = True) -> RankReport:
 
 
 def library_versions(ask_mpi: bool) -> dict[str, str]:
-    """Return what the ranks must share: versions of libraries, and the use of freed memory. Starts no MPI."""
+    """Return the settings that all ranks must share: versions of libraries, use of freed memory. Starts no MPI."""
     ask_mpi = ask_mpi or "mpi4py.MPI" in sys.modules
     versions = {"tiledseg": VERSION, "torch": torch.__version__, "mpi4py": "none", "python": platform.python_version()}
     versions["mpi"] = "none: for one process, or torchrun" if ask_mpi else "not used"
@@ -73,11 +73,10 @@ def library_versions(ask_mpi: bool) -> dict[str, str]:
 
 
 def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> dict[str, float]:
-    """Time the sum of `size` bytes of float32: the median, on the slowest rank, after two that warm the path up.
+    """Time the sum of `size` bytes of float32: the median on the slowest rank, after two warm-up sums.
 
-    `bus_bytes_per_second` is bytes / seconds times 2 (P-1) / P, what each rank must send and receive at least: it can
-    be held against the network's rate, whatever the number of ranks P. Collective. Raises CommunicationError where a
-    sum is wrong.
+    `bus_bytes_per_second` is bytes / seconds times 2 (P-1) / P, the least that each of P ranks must send and receive:
+    comparable with the network's rate for any P. Collective. Raises CommunicationError for a wrong sum.
     """
     count = max(1, size // 4)
     seconds = []
@@ -98,7 +97,7 @@ def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> dict[str, float]:
 
 
 def find_trouble(ranks: Sequence[RankReport]) -> list[str]:
-    """Return what is likely to be a mistake, one line each. Pure."""
+    """Return a line for each likely mistake: versions that differ, more threads than cores. Pure."""
     trouble = []
     for name in ranks[0].versions:
         found = {report.versions.get(name, "none"): report.rank for report in reversed(ranks)}

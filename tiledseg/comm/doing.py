@@ -1,8 +1,8 @@
-"""The words for what this process is doing, which the watch shows to the others when nothing moves any more.
+"""The record of this process's present work, which the watch prints if the job stands still.
 
-There is one record a process: the training loop's words outside, the communication's inside. Entering, leaving and
-`tick` count as progress. It costs about a microsecond, and words are put together only when they are read. Threads that
-load data must not use it. Autograd's may, since the thread that waits for it adds nothing. Standard library only.
+Each process has one stack of words: the training loop's outside, the communication's inside. Entering, leaving and
+`tick` count as progress. An entry costs about a microsecond; words are formatted only when they are read. Threads that
+load data must not use the record. Autograd's threads may: the main thread waits for them. Standard library only.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class doing:  # noqa: N801  (a context manager that reads as a word: with doing(
 
 
 class waiting(doing):  # noqa: N801
-    """Work that goes on only once other ranks have done their part: this process is not the one that is stuck."""
+    """Work that waits for other ranks: this process does not hold up the job."""
 
     __slots__ = ()
     waits = True
 
 
 def tick() -> None:
-    """Count as progress within the present work: one more block of many."""
+    """Count one unit of progress within the present work, such as one block of many."""
     _changes[0] += 1
 
 
@@ -57,22 +57,20 @@ def ticking(items: Iterable[T]) -> Iterator[T]:
 
 
 def changes() -> int:
-    """Return how often the record has changed: no progress where it stays."""
+    """Return the number of changes of the record. It stays the same while there is no progress."""
     return _changes[0]
 
 
 def current() -> tuple[str, bool]:
-    """Return the words of the present work, from the outside in, and True if it waits for other ranks."""
+    """Return the words of the present work, outermost first, and True if it waits for other ranks."""
     stack = list(_stack)
     words = ", ".join(item.words % item.values if item.values else item.words for item in stack)
     return words or "its own work", bool(stack) and stack[-1].waits
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 3", "ranks 0-2, 5", or, of many runs, "ranks 0, 2, 4, 6, 8, 10 and 594 more".
-
-    `ranks` ascend and hold at least one.
-    """
+    """Return "rank 3", "ranks 0-2, 5", or "ranks 0, 2, 4, 6, 8, 10 and 594 more" for `ranks`, which ascend and are not
+    empty."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     runs: list[tuple[int, int]] = []

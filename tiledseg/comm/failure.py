@@ -23,8 +23,8 @@ E = TypeVar("E", bound=TiledsegError)
 TRACEBACK = "TILEDSEG_TRACEBACK"
 _LONGEST = 640  # characters of a message
 
-# A launcher ends the other ranks within a second or two of the first failure. Who fails only because a peer is gone,
-# or with the words that rank 0 has already said, stays silent for this long and is then usually ended unheard.
+# A launcher ends the other ranks within a second or two of the first failure. A rank that fails because a peer is gone,
+# or with rank 0's own error, waits this long before it prints: the launcher has usually ended it by then.
 GRACE_SECONDS = 5.0
 _TURN_SECONDS = 1.5
 _LAST_TURN_SECONDS = 3.0
@@ -43,19 +43,19 @@ def exit_code(error: BaseException) -> int:
 
 
 def mark_agreed(error: E) -> E:
-    """Mark an error that every rank raises with the same words, so that rank 0 alone prints it. Returns it."""
+    """Mark an error that every rank raises with the same message, so that only rank 0 prints it. Return the error."""
     vars(error)["agreed"] = True
     return error
 
 
 def is_agreed(error: BaseException) -> bool:
-    """Return True for an error that `mark_agreed` has seen."""
+    """Return True for an error marked by `mark_agreed`."""
     return bool(getattr(error, "agreed", False))
 
 
 @contextlib.contextmanager
 def traced(wanted: bool) -> Iterator[None]:
-    """Mark an error that passes as one whose traceback is `wanted`: the user asked for it by a verbosity of 2."""
+    """Mark errors raised inside: `report` prints their traceback if `wanted` (a verbosity of 2)."""
     try:
         yield
     except BaseException as error:
@@ -64,7 +64,7 @@ def traced(wanted: bool) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """Return the error in one line: its message, behind its class where it was not written for users."""
+    """Return the error in one line: its message, after the class's name if the error is not one of tiledseg's."""
     message = " ".join(str(error).split())
     if len(message) > _LONGEST:  # what is wrong and the remedy stand at its ends
         message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
@@ -74,10 +74,10 @@ def describe(error: BaseException) -> str:
 
 
 def report(error: BaseException, speaker: str = "") -> None:
-    """Write `error: [speaker: ]message` to standard error: one line, whatever the fault.
+    """Write `error: [speaker: ]message` to standard error, in one line and one write: lines of ranks do not mix.
 
-    A fault that nobody foresaw says how to get its traceback, which follows where the user has asked for it. One
-    write, so that the lines of several ranks do not mix. `speaker` is "rank 3 on host", or empty.
+    The line of an unforeseen error says how to get its traceback, which follows if the user has asked for it.
+    `speaker` is "rank 3 on host", or empty.
     """
     if isinstance(error, SystemExit) and not isinstance(error.code, str):
         return
@@ -95,10 +95,10 @@ def report(error: BaseException, speaker: str = "") -> None:
 
 
 def report_from(error: BaseException, launch: Launch, host: str, lost: Callable[[float], str] | None = None) -> None:
-    """Report an error in the middle of a job, with the rank's name; late where a lost peer may be its cause.
+    """Report an error in the middle of a job, with the rank's name; late if a lost peer may be its cause.
 
-    Ranks speak one after the other, the lowest first: where many fail alike, the first ends the rest unheard. `lost`
-    takes at least so many seconds, and names the peers that are gone; None in a job that nothing watches.
+    Ranks print one after the other, the lowest first: if many fail alike, the launcher ends the others before they
+    print. `lost` names the lost peers, after at least the given seconds; None in a job without a watch.
     """
     if launch.size == 1:
         report(error)
@@ -107,7 +107,7 @@ def report_from(error: BaseException, launch: Launch, host: str, lost: Callable[
         return
     turn = min(launch.rank * _TURN_SECONDS, _LAST_TURN_SECONDS)
     if isinstance(error, CommunicationError):
-        turn += _LINGER_SECONDS if launch.is_root else 0.0  # it may keep what the others ask
+        turn += _LINGER_SECONDS if launch.is_root else 0.0  # rank 0 may keep the store that the others still read
         if lost is None:
             time.sleep(GRACE_SECONDS)
         elif named := lost(GRACE_SECONDS):
@@ -117,10 +117,10 @@ def report_from(error: BaseException, launch: Launch, host: str, lost: Callable[
 
 
 def report_before_mesh(error: BaseException, launch: Launch, host: str) -> None:
-    """Report an error that every rank is likely to meet alike, such as a wrong flag: rank 0 at once, others late.
+    """Report an error that all ranks are likely to raise, such as a wrong flag: rank 0 at once, others late.
 
-    The others wait for the launcher to end them; where it does not, the fault is this rank's own and is printed. Where
-    the largest code counts, rank 0 leaves a little later: TERM would give 143 to ranks that still import.
+    The other ranks wait for the launcher to end them, and print if it does not: the fault is then their own. Under
+    launchers that return the largest code, rank 0 leaves later: TERM would give 143 to ranks that still import.
     """
     code = exit_code(error)
     ending(code)
@@ -143,10 +143,10 @@ def _wait_to_be_ended(code: int) -> None:
 
 
 def wait_until_read(seconds: float = 3.0) -> None:
-    """Wait, at most `seconds`, until the launcher has taken what this rank wrote, and a moment to pass it on.
+    """Wait, at most `seconds`, until the launcher has read this rank's output, and a moment more to pass it on.
 
-    mpirun reads its ranks' output through pipes. One that fails may be buried before its last words were read: seen
-    with Open MPI 5.0.11 on a busy machine.
+    mpirun reads the output of its ranks through pipes, and may drop the last lines of a rank that fails: seen with
+    Open MPI 5.0.11 on a busy machine.
     """
     flush()
     end = time.monotonic() + seconds
@@ -156,7 +156,7 @@ def wait_until_read(seconds: float = 3.0) -> None:
 
 
 def _unread_bytes(descriptor: int) -> int:
-    """Return the unread bytes in the pipe of a descriptor; 0 where it is no pipe, or the system does not tell."""
+    """Return the unread bytes in the pipe of a descriptor; 0 if it is no pipe or the system cannot say."""
     try:
         import fcntl
         import termios

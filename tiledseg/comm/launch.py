@@ -11,7 +11,7 @@ from tiledseg.errors import ConfigError
 
 @dataclass(frozen=True)
 class Launch:
-    """Place of one process in the job. `launcher` is one of serial, torchrun, jsrun, openmpi, pmi, slurm, mpi."""
+    """Place of one process in the job. `launcher`: serial, torchrun, jsrun, openmpi, pmi, slurm, mpi or torch."""
 
     rank: int
     size: int
@@ -44,9 +44,9 @@ class Launch:
 
 SERIAL = Launch(rank=0, size=1, local_rank=0, local_size=1, launcher="serial")
 
-# Launchers in the order in which they are asked: the one nearest to the process first. torchrun may run inside srun or
-# jsrun; jsrun starts Spectrum MPI, which sets Open MPI's names too; mpirun inside a Slurm allocation keeps Slurm's.
-# The four names of a line come from one launcher, so rank and local rank are never of two sources.
+# Launchers in the order of their detection, the innermost first. torchrun may run inside srun or jsrun; jsrun starts
+# Spectrum MPI, which sets Open MPI's names too; mpirun inside a Slurm allocation keeps Slurm's. The four names of a
+# line come from one launcher, so rank and local rank never have two sources.
 _FOUR_NAMES: dict[str, tuple[str, ...]] = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "jsrun": tuple(f"JSM_NAMESPACE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
@@ -62,9 +62,9 @@ _SLURM_NAMES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
-    """Return the place of this process, from its environment; one rank alone where no launcher left its variables.
+    """Return the place of this process from its environment: a single rank if no launcher has set its variables.
 
-    Pure. Raises ConfigError, with the values, where a launcher's variables are half set or contradict each other.
+    Pure. Raises ConfigError if a launcher's variables are half set or contradict each other.
     """
     for launcher, names in _FOUR_NAMES.items():
         if any(name in environ for name in names):
@@ -85,7 +85,7 @@ def first_host(nodes: str) -> str:
 
 
 def _launch(environ: Mapping[str, str], launcher: str, names: tuple[str, ...]) -> Launch:
-    """Return the four numbers under the four names of one launcher."""
+    """Read the four variables of one launcher."""
     rank, size, local_rank, local_size = (_number(environ, name, launcher, names) for name in names)
     return Launch(rank, size, local_rank, local_size, launcher)
 
@@ -146,15 +146,15 @@ def _number(environ: Mapping[str, str], name: str, launcher: str, names: tuple[s
     return int(text)
 
 
-_FILES = 64  # images, reading threads, the run's files, libraries
-_GROUPS = 4  # of which a rank is a member: the whole, and those of image, stage and pipeline
+_FILES = 64  # open files for images, reading threads, the run's files, libraries
+_GROUPS = 4  # groups of a rank: the whole job, its image, its stage, its pipeline
 
 
 def open_files_needed(size: int, keeps_store: bool, peers: int = 0) -> int:
-    """Return the files of a rank among `size` that sends messages to `peers` others.
+    """Return the number of open files of one of `size` ranks, which sends messages to `peers` others.
 
-    Gloo connects two ranks when they first talk: its sums and gathers are rings, its broadcasts trees. So a rank has a
-    few connections for each doubling of the ranks. `keeps_store`: all ranks connect to it, each twice (its watch).
+    Gloo connects two ranks at their first message. Its sums and gathers are rings, its broadcasts trees: a few
+    connections for each doubling of the ranks. `keeps_store`: each rank connects to this one twice (job and watch).
     """
     ring_and_trees = 2 + 2 * (size - 1).bit_length()
     return _FILES + _GROUPS * ring_and_trees + peers + (2 * size if keeps_store else 0)

@@ -1,8 +1,8 @@
-"""The ranks of a job, what each one computes on, what carries their tensors; and the axes replica x row x col x stage.
+"""The mesh of a job (ranks, devices, transport), and its axes replica x row x col x stage.
 
-Each communicator of the axes joins other ranks, and all of them are used within one step. Nothing waits forever,
-because the operations of all ranks, on all communicators together, follow one common order
-(docs/explanation/communication.md); with NCCL, which keeps an order within a communicator only, they take turns.
+A step uses several communicators. Nothing waits forever: the operations of all ranks, over all communicators, follow
+one common order (docs/explanation/communication.md). NCCL keeps an order only within a communicator; its
+communicators take turns.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from tiledseg.comm.collectives import Communicator
+from tiledseg.comm.collectives import Communicator, SerialCommunicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.launch import Launch
+from tiledseg.comm.point_to_point import PointToPoint
 from tiledseg.errors import CommunicationError, ConfigError, InputError
+from tiledseg.geometry.sharing.decomposition import MeshPosition, MeshShape
 from tiledseg.memory.device import BACKENDS, identity
 
 if TYPE_CHECKING:
     from tiledseg.comm.watch import Watch
-
-from tiledseg.comm.collectives import SerialCommunicator
-from tiledseg.comm.point_to_point import PointToPoint
-from tiledseg.geometry.sharing.decomposition import MeshPosition, MeshShape
 
 T = TypeVar("T")
 KINDS = {"nccl": "a CUDA or ROCm", "xccl": "an XPU"}
@@ -34,9 +32,9 @@ KINDS = {"nccl": "a CUDA or ROCm", "xccl": "an XPU"}
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's view of the job. `transport` is nccl, xccl, gloo, mpi, or serial for one rank alone.
+    """One rank's view of the job. `transport`: nccl, xccl, gloo, mpi, or serial for a single rank.
 
-    `watch`: what ends the job where it stands still, or None.
+    `watch`: the thread that ends a job that stands still, or None.
     """
 
     launch: Launch
@@ -59,7 +57,7 @@ class Mesh:
         return self.launch.is_root
 
     def close(self) -> None:
-        """End the communicator, then the watch, which goes on until all ranks are here. Collective, the last one."""
+        """Close the communicator once all ranks are here, then stop the watch. The last collective call."""
         self.communicator.close()
         if self.watch is not None:
             self.watch.stop()
@@ -67,8 +65,8 @@ class Mesh:
     def on_root(self, function: Callable[[], T]) -> T:
         """Call `function` on rank 0 only and return its picklable result on every rank. Collective.
 
-        An InputError on rank 0 is raised on every rank with the same class and message, and printed once. Any other
-        exception is raised on rank 0, and as CommunicationError on the others, so that none waits forever.
+        An InputError of rank 0 is raised on every rank, with the same class and message, and printed once. Any other
+        exception of rank 0 is a CommunicationError on the others, so that none waits forever.
         """
         crash: Exception | None = None
         outcome: tuple[Any, Any] = None, None
@@ -87,8 +85,8 @@ class Mesh:
         return result
 
     def on_all(self, function: Callable[[], T]) -> T:
-        """Call `function` on every rank and return its result; where it raises an InputError on some, every rank raises
-        that of the lowest, which is printed once. Collective: no rank goes on alone."""
+        """Call `function` on every rank and return its result. If some ranks raise an InputError, every rank raises
+        that of the lowest, which is printed once. Collective."""
         error: InputError | None = None
         try:
             result = function()
@@ -102,8 +100,8 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one rank for the others: its host, the cores it may run on (bits), its GPU's identity, and what
-    carries tensors between GPUs of its kind."""
+    """Facts of one rank: host, cores that it may run on (a bit each), identity of its GPU, and the backend that carries
+    tensors between GPUs of its kind."""
 
     host: str
     cores: int
@@ -121,7 +119,7 @@ def gather_facts(communicator: Communicator, device: torch.device, host: str) ->
 def choose_transport(asked: str, facts: Sequence[Facts]) -> str:
     """Choose nccl, xccl, gloo or mpi for all ranks, from the same facts on every rank. Pure.
 
-    NCCL and XCCL need a GPU of their kind for every rank. Raises ConfigError where one was asked for and is not so.
+    Raises ConfigError if NCCL or XCCL is asked for and a rank lacks a GPU of that kind of its own.
     """
     backend = facts[0].backend if asked == "auto" else asked
     without = [rank for rank, fact in enumerate(facts) if fact.backend is None or fact.backend != backend]
@@ -143,10 +141,8 @@ def choose_transport(asked: str, facts: Sequence[Facts]) -> str:
 
 
 def fair_threads(rank: int, facts: Sequence[Facts]) -> int:
-    """Return the threads for one rank: its cores divided among the ranks of its host that may run on any of them. Pure.
-
-    A launcher that binds each rank to cores of its own leaves it all of them.
-    """
+    """Return the number of threads of one rank: its cores, divided by the ranks of its host that share any of them.
+    Pure."""
     mine = facts[rank]
     sharing = sum(1 for fact in facts if fact.host == mine.host and fact.cores & mine.cores)
     return max(1, mine.cores.bit_count() // max(1, sharing))
@@ -156,11 +152,10 @@ def fair_threads(rank: int, facts: Sequence[Facts]) -> int:
 class Axes:
     """One rank's view of the axes.
 
-    `position` is None on a rank outside the mesh, which owns nothing. `image` joins the ranks of this replica and
-    stage, its rank is row * cols + col; a SerialCommunicator outside the mesh. `weights` joins all ranks that hold the
-    layers of this rank's stage (without stages: the whole job), `pipeline` the stages of this rank's block, whose rank
-    is the stage. `point_to_point` carries halos, `stage_messages` what travels between stages; both join all ranks of
-    the job, and their peers count as the job does.
+    `position`: None on a rank outside the mesh, which owns nothing. `image`: the ranks of this replica and stage, in
+    the order row * cols + col; a SerialCommunicator outside the mesh. `weights`: all ranks that hold the layers of this
+    rank's stage (without stages: the whole job). `pipeline`: the stages of this rank's block, in the order of stages.
+    `point_to_point` carries halos, `stage_messages` tensors between stages; their peers are ranks of the job.
     """
 
     shape: MeshShape
@@ -184,7 +179,7 @@ class Axes:
         return self.shape.rank_at(self.position._replace(**place))
 
     def close(self) -> None:
-        """End the parts of the mesh's communicator; the mesh's own stays. Collective."""
+        """Close the parts of the mesh's communicator; the mesh's own stays open. Collective."""
         if self.shape.stages > 1:  # without stages the weights' communicator is the mesh's own
             self.pipeline.close()
             self.weights.close()
@@ -220,7 +215,7 @@ def open_axes(mesh: Mesh, shape: MeshShape) -> Axes:
 
 
 def serial_axes(communicator: Communicator | None = None) -> Axes:
-    """Make axes of one rank that owns an image. `communicator`: of ranks with the same weights (None: no other)."""
+    """Return the axes of one rank that owns an image alone. `communicator`: the ranks with the same weights."""
     alone = SerialCommunicator()
     here = MeshPosition(0, 0, 0)
     messages = alone.point_to_point

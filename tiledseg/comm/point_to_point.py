@@ -1,12 +1,12 @@
-"""Messages between pairs of ranks: what a halo exchange is made of, whatever carries it.
+"""Messages between pairs of ranks, for halo exchanges and stages, over any transport.
 
-The rule: every send has its receive, of as many bytes, started by the peer, and the messages from one rank to another
-are started in the same order on both. Nothing can deadlock under it: `start` posts all its receives and sends before
-anything is waited for, so no rank waits for a message whose sender is waiting for it. Exchanges may be in flight
-together, and may be waited for in any order on CPUs; on GPUs with NCCL they run in the order of their starts.
+The rule: the peer starts a receive of as many bytes for every send, and two ranks start the messages between them in
+the same order. Nothing can deadlock under it: `start` posts all receives and sends before anything waits, so no rank
+waits for a message whose sender waits for it. Several exchanges may be in flight. On CPUs they may be waited for in any
+order; on GPUs with NCCL they run in the order of their starts.
 
-A message of no bytes is not sent: both ends know its size. A transport that cannot read GPU memory gets pinned host
-buffers: a tensor is copied out when its exchange starts and in when it is waited for.
+Messages of no bytes are not sent: both ends know the size. For a transport that cannot read GPU memory, tensors are
+staged in pinned host buffers: copied out when the exchange starts, and in when it is waited for.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from tiledseg.memory.device import CPU, Stopwatch, is_gpu, least
 
 
 class Work:
-    """A sum, or an exchange of messages, under way. `finish` waits for it; without one there is nothing to wait for."""
+    """A sum or an exchange of messages in flight. `finish` waits for it; None: nothing to wait for."""
 
     def __init__(self, finish: Callable[[], object] | None = None) -> None:
         self.finish = finish
 
     def wait(self) -> None:
         """Return once the tensors hold the result; on a GPU, once its current stream will see it. A second call does
-        nothing: the tensors may have changed by then. Raises CommunicationError where a peer was lost."""
+        nothing, since the tensors may have changed. Raises CommunicationError for a lost peer."""
         if self.finish is not None:
             self.finish()
             self.finish = None
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a contiguous tensor as a flat uint8 view; such a one is itself."""
+    """Return the bytes of a contiguous tensor as a flat uint8 view."""
     if tensor.dtype == torch.uint8 and tensor.dim() == 1:
         return tensor
     assert tensor.is_contiguous(), f"a tensor with strides {tensor.stride()} has no bytes in one piece"
@@ -47,8 +47,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 class Message(NamedTuple):
     """A contiguous tensor of any shape and dtype, sent to rank `peer` or received from it.
 
-    `peer` counts as the communicator does: ranks of the whole job for the mesh's own. Only bytes travel: the two ends
-    agree on shape and dtype.
+    `peer`: a rank of the communicator. Only bytes travel: both ends know shape and dtype.
     """
 
     peer: int
@@ -57,7 +56,7 @@ class Message(NamedTuple):
 
 @dataclass
 class MessageMeter:
-    """The messages and bytes that this rank has sent, and the time that it, or its GPU, has waited for messages."""
+    """Messages and bytes that this rank has sent, and the seconds that it or its GPU has waited for messages."""
 
     messages: int = 0
     bytes: int = 0
@@ -65,7 +64,7 @@ class MessageMeter:
 
     @property
     def seconds(self) -> float:
-        """The time waited so far. Waits for the GPU: ask at the end of a step."""
+        """The seconds waited so far. Synchronises with the GPU: read at the end of a step."""
         return self.waits.seconds()
 
     def reset(self) -> None:
@@ -74,7 +73,7 @@ class MessageMeter:
 
 
 class Carrier(Protocol):
-    """The part of a communicator that messages need (see `collectives.Communicator`)."""
+    """The methods of `collectives.Communicator` that messages need."""
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]: ...
 
@@ -82,17 +81,17 @@ class Carrier(Protocol):
 
 
 class PointToPoint:
-    """Messages among the ranks of a communicator, by the rule of this module, with a meter of their own."""
+    """A channel for messages among the ranks of a communicator, with its own meter."""
 
     def __init__(self, carrier: Carrier) -> None:
         self.meter = MessageMeter()
         self._carrier = carrier
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        """Post all messages and return; the tensors of `receives` are filled once `.wait()` returns.
+        """Post all messages, of contiguous tensors, and return. `.wait()` returns once `receives` are filled.
 
-        Until then leave the tensors of both alone, which are contiguous. Raises CommunicationError, here or from
-        `.wait()`, where a peer was lost.
+        The caller must not use the tensors until then. Raises CommunicationError, here or in `.wait()`, for a lost
+        peer.
         """
         sends, receives = ([each for each in messages if each.tensor.numel()] for messages in (sends, receives))
         if not sends and not receives:
@@ -101,12 +100,11 @@ class PointToPoint:
         for tensor, buffer in _staged(sends, outgoing):
             buffer.copy_(as_bytes(tensor))  # not asynchronous: posted below
         carried = _Messages([*outgoing, *incoming])  # kept until the transport has read and written them
-        with waiting("messages with %s", carried):  # the first one of a pair connects it, which may take both
+        with waiting("messages with %s", carried):  # the first message of a pair connects it, which may need both ranks
             finish = self._carrier.post(outgoing, incoming)
         self.meter.messages += len(outgoing)
         self.meter.bytes += sum(tensor.numel() for _, tensor in outgoing)
-        # The device whose work waits.
-        device = next((tensor.device for _, tensor in (*sends, *receives) if is_gpu(tensor.device)), CPU)
+        device = next((tensor.device for _, tensor in (*sends, *receives) if is_gpu(tensor.device)), CPU)  # that waits
         staged = _staged(receives, incoming)
 
         def wait() -> None:
@@ -127,21 +125,21 @@ class PointToPoint:
 
 
 class _Messages(list[Message]):
-    """Messages as text: their ranks, named only where somebody asks."""
+    """Messages whose text names their ranks, formatted only when it is read."""
 
     def __str__(self) -> str:
         return name_ranks(sorted({message.peer for message in self}))
 
 
 def _staged(messages: Sequence[Message], carried: Sequence[Message]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the tensors that a host buffer stands for, each with it."""
+    """Return pairs of a tensor and its host buffer, for the tensors that have one."""
     pairs = zip(messages, carried, strict=True)
     return [(m.tensor, c.tensor) for m, c in pairs if m.tensor.data_ptr() != c.tensor.data_ptr()]
 
 
 def measure_link(messages: PointToPoint, peer: int, device: torch.device) -> tuple[float, float]:
-    """Return latency and seconds a byte of the link to a peer, by the quickest of some messages forth and back: each of
-    both ends calls it, and the one of the lower number begins."""
+    """Return the latency (seconds) and the seconds a byte of the link between rank 0 and another rank: the quickest of
+    some messages there and back. Both ranks call it, with the other as `peer`; rank 0 begins."""
 
     def seconds(size: int) -> float:
         out = torch.zeros(size, dtype=torch.uint8, device=device)

@@ -1,4 +1,4 @@
-"""The meeting place of the ranks of a torch.distributed job: a key-value store that rank 0 (or torchrun) keeps."""
+"""The rendezvous of a torch.distributed job: a key-value store that rank 0 (or torchrun) keeps."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 LOOPBACK = "127.0.0.1"
-# Above this many ranks the store needs its libuv backend (the only one used here) and more time for all to arrive.
-MANY_RANKS = 1024
+MANY_RANKS = 1024  # above it the store needs its libuv backend (the only one used here), and ranks more time to arrive
 # Ports that Linux does not hand out by itself (32768 and up) and that services rarely use.
 _FIRST_PORT, _PORTS = 15000, 15000
 
 
 def arrival_timeout(size: int) -> timedelta:
-    """Return how long ranks wait for each other at the start: Python starts slowly on 1000 nodes."""
+    """Return the time that ranks wait for each other at the start: Python starts slowly on 1000 nodes."""
     return timedelta(minutes=30 if size > MANY_RANKS else 5)
 
 
 def open_store(launch: Launch, environ: Mapping[str, str], world: MPI.Intracomm | None) -> dist.Store:
     """Return the store of this job, on every rank. Collective.
 
-    torchrun keeps it at MASTER_ADDR:MASTER_PORT. Where MPI has been started rank 0 takes a free port and `world`
-    broadcasts it, so that no port is ever guessed. Otherwise MASTER_ADDR and MASTER_PORT where set, else (srun) the
-    first host of the step and a port from the job's number. Raises ConfigError or CommunicationError.
+    torchrun keeps it at MASTER_ADDR:MASTER_PORT. With MPI, rank 0 takes a free port, which `world` broadcasts. Else the
+    store is at MASTER_ADDR and MASTER_PORT if they are set, or (srun) on the first host of the step, at a port derived
+    from the job's number. Raises ConfigError or CommunicationError.
     """
     if launch.launcher == "torchrun":
         _master(environ, launch)
@@ -60,10 +59,9 @@ def open_store(launch: Launch, environ: Mapping[str, str], world: MPI.Intracomm 
 
 
 def await_all_ranks(store: dist.Store, launch: Launch) -> None:
-    """Return once every rank has come here. Collective; CommunicationError names those that are late.
+    """Return once every rank has called it. Collective. Raises CommunicationError that names the late ranks.
 
-    A process group is then started with the time that its collectives have, which is far longer: no version of torch
-    but the newest lets a group's time be changed.
+    The process group that follows has the far longer timeout of its collectives: only the newest torch can change it.
     """
     store.set(f"rank {launch.rank} is here", "")
     if store.add("ranks here", 1) == launch.size:
@@ -72,7 +70,7 @@ def await_all_ranks(store: dist.Store, launch: Launch) -> None:
     try:
         store.wait(["all ranks are here"], timeout)
     except RuntimeError as error:
-        # One rank looks for all, and says the same to all that wait: together they would ask size squared times.
+        # One rank looks for the late ones and tells all that wait: together they would ask size squared times.
         if store.add("ranks that wait in vain", 1) == 1:
             late = [rank for rank in range(launch.size) if not store.check([f"rank {rank} is here"])]
             store.set(
@@ -84,7 +82,7 @@ def await_all_ranks(store: dist.Store, launch: Launch) -> None:
 
 
 def _store(launch: Launch, host: str, port: int) -> dist.TCPStore:
-    """Open the store without waiting for the others: the process group waits when it is made."""
+    """Open the store without waiting for other ranks."""
     return dist.TCPStore(
         host,
         port,
@@ -97,7 +95,7 @@ def _store(launch: Launch, host: str, port: int) -> dist.TCPStore:
 
 
 def _master(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
-    """Return MASTER_ADDR and MASTER_PORT where they are set (both or neither), else what Slurm's variables tell."""
+    """Return MASTER_ADDR and MASTER_PORT if both are set, else the address given by Slurm's variables."""
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if address and port:
         if not port.isdecimal() or not 0 < int(port) < 65536:
@@ -114,7 +112,7 @@ def _master(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
 
 
 def slurm_master(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
-    """Return the first host of the step and a port that differs between jobs and between steps of a job. Pure."""
+    """Return the step's first host, and a port that differs between jobs and between their steps. Pure."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "0")
     if not nodes or not job.isdecimal() or not step.isdecimal():
@@ -127,10 +125,9 @@ def slurm_master(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
 
 
 def first_reachable(hosts: Sequence[str], port: int, seconds: float, attempt_seconds: float = 5.0) -> str:
-    """Return the first of `hosts` that answers at `port`, in several rounds; CommunicationError after `seconds`.
+    """Return the first of `hosts` that answers at `port`, in several rounds. Raises CommunicationError after `seconds`.
 
-    A host's own name may not resolve on another node, or resolve to that node's loopback, so all names and addresses
-    that rank 0 knows of itself are tried.
+    `hosts` are all names and addresses of rank 0's node: a name may not resolve on another node, or to its loopback.
     """
     end = time.monotonic() + seconds
     while True:
@@ -147,10 +144,10 @@ def first_reachable(hosts: Sequence[str], port: int, seconds: float, attempt_sec
 
 
 def gloo_interface(launch: Launch) -> str | None:
-    """Return the network interface that Gloo should bind to, or None where its own choice is right.
+    """Return the network interface for Gloo, or None if Gloo's own choice is right.
 
-    Gloo binds to the address that the host's name resolves to. In a bare container the name may not resolve; on Debian
-    it resolves to 127.0.1.1, which other nodes cannot reach. On one node the loopback always works.
+    Gloo binds to the address of the host's name. In a bare container the name may not resolve; on Debian it resolves to
+    127.0.1.1, which other nodes cannot reach. On one node the loopback always works.
     """
     if launch.one_node:
         return next((name for _, name in socket.if_nameindex() if _address_of(name) == LOOPBACK), None)
@@ -164,17 +161,17 @@ def gloo_interface(launch: Launch) -> str | None:
 
 
 def _addresses() -> dict[str, str]:
-    """Return each network interface's IPv4 address, the default route's first; no loopback's."""
+    """Return the IPv4 addresses of the network interfaces except loopback, the default route's first."""
     found, default = {name: _address_of(name) or LOOPBACK for _, name in socket.if_nameindex()}, None
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # a datagram's socket sends nothing
+        probe.connect(("192.0.2.1", 9))  # sends nothing: a datagram socket
         default = str(probe.getsockname()[0])
     others = {name: address for name, address in found.items() if not address.startswith("127.")}
     return dict(sorted(others.items(), key=lambda item: item[1] != default))
 
 
 def _address_of(interface: str) -> str | None:
-    """Ask the kernel (SIOCGIFADDR); None where the interface has no IPv4 address or the system is not Linux."""
+    """Return an interface's IPv4 address (SIOCGIFADDR); None if it has none or the system is not Linux."""
     try:
         import fcntl
 

@@ -1,7 +1,7 @@
-"""The life of a job: its ranks meet, run a body, and end together, also where one of them fails.
+"""The session of a job: its ranks meet, run a body, and end together, also if one of them fails.
 
-torch is imported only once a session starts, after mpi4py, where the job needs that: their libraries may otherwise
-clash. Commands that import their heavy modules inside the body keep that order and answer wrong flags fast.
+A session imports torch, after mpi4py if the job needs it: in another order their libraries may clash. Commands import
+their heavy modules inside the body: they keep that order, and refuse wrong flags fast.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ MPI_LAUNCHERS = ("openmpi", "jsrun", "pmi", "mpi")
 
 
 def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", deadline: float | None = None) -> int:
-    """Start the mesh, call `body` on every rank, and return the code that this process exits with. Collective.
+    """Start the mesh, call `body` on every rank, and return this process's exit code. Collective.
 
-    The job's code is the largest that a body returned (None is 0). Rank 0 returns it and leaves last, the others return
-    0: a launcher that ends a job at the first code above 0 then has nobody to kill, and reports that code. If a body
-    raises, the whole job ends within seconds. Rank 0 prints an error that all ranks agreed on, which becomes the job's
-    code. A rank prints any other error itself, and the process ends here, with all others. Codes: 2 for InputError, 130
-    for an interrupt, 1 otherwise. `transport`: ConfigError where it cannot be had. If no rank makes progress for
-    `deadline` seconds, the job ends with 1 and a line that names the rank that is stuck or dead (`watch`). None: ten
-    minutes.
+    The job's code is the largest that a body returned (None is 0). Rank 0 returns it and leaves last; the others return
+    0. A launcher that ends a job at the first code above 0 then has nobody to kill, and reports that code.
+
+    If a body raises, the whole job ends within seconds, with code 2 for InputError, 130 for an interrupt, 1 otherwise.
+    Rank 0 prints an error that all ranks agreed on. A rank prints any other error itself, and its process ends here.
+    Raises ConfigError for a `transport` that is not available. If no rank makes progress for `deadline` seconds (None:
+    ten minutes), the job ends with 1 and a line that names the stuck or dead rank (`watch`).
     """
     launch = detect(os.environ)
     if transport == "mpi" and launch.launcher == "serial":
@@ -73,10 +73,10 @@ def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", dea
 
 
 def leave(code: int) -> NoReturn:
-    """End a command's process once its work is done, with `code`. Collective under MPI, as its finalisation is.
+    """End a command's process with `code` after its work. Collective under MPI, as MPI's finalisation is.
 
-    The interpreter's own shutdown is passed over: native threads of the transports can abort in it, which would turn a
-    finished job into a failed one (seen once in eighty jobs of three ranks).
+    Skips the interpreter's shutdown: native threads of the transports can abort in it, and a finished job would fail
+    (seen once in eighty jobs of three ranks).
     """
     flush()
     module = initialised()
@@ -88,19 +88,19 @@ def leave(code: int) -> NoReturn:
 def open_mesh(
     launch: Launch, environ: MutableMapping[str, str], transport: str = "auto", deadline: float | None = None
 ) -> Mesh:
-    """Return the mesh of this job, on every rank; `mesh.close()` ends it. Without a deadline nothing watches it.
+    """Return the mesh of this job on every rank; `mesh.close()` ends it. Without a deadline there is no watch.
     Collective.
 
-    Raises ConfigError for a transport that cannot be had, CommunicationError where the ranks do not find each other.
+    Raises ConfigError for a transport that is not available, CommunicationError if the ranks do not find each other.
     """
     one_of("transport", transport, TRANSPORTS)
     host = socket.gethostname()
-    # MASTER_ADDR and MASTER_PORT serve where mpi4py is not installed.
-    meets = environ.get("MASTER_ADDR") and environ.get("MASTER_PORT") and not importlib.util.find_spec("mpi4py")
-    by_mpi = transport == "mpi" or (launch.launcher in MPI_LAUNCHERS and not meets)
+    # MASTER_ADDR and MASTER_PORT replace MPI if mpi4py is not installed.
+    without_mpi = environ.get("MASTER_ADDR") and environ.get("MASTER_PORT") and not importlib.util.find_spec("mpi4py")
+    by_mpi = transport == "mpi" or (launch.launcher in MPI_LAUNCHERS and not without_mpi)
     world = load_world(launch) if launch.size > 1 and by_mpi else None
     if launch.size > 1:
-        environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # where the store is gone: a page of C++ frames, then a line
+        environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else a lost store prints a page of C++ frames
     with without_collections("torch"):
         import torch
 
@@ -123,8 +123,8 @@ def open_mesh(
         torch.set_num_threads(fair_threads(launch.rank, facts))
     if chosen not in KINDS:
         return Mesh(launch, control, device, chosen, host, watch)
-    # Gloo's group keeps objects and CPU tensors. torch's own threads would abort a process whose peer is lost, without
-    # a word of who it is: the watch does that work.
+    # Gloo's group carries objects and CPU tensors. torch's own threads would abort a process whose peer is lost without
+    # naming the peer; the watch ends the job instead.
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     from tiledseg.comm.transport_torch import TorchCommunicator, all_ranks, peer_errors
@@ -135,12 +135,12 @@ def open_mesh(
 
 @contextmanager
 def joined_mesh() -> Iterator[Mesh]:
-    """Yield the mesh of a program that is none of our commands: all ranks of torch's default process group. Collective.
+    """Yield the mesh of a user's program: all ranks of torch's default process group. Collective.
 
-    Where there is none, ranks that a launcher has started get one, which stays until the program's exit closes it. The
-    mesh has a process group of its own, so that its messages and the program's never meet. This group ends with the
-    mesh, but not where a rank fails by itself: its peers learn of that by the end of its process. The group is Gloo's:
-    tensors of GPUs travel through host memory (a command's own mesh has NCCL).
+    If there is no default group, the ranks of a launcher get one, which stays open until the program exits. The mesh
+    has a process group of its own, so that its messages and the program's never mix. This group closes with the mesh,
+    but not if one rank fails alone: its peers notice the end of its process. The group is Gloo's: tensors of GPUs
+    travel through host memory (a command's own mesh has NCCL).
     """
     import torch.distributed as dist
 
@@ -166,7 +166,7 @@ def joined_mesh() -> Iterator[Mesh]:
     mesh = Mesh(launch, communicator, local_device(launch.local_rank), "gloo", host)
     try:
         yield mesh
-    except Exception as error:  # not InputError by name: where the interpreter ends this generator, the name is gone
+    except Exception as error:  # not `except InputError`: the name is gone when the interpreter ends this generator
         if isinstance(error, InputError) and is_agreed(error):
             mesh.close()
         raise
@@ -175,8 +175,8 @@ def joined_mesh() -> Iterator[Mesh]:
 
 @contextmanager
 def without_collections(module: str) -> Iterator[None]:
-    """Import `module` without a search for cyclic garbage, which takes a fifth of the time of torch's import and finds
-    none. Where the module is there already nothing is done."""
+    """Import `module` inside, without garbage collection, which takes a fifth of the time of torch's import and finds
+    nothing. Do nothing if the module is already imported."""
     is_new, was_on = module not in sys.modules, gc.isenabled()
     if is_new:
         gc.disable()
@@ -192,7 +192,7 @@ def without_collections(module: str) -> Iterator[None]:
 def _connect(
     launch: Launch, environ: MutableMapping[str, str], world: Any | None, transport: str, deadline: float | None
 ) -> tuple[Communicator, Watch | None]:
-    """Connect MPI's ranks where it carries the tensors, else Gloo's, and start their watch. Collective."""
+    """Connect the ranks by MPI if it is the transport, else by Gloo, and start their watch. Collective."""
     import torch.distributed as dist
 
     from tiledseg.comm.rendezvous import await_all_ranks, gloo_interface, open_store
@@ -226,8 +226,8 @@ def _connect(
 
 
 def check_open_files(launch: Launch) -> None:
-    """Raise ConfigError, before any rank waits for another, where this rank may not open the files that it needs."""
-    keeps_store = launch.is_root and launch.launcher != "torchrun"  # whose own process keeps it
+    """Raise ConfigError, before any rank waits for another, if this rank's limit of open files is too low."""
+    keeps_store = launch.is_root and launch.launcher != "torchrun"  # torchrun's own process keeps it
     least = open_files_needed(launch.size, keeps_store)
     allow_open_files(1024 + 4 * launch.size, least, f"on rank {launch.rank} of {launch.size}")
 
@@ -235,8 +235,7 @@ def check_open_files(launch: Launch) -> None:
 def cuda_aware_mpi(environ: Mapping[str, str]) -> bool:
     """Return True if the user says, by TILEDSEG_CUDA_AWARE_MPI=1, that this MPI takes pointers to GPU memory. Pure.
 
-    Nothing tells it reliably from inside, and a library that does not would crash: without the word, messages go
-    through host memory.
+    MPI libraries do not report it reliably, and those without it crash; by default messages go through host memory.
     """
     said = environ.get("TILEDSEG_CUDA_AWARE_MPI", "0")
     if said not in ("0", "1"):
@@ -245,7 +244,7 @@ def cuda_aware_mpi(environ: Mapping[str, str]) -> bool:
 
 
 def _leave_together(mesh: Mesh, code: int) -> int:
-    """End the mesh once all ranks are here; rank 0 takes the job's code and gives the others time to leave first."""
+    """Close the mesh once all ranks are here. Rank 0 returns the job's code, after the others had time to leave."""
     flush()
     mesh.close()
     if not mesh.is_root:
@@ -256,10 +255,10 @@ def _leave_together(mesh: Mesh, code: int) -> int:
 
 
 def _end(launch: Launch, code: int) -> int:
-    """End this process and with it the job, without waiting for any peer. Returns only where there is none.
+    """End this process, and with it the job, without waiting for a peer. Returns only in a job of one rank.
 
-    MPI's finalisation would wait for the others, so MPI is told to abort. Elsewhere the process leaves at once and its
-    launcher, or its closed connections, end the others.
+    MPI's finalisation would wait for the others, so MPI aborts. Without MPI the process leaves at once; its launcher,
+    or its closed connections, end the others.
     """
     flush()
     if launch.size == 1:
@@ -272,9 +271,9 @@ def _end(launch: Launch, code: int) -> int:
 
 
 def load_world(launch: Launch) -> MPI.Intracomm:
-    """Return COMM_WORLD, with MPI initialised; its rank and size are those of `launch`. Raises ConfigError otherwise.
+    """Initialise MPI and return COMM_WORLD. Raises ConfigError unless its rank and size are those of `launch`.
 
-    Collective: all ranks call it at the start of a job. mpi4py asks for calls from several threads by itself.
+    Collective: all ranks call it at the start of a job. mpi4py itself requests calls from several threads.
     """
     try:
         from mpi4py import MPI
@@ -294,11 +293,8 @@ def load_world(launch: Launch) -> MPI.Intracomm:
 
 
 def ask_mpi() -> Launch:
-    """Return the place of this process as MPI itself tells it, for launchers that leave no variables; alone without
-    mpi4py.
-
-    Collective over whatever COMM_WORLD turns out to be.
-    """
+    """Return the place of this process in COMM_WORLD, for launchers that set no variables; a single rank without
+    mpi4py. Collective over COMM_WORLD."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):
@@ -313,9 +309,9 @@ def ask_mpi() -> Launch:
 
 
 def check_threads(module: Any) -> None:
-    """Raise ConfigError where MPI, whose module of mpi4py's is given, may be called from the main thread only.
+    """Raise ConfigError if MPI, given as mpi4py's module, allows calls from the main thread only.
 
-    Halo exchanges and gradient sums of a GPU are started from autograd's thread of that device, not from the main one.
+    Autograd's thread of a GPU starts its halo exchanges and gradient sums.
     """
     if module.Query_thread() < module.THREAD_SERIALIZED:
         raise ConfigError(
@@ -330,7 +326,8 @@ def _library(module: Any) -> str:
 
 
 def initialised() -> Any | None:
-    """Return the MPI module where this process has started MPI and not yet ended it, else None. Imports nothing."""
+    """Return mpi4py's module if MPI is initialised and not yet finalised in this process, else None. Imports
+    nothing."""
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized():
         return None

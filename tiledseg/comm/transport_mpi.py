@@ -1,4 +1,4 @@
-"""Collectives and messages over MPI through mpi4py, for systems whose network only the vendor's MPI drives well."""
+"""Collectives and messages over MPI by mpi4py, for systems whose network only the vendor's MPI drives well."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ _PIECE = 2**30
 
 
 class MpiCommunicator(Communicator):
-    """All ranks of an MPI communicator, duplicated so that no other user's messages meet ours.
+    """All ranks of an MPI communicator, duplicated so that its messages mix with no other user's.
 
-    GPU tensors are staged through host memory, but for messages where the MPI library takes pointers to GPU memory
-    (`cuda_aware`). "Messages are non-overtaking" (MPI 4.1, 3.5): those of two ranks, all under one tag, are matched in
-    the order in which they are posted. Open MPI moves large messages only inside its own calls: overlap with
-    computation is then little. No two threads of a rank call MPI at once: autograd's thread of a GPU calls it while the
-    main one waits for that thread.
+    GPU tensors are staged through host memory, except messages of an MPI that takes pointers to GPU memory
+    (`cuda_aware`). "Messages are non-overtaking" (MPI 4.1, 3.5): all messages have one tag, and those between two ranks
+    match in the order of their posts. Open MPI moves large messages only inside its own calls, with little overlap.
+    Two threads of a rank never call MPI at once: while autograd's thread of a GPU calls it, the main thread waits.
     """
 
     sums_on_host = True
@@ -77,7 +76,7 @@ class MpiCommunicator(Communicator):
 
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
         for device in {tensor.device for _, tensor in (*sends, *receives) if is_gpu(tensor.device)}:
-            api(device).current_stream(device).synchronize()  # MPI knows nothing of the kernels still to run
+            api(device).current_stream(device).synchronize()  # MPI does not wait for kernels
         requests = [self._communicator.Irecv(piece, source=peer) for peer, piece in _pieces(receives)]
         requests += [self._communicator.Isend(piece, dest=peer) for peer, piece in _pieces(sends)]
         return lambda: MPI.Request.Waitall(requests)
@@ -87,7 +86,7 @@ class MpiCommunicator(Communicator):
 
 
 def _pieces(messages: Sequence[Message]) -> Iterator[tuple[int, Any]]:
-    """Yield peer and buffer of each piece of each message. mpi4py reads GPU tensors by their array interface."""
+    """Yield peer and buffer of every piece of each message. mpi4py reads GPU tensors by their array interface."""
     for peer, tensor in messages:
         for piece in tensor.split(_PIECE):
             yield peer, piece if is_gpu(piece.device) else piece.numpy()

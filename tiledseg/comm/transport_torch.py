@@ -1,6 +1,6 @@
-"""Collectives and messages over torch.distributed, with what every promised version of torch knows.
+"""Collectives and messages over torch.distributed, by functions that every supported version of torch has.
 
-Gloo carries CPU tensors and Python objects, NCCL (XCCL on XPU) carries GPU tensors where asked.
+Gloo carries CPU tensors and Python objects. NCCL (XCCL on XPU) carries GPU tensors if it is the transport.
 """
 
 from __future__ import annotations
@@ -25,18 +25,16 @@ from tiledseg.comm.point_to_point import Message, PointToPoint
 from tiledseg.errors import CommunicationError, first_line
 from tiledseg.memory.device import BACKENDS, gloo_connects, is_gpu, kind_here
 
-# No time limit of torch's own: the watch ends a job that stands still, with a line that names the rank, and lets one
-# rank write or validate for as long as it makes progress. A year, since torch wants a number.
+# In effect no timeout of torch's: the watch ends a job that stands still, with a line that names the rank, and lets a
+# rank that makes progress write or validate for any time.
 COLLECTIVE_TIMEOUT = timedelta(days=365)
 _TAGS = 2**30  # a Gloo tag is a whole number of 31 bits
 
 
 @contextmanager
 def peer_errors(what: str) -> Iterator[None]:
-    """Turn torch's RuntimeError of a broken collective into CommunicationError with the first line of its message.
-
-    Without the source file of torch's own that the line may begin with. Out of memory, which is a RuntimeError too,
-    passes as itself: no peer has to do with it.
+    """Turn torch's RuntimeError of a failed collective into CommunicationError with the first line of its message,
+    without the name of torch's source file. Errors of memory, RuntimeErrors too, pass unchanged.
     """
     try:
         yield
@@ -49,12 +47,12 @@ def peer_errors(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class ProcessGroups:
-    """The process groups over `ranks`, which are those of the job in the communicator's own order.
+    """The process groups of a communicator over `ranks` of the job, in the communicator's order.
 
-    `host` is Gloo's, for CPU tensors and objects. `gpu` carries GPU tensors: NCCL's group, or `host` itself, and then
-    their messages go through host memory. None of them is None: torch takes None for the whole job, so that a sum over
-    a part would silently be one over all. NCCL's group carries sums and messages alike: on every rank they start in one
-    common order (docs/explanation/communication.md), so that one communicator is enough.
+    `host`: Gloo's group, for CPU tensors and objects. `gpu`: NCCL's group for GPU tensors, or `host`, and then messages
+    go through host memory. Never None, which torch takes for the whole job: a sum over a part would silently be one
+    over all. NCCL's group carries sums and messages alike, since every rank starts them in one common order
+    (docs/explanation/communication.md).
     """
 
     ranks: tuple[int, ...]
@@ -77,11 +75,10 @@ _OWN_DEFAULT: WeakSet[dist.ProcessGroup] = WeakSet()
 
 
 def close_at_exit(owns_default: bool) -> None:
-    """Have the program's exit end the groups that were made here, and with `owns_default` the default group of now.
+    """Destroy all groups made here when the program exits, and with `owns_default` the present default group.
 
-    A thread of Gloo's that still frees its last tensor while the interpreter goes aborts the process. A group's
-    destructor waits for its threads, and runs once nothing refers to the group. Nothing is sent: no rank waits for
-    another one, which may be gone.
+    A Gloo thread that frees a tensor during the interpreter's shutdown aborts the process. A group's destructor, which
+    runs once nothing refers to the group, waits for its threads. It sends nothing: no rank waits for another.
     """
     if owns_default and dist.group.WORLD is not None:
         _OWN_DEFAULT.add(dist.group.WORLD)
@@ -104,10 +101,9 @@ def _close() -> None:
 def new_groups(ranks: Sequence[int], with_nccl: bool) -> ProcessGroups | None:
     """Make groups over `ranks` of the job, in this order. Return None on a rank that is not among them.
 
-    Collective over the whole job, in one order, but no rank waits here for another. A rank that is not a member does
-    not even talk to the store (30 us a group), and members connect at their first message. A group of torch counts its
-    ranks in ascending order, whatever the order given (only the newest versions know `sort_ranks=False`). Messages and
-    broadcasts therefore name the ranks of the job.
+    Collective over the whole job, in one order, but no rank waits for another: a rank outside the group skips the store
+    (30 us a group), and members connect at their first message. torch sorts a group's ranks (only the newest versions
+    have `sort_ranks=False`), so messages and broadcasts name ranks of the job.
     """
     new_group = partial(dist.new_group, list(ranks), timeout=COLLECTIVE_TIMEOUT)
     with gloo_connects():
@@ -117,9 +113,9 @@ def new_groups(ranks: Sequence[int], with_nccl: bool) -> ProcessGroups | None:
 
 
 def all_ranks(gpu_of: torch.device | None = None) -> ProcessGroups:
-    """Return the groups of all ranks of the job over the default group, which is Gloo's and must have been started.
+    """Return the groups of all ranks of the job over the default group, which is Gloo's and already started.
 
-    `gpu_of`: with a group of NCCL's for tensors of the rank's GPU beside it, which is collective.
+    `gpu_of`: the rank's GPU, for which a group of NCCL's is made. Collective then.
     """
     everyone = dist.group.WORLD
     assert everyone is not None, "the process group is started before its communicator"
@@ -132,8 +128,8 @@ def all_ranks(gpu_of: torch.device | None = None) -> ProcessGroups:
 class TorchCommunicator(Communicator):
     """All ranks of the process groups.
 
-    Messages of two ranks are matched in order: NCCL's by its own law, Gloo's by a running number in the tag. Parts of
-    NCCL take turns. `is_guest`: of all ranks, in a job whose default group is the program's and stays.
+    Messages between two ranks match in order: by NCCL's own rule, or by a running number in Gloo's tag. Parts of NCCL
+    take turns. `is_guest`: the job's default group belongs to the user's program and stays open.
     """
 
     def __init__(self, groups: ProcessGroups, is_guest: bool = False) -> None:
@@ -171,14 +167,14 @@ class TorchCommunicator(Communicator):
         return box[0]
 
     def _gather(self, value: Any) -> list[Any]:
-        """Gather in the order of torch's ranks, which ascend, and put the values in that of this communicator's."""
+        """Gather in the order of torch's ranks, which ascend, and reorder the values to this communicator's ranks."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self._groups.host)
         places = {rank: place for place, rank in enumerate(sorted(self._groups.ranks))}
         return [values[places[rank]] for rank in self._groups.ranks]
 
     def _barrier(self) -> None:
-        """Sum nothing: a barrier of NCCL's would need a device to be chosen."""
+        """Sum a zero: a barrier of NCCL's would need a device."""
         dist.all_reduce(torch.zeros(1, dtype=torch.int64), group=self._groups.host)
 
     def _split(self, groups: Sequence[Sequence[int]]) -> Communicator | None:
@@ -186,7 +182,7 @@ class TorchCommunicator(Communicator):
         return next((TorchCommunicator(own) for own in made if own is not None), None)
 
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
-        """Post one batch to NCCL, where the order of its sends and receives cannot matter; to Gloo the others."""
+        """Post GPU tensors to NCCL as one batch, in which their order does not matter, and the others to Gloo."""
         ranks, batch, works = self._groups.ranks, list[dist.P2POp](), list[Any]()
         kinds = ((dist.irecv, receives, self._received), (dist.isend, sends, self._sent))
         for move, messages, _ in kinds:

@@ -1,13 +1,12 @@
-"""A thread on each rank that ends the job where it stands still, and says which rank holds it up.
+"""A thread on each rank that ends a job that stands still, and names the rank that holds it up.
 
-Progress is a change of the words of `doing`. Every few seconds each rank's thread puts a heartbeat into the job's
-store, and reads that of rank 0: two short messages, whatever the number of ranks. Rank 0, once it has itself made no
-progress for most of the deadline, reads all reports, and ends the job where no rank that answers has made any. So a
-long piece of work of one rank never ends a job while it ticks, however long the others wait. Where rank 0 itself is
-silent, another rank speaks.
+Progress is a change of the record of `doing`. Every few seconds each rank's thread puts a heartbeat into the job's
+store and reads that of rank 0: two short messages, for any number of ranks. Once rank 0 has made no progress for most
+of the deadline, it reads all reports, and ends the job if no rank that answers has made any. A long piece of work of
+one rank never ends a job while it ticks. If rank 0 is silent, another rank ends the job.
 
-Nothing here is collective, calls MPI or touches a GPU: the main thread may be stuck in any of them. Time counts only
-while the thread runs, so that a job which is stopped as a whole and goes on later is not taken for a standstill.
+Nothing here is collective, calls MPI or uses a GPU: the main thread may be stuck in any of them. Time counts only
+while the thread runs: a job suspended as a whole and resumed later is not taken for a standstill.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from tiledseg.comm.launch import Launch
 T = TypeVar("T")
 
 _LONGEST_PERIOD = 5.0
-_LOST = 1.4  # periods after which a rank that is there has reported again
-_ASKERS = 8  # ranks that look for the lost ones: the lowest speak first, and the launcher then ends the others
+_LOST = 1.4  # periods after which a living rank has reported again
+_ASKERS = 8  # ranks that read all reports: the lowest print first, and the launcher then ends the others
 _PATIENCE = timedelta(minutes=5)  # to connect: on a busy machine a thread may stand still for seconds
-_LAST_SECONDS = 30.0  # for the slowest rank to look for the last time
+_LAST_SECONDS = 30.0  # for the slowest rank's last look
 
-# Shares of the deadline. Ranks notice a standstill at slightly different times; a rank whose word has not changed for
-# so long, while the others' did, is stopped or gone, or holds the interpreter in a call that never returns.
+# Shares of the deadline. Ranks notice a standstill at slightly different times. A rank whose report has not changed for
+# the share SILENT is stopped or gone, or holds the interpreter in a call that never returns.
 STALE = 0.9
 _ALL_STALE = 0.7
 SILENT = 0.4
@@ -60,16 +59,16 @@ class Report(NamedTuple):
 
 
 class SeenReport(NamedTuple):
-    """A report, and for how many seconds the same one has been read again and again."""
+    """A report, and the seconds for which reads have returned the same one."""
 
     report: Report
     unchanged: float
 
 
 def verdict(seen: Sequence[SeenReport], deadline: float) -> str | None:
-    """Return one line that names the ranks which hold up the job, with the work of every rank; None while one moves.
+    """Return a line that names the ranks that hold up the job, with the work of every rank; None while the job lives.
 
-    A rank that answers and has made progress within the deadline keeps the job alive, however long the others wait.
+    A rank that answers and has made progress within the deadline keeps the job alive.
     """
     silent = [one.report for one in seen if one.unchanged >= SILENT * deadline]
     answering = [one.report for one in seen if one.unchanged < SILENT * deadline]
@@ -86,7 +85,7 @@ def verdict(seen: Sequence[SeenReport], deadline: float) -> str | None:
 
 
 def _groups(reports: Sequence[Report], how: str) -> list[str]:
-    """Return the ranks that say the same together, in the order of their first."""
+    """Return a phrase for each group of ranks with the same words, in the order of their first ranks."""
     groups: dict[str, list[Report]] = defaultdict(list)
     for report in reports:
         groups[report.words].append(report)
@@ -101,15 +100,15 @@ def _groups(reports: Sequence[Report], how: str) -> list[str]:
 class Board:
     """Reports by rank in the job's store, over a connection of its own.
 
-    Every call returns within `seconds`, also where rank 0, which keeps the store, is stopped. The store's own calls may
-    then wait forever, so each runs in a thread, and while one has not come back there is no store. A failed call drops
-    the connection, and the next one makes it anew. Not for several threads at once.
+    Every call returns within `seconds`, even if rank 0, which keeps the store, is stopped. The store's own calls may
+    then wait forever, so each runs in a thread; until that thread returns, the store counts as not answering. A failed
+    call drops the connection, and the next one reconnects. Not thread-safe.
     """
 
     def __init__(self, store: dist.Store, environ: Mapping[str, str], seconds: float) -> None:
         base = store.underlying_store if isinstance(store, dist.PrefixStore) else store
         assert isinstance(base, dist.TCPStore), "the job's ranks meet at a TCP store"
-        self._kept = store  # rank 0's ends with its last reference
+        self._kept = store  # rank 0's store closes with its last reference
         self._host, self._port = base.host, base.port
         self._prefix = f"watch {environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"  # torchrun's store outlives a restart
         self._seconds = seconds
@@ -117,20 +116,20 @@ class Board:
         self._last: threading.Thread | None = None
 
     def put(self, report: Report) -> None:
-        """Replace the rank's report, where the store answers."""
+        """Replace the rank's report if the store answers."""
         self.call(lambda store: store.set(str(report.rank), json.dumps(report)))
 
     def read(self, ranks: Sequence[int]) -> list[Report] | None:
-        """Return the last reports of `ranks`, all of which have put one; None where the store does not answer."""
+        """Return the last reports of `ranks`, all of which have put one; None if the store does not answer."""
         texts = self.call(lambda store: store.multi_get([str(rank) for rank in ranks]))
         return [Report(*json.loads(text)) for text in texts] if texts is not None else None
 
     def count(self, name: str, more: int = 1) -> int | None:
-        """Add to the counter `name` and return its value; None where the store does not answer."""
+        """Add to the counter `name` and return its value; None if the store does not answer."""
         return self.call(lambda store: store.add(name, more))
 
     def call(self, function: Callable[[dist.Store], T]) -> T | None:
-        """Return what `function` returns for the store; None where the store does not answer."""
+        """Return `function(store)`; None if the store does not answer."""
         if self._last is not None and self._last.is_alive():
             return None
         results: list[T] = []
@@ -142,7 +141,7 @@ class Board:
     def _try(self, function: Callable[[dist.Store], T], results: list[T]) -> None:
         try:
             if self._connection is None:
-                # First a connection of our own, then torch's with time to spare: torch writes warnings where it fails.
+                # First test with a plain socket, then connect with time to spare: a failing TCPStore prints warnings.
                 socket.create_connection((self._host, self._port), timeout=self._seconds).close()
                 own = dist.TCPStore(self._host, self._port, None, False, _PATIENCE, False, use_libuv=True)
                 own.set_timeout(timedelta(seconds=self._seconds))
@@ -164,8 +163,8 @@ def report_period(deadline: float) -> float:
 
 
 class Watch:
-    """This rank's part of the watch over a job; `stop` it once all ranks have done their last communication. `own`: a
-    board for the program's own thread."""
+    """This rank's part of the watch over a job; `stop` it after the last communication of all ranks. `own`: a board for
+    the program's own thread."""
 
     def __init__(self, board: Board, launch: Launch, host: str, deadline: float, own: Board | None = None) -> None:
         self._board, self._launch, self._host, self._own = board, launch, host, own or board
@@ -178,13 +177,13 @@ class Watch:
         self._board.put(self._report())
 
     def start(self) -> None:
-        """Begin to look, once every rank has put its first report."""
+        """Start the thread, once every rank has put its first report."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; it never speaks again. Rank 0 waits until all ranks have come here, half a minute at most.
+        """End the thread. Rank 0 waits until all ranks have called it, half a minute at most.
 
-        The store ends with rank 0. Where others still ask it, torch writes a warning on each of them (64 ranks).
+        The store closes with rank 0, and torch prints a warning on each rank that still uses it (seen with 64 ranks).
         """
         self._stopped.set()
         if self._thread.is_alive():
@@ -202,7 +201,7 @@ class Watch:
             last = now
 
     def _look(self, seconds: float) -> None:
-        """Report once and look at the others, `seconds` of this thread's own time after the last look."""
+        """Report once and read the others' reports, `seconds` of this thread's time after the last look."""
         changed = changes()
         self._age = 0.0 if changed != self._changes else self._age + seconds
         self._changes = changed
@@ -224,11 +223,11 @@ class Watch:
         wait_until_read()
         if self._launch.is_root:
             self._board.put(self._report(ended=True))
-            time.sleep(2 * self._period)  # until the others have read it, who then leave unheard
+            time.sleep(2 * self._period)  # until the others have read it, and leave without a line
         os._exit(1)
 
     def _look_at_root(self, seconds: float) -> str | None:
-        """End this rank where rank 0 has spoken; return the verdict where rank 0 is silent."""
+        """End this process if rank 0 has ended the job; return the verdict if rank 0 is silent."""
         reports = self._board.read([0])
         root = self._observe(0, reports[0] if reports else None, seconds)
         if root.report.ended:
@@ -244,7 +243,8 @@ class Watch:
         return line
 
     def _observe(self, rank: int, report: Report | None, seconds: float) -> SeenReport:
-        """Return a rank's report (None: not read), `seconds` after the last, and how long it has been the same."""
+        """Record a rank's report (None: not read), `seconds` after the last; return it with the time it stayed the
+        same."""
         unknown = SeenReport(Report(rank, "an unknown host", 0, 0.0, False, "unknown work"), 0.0)
         before = self._seen.get(rank, unknown)
         same = report is None or (rank in self._seen and before.report.beat == report.beat)
@@ -252,15 +252,15 @@ class Watch:
         return self._seen[rank]
 
     def _end(self) -> None:
-        """Leave: another rank has spoken, or is about to."""
+        """End this process without a line: another rank prints it."""
         time.sleep(GRACE_SECONDS)
         os._exit(1)
 
     def lost(self, least: float) -> str:
-        """Return the ranks that report no more, in words; empty where all do, or where nobody can tell.
+        """Return the ranks that no longer report, in words; empty if all do or it is unknown.
 
-        For ranks whose communication has failed; not collective. It takes a little more than the time from report to
-        report, and at least `least` seconds. The first ranks read all reports, so that the others need not.
+        For ranks whose communication has failed; not collective. Takes a little more than a period of reports, and at
+        least `least` seconds. Only the first ranks read all reports.
         """
         everyone = range(self._launch.size if self._launch.rank < _ASKERS else 1)
         before = self._own.read(everyone)
