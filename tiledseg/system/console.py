@@ -1,7 +1,7 @@
-"""The output of a command: its answer, a result, on standard output, and words, which are none, on standard error.
+"""A command's output: its answer (the result) on standard output, warnings and progress on standard error.
 
-An answer that cannot be written is a failure of the command (one line, exit 1). A warning or a progress line that
-cannot be is passed over, for a full disk under a log is no reason to end a run. Standard library only.
+An answer that cannot be written fails the command (one line, exit 1). A failed warning or progress line is ignored: a
+full disk under a log does not end a run. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _STANDARD_OUTPUT = "standard output"
 
 
 def counted(number: int, what: str) -> str:
-    """Return the words for so many of a thing whose plural ends in an s."""
+    """Return "1 thing" or "2 things", for a thing whose plural ends in an s."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def answer(text: str) -> None:
-    """Write `text` and a line's end to standard output, now. Raises WriteError where that cannot be."""
+    """Write `text` and a newline to standard output, and flush. Raises WriteError."""
     if sys.stdout is None:
         raise WriteError(f"cannot write {_STANDARD_OUTPUT}: it is closed; send it to a file, or to /dev/null")
     with answering():
@@ -35,8 +35,8 @@ def answer(text: str) -> None:
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Put all that is printed inside on standard output at the end. Raises WriteError where that cannot be, and
-    SystemExit(1), which nothing reports, where its reader has seen enough (`| head`)."""
+    """Flush standard output at the end of the block. Raises WriteError if a write fails, and SystemExit(1), which
+    nothing reports, if the reader has closed the pipe (`| head`)."""
     try:
         yield
         if sys.stdout is not None:
@@ -52,8 +52,8 @@ def answering() -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    """Write one line to standard error, in one piece, where that can be: on a terminal in lines between words. Names
-    of files may hold what is no text."""
+    """Write one line to standard error in one write, wrapped between words on a terminal. Errors are ignored; names of
+    files may hold bytes that are no text."""
     words = line.encode("utf-8", "backslashreplace").decode()
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
@@ -65,7 +65,7 @@ def say(line: str) -> None:
 
 
 def flush() -> None:
-    """Empty both buffers as far as that can be: what a failing command does before it speaks."""
+    """Flush both standard streams. Errors are ignored: a failing command calls it before it prints its error."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             if stream is not None:
@@ -73,15 +73,15 @@ def flush() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End the process with `code`, without the interpreter's shutdown, which would try full buffers again."""
+    """End the process with `code`, without the interpreter's shutdown, which would write failed buffers again."""
     flush()
     os._exit(code)
 
 
 def keep_descriptors() -> None:
-    """Let standard descriptors that came closed lead nowhere from here on.
+    """Open the null device for standard descriptors that are closed.
 
-    Else the next file opened has the number of one, and what a library prints goes into it.
+    Otherwise the next opened file gets the number of one, and a library's output is written into it.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -91,7 +91,7 @@ def keep_descriptors() -> None:
 
 
 def _drop(stream: IO[str]) -> None:
-    """Discard the buffer's text: the interpreter would try it again at its end, and exit with 120."""
+    """Discard the buffer's text, which the interpreter would write again at its end, and exit with 120."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -1,8 +1,8 @@
-"""Files on the disk: what kind a path is, the text in it, how many may be open; and their writing, whole or not at all,
-with one line where the disk does not take it. Standard library only.
+"""Files on the disk: the kind of a path, a file's text, the limit of open files; and atomic writing, with a one-line
+error if the disk refuses. Standard library only.
 
-A run holds a handle for each raster and reading thread, and a rank one for each peer. Met on the way, the limit of open
-files would end the run with words about one innocent file, so a command raises it at its start.
+A run holds a handle for each raster and reading thread, and a rank one for each peer. At the limit of open files the
+run would end with an error about an unrelated file, so a command raises the limit at its start.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 from tiledseg.errors import ConfigError, InputError, TiledsegError, WriteError
 
 COMPANIONS_OF_NAME = (".msk", ".MSK", ".ovr", ".OVR", ".aux.xml", ".aux")
-"""Endings behind a raster's whole name of files that GDAL reads with it: its masks and overviews, its PAM file."""
+"""Endings, after a raster's whole name, of files that GDAL reads with it: masks, overviews, PAM file."""
 
 COMPANIONS_OF_STEM = (
     *(".aux", ".tfw", ".tifw", ".tiffw", ".wld", ".pgw", ".pngw", ".jgw", ".jpgw", ".jpegw", ".j2w", ".jp2w", ".prj"),
     *(".tab", ".imd", ".IMD", ".rpb", ".RPB", "_rpc.txt", "_RPC.TXT", ".att", ".ATT", ".xml", ".XML", ".hdr"),
 )
-"""The same in the place of a raster's ending: world files, projections, what sensors say."""
+"""Endings, in place of a raster's own, of files that GDAL reads with it: world files, projections, sensor metadata."""
 
 STORE_FILES = ("zarr.json", ".zgroup", ".zmetadata", ".zarray")
-"""Names of the files, one of which a Zarr store has."""
+"""File names by which a Zarr store is recognised: it holds at least one."""
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -40,9 +40,9 @@ _KINDS = (
 
 
 def irregular_kind(path: str | os.PathLike[str]) -> str | None:
-    """Return the kind of `path` ("a FIFO"), links followed, where it is no regular file; None for a file or nothing.
+    """Return the kind of `path` ("a FIFO"), following links; None for a regular file or if there is nothing.
 
-    Opening a FIFO waits for a writer, and a device may never end: ask before any `open`.
+    Call it before any `open`: opening a FIFO waits for a writer, and a device may never end.
     """
     try:
         mode = os.stat(path).st_mode
@@ -52,18 +52,18 @@ def irregular_kind(path: str | os.PathLike[str]) -> str | None:
 
 
 def is_zarr(path: str | Path) -> bool:
-    """Return True for a folder of this machine that holds a Zarr store, whatever its name."""
+    """Return True for a local folder that holds a Zarr store, under any name."""
     return os.path.isdir(path) and any(os.path.exists(os.path.join(path, file)) for file in STORE_FILES)
 
 
 def temporary(path: str | Path) -> Path:
-    """Return the name beside `path` that a file has until it is whole."""
+    """Return the temporary name, beside `path`, under which a file is written."""
     path = Path(path)
     return path.with_name(f".{path.name}.part")
 
 
 def delete(path: Path) -> None:
-    """Delete a file, or a folder with all that is in it, as far as it is there."""
+    """Delete a file, or a folder with its contents, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -71,8 +71,8 @@ def delete(path: Path) -> None:
 
 
 def read_text(path: str, kind: str, most_bytes: int, remedy: str, error: type[InputError]) -> str:
-    """Return the text of a user's file: every loader of a text format reads through here. `kind` is what the file is
-    taken for ("the list").
+    """Return the text of a user's file, for every loader of a text format. `kind` names the file in errors ("the
+    list").
 
     Raises `error` for a FIFO, a device or a folder, for more than `most_bytes`, and for text that is not UTF-8.
     """
@@ -94,14 +94,14 @@ def read_text(path: str, kind: str, most_bytes: int, remedy: str, error: type[In
         raise error(f"cannot read {kind} {path}: {reason}; {remedy}") from None
 
 
-_LEAST = 64  # what one rank with one image and a few reading threads takes, and room for libraries
-_ENOUGH = 65536  # the most that is asked for: some programs walk through all numbers below the limit
+_LEAST = 64  # open files of one rank with one image and a few reading threads, and of libraries
+_ENOUGH = 65536  # not more: some programs loop over all numbers below the limit
 
 
 def allow_open_files(enough: int = _ENOUGH, least: int = _LEAST, what: str = "") -> None:
-    """Raise this process's limit as far as is `enough` and the system lets it.
+    """Raise this process's limit of open files to `enough`, as far as the system allows.
 
-    Raises ConfigError where that is fewer than `least`; `what`: whose they are, where it is not any run's.
+    Raises ConfigError if the limit stays below `least`; `what` names the process in the message.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = enough if hard == resource.RLIM_INFINITY else min(hard, enough)
@@ -122,10 +122,7 @@ _REMEDIES = {
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Turn, here alone, a refusal of the operating system while `path` is written into a WriteError that names it.
-
-    Bytes written before stay as they are; errors of this project pass as they are.
-    """
+    """Turn an OSError while `path` is written into a WriteError that names it. Errors of tiledseg pass unchanged."""
     try:
         yield
     except TiledsegError:
@@ -135,7 +132,7 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def write_error(path: str | Path, error: Exception) -> WriteError:
-    """Return the one line for a file that could not be written."""
+    """Return the error of a file that could not be written."""
     number = getattr(error, "errno", None)
     reason = os.strerror(number) if number else " ".join(str(error).split())
     remedy = _REMEDIES.get(number or 0, "see that it can be written")
@@ -144,15 +141,15 @@ def write_error(path: str | Path, error: Exception) -> WriteError:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield the temporary name to write `path` under; at the block's end that file, flushed to the disk, is `path`.
+    """Yield the temporary name under which to write `path`; at the block's end sync that file and rename it to `path`.
 
-    Ended at any moment, `path` is the old file or the new one. A failed write leaves no temporary file, and is a
-    WriteError.
+    If the process ends at any moment, `path` is the old file or the new one. A failed write deletes the temporary file
+    and raises WriteError.
     """
     part = temporary(path)
     with writing(path):
         try:
-            delete(part)  # of a killed run; and a link there must not be followed
+            delete(part)  # a killed run's; and a link must not be followed
             yield part
             flush(part)
             os.replace(part, path)
@@ -163,13 +160,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file so that it is either the old one or the new one. Raises WriteError."""
+    """Write a small file atomically: old or new, never a part. Raises WriteError."""
     with replacing(path) as part:
         part.write_text(text, "utf-8")
 
 
 def flush(path: Path) -> None:
-    """Make what was written to a file, or renamed in a folder, last."""
+    """Sync a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""Freed memory is kept for the next tensor instead of being given back to the system.
+"""Freed memory: the C library keeps it for the next tensor instead of returning it to the system.
 
-The C library maps each large block anew and unmaps it when it is freed. The system then clears every page of every
-tensor of every step, which took up to half of all time (decision 0012). Standard library only.
+By default the C library maps each large block anew and unmaps it when it is freed. The system then clears every page
+of every tensor of every step, up to half of all time (decision 0012). Standard library only.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from tiledseg.errors import ConfigError
 
 SWITCH = "TILEDSEG_KEEP_FREED_MEMORY"
 
-# Of malloc.h: no block gets a mapping of its own, and the end of the heap is never given back.
+# Options of malloc.h and their values: no block gets its own mapping, and the heap's end is never returned.
 _MMAP_MAX, _NO_BLOCK = -4, 0
 _TRIM_THRESHOLD, _NEVER = -1, -1
 _MMAP_THRESHOLD, _LARGE = -3, 1 << 20
 _HEAPS, _ONE = -8, 1
-_MAPPINGS, _TRIMMED = 65536, 128 << 10  # what glibc starts with
+_MAPPINGS, _TRIMMED = 65536, 128 << 10  # glibc's defaults
 
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
 _TUNABLES = tuple(f"glibc.malloc.{name}=" for name in ("trim_threshold", "top_pad", "mmap_max", "mmap_threshold"))
 
 
 def keep_freed_memory(environ: Mapping[str, str]) -> None:
-    """Tell this process's C library to keep what is freed, unless something speaks against it (`why_not_kept`).
+    """Set this process's C library to keep freed memory, unless `why_not_kept` gives a reason against it.
 
-    For the start of a command, before tensors are made; again changes nothing. Where the heap cannot grow, the C
-    library maps blocks after all: no allocation fails that did not fail before.
+    Called at the start of a command, before tensors are made; idempotent. If the heap cannot grow, the C library still
+    maps blocks: no allocation fails that would succeed otherwise.
     """
     if why_not_kept(environ) is None:
         library = ctypes.CDLL(None)
@@ -40,29 +40,29 @@ def keep_freed_memory(environ: Mapping[str, str]) -> None:
 
 
 def keep_no_more(environ: Mapping[str, str]) -> None:
-    """Take `keep_freed_memory` back: from now on a block of a MiB and more goes back when it is freed, and free memory
-    at once. The process holds what its tensors hold, and a step takes longer (decision 0012)."""
+    """Undo `keep_freed_memory`: return free memory to the system now, and blocks of a MiB and more as they are freed.
+    The process then holds only its tensors' memory, and a step takes longer (decision 0012)."""
     if why_not_kept(environ) is None:
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_MAX, _MAPPINGS)
         library.mallopt(_MMAP_THRESHOLD, _LARGE)
         library.mallopt(_TRIM_THRESHOLD, _TRIMMED)
-        library.mallopt(_HEAPS, _ONE)  # for all threads: each keeps what lies free in its own
+        library.mallopt(_HEAPS, _ONE)  # one for all threads: a thread's own heap keeps its free memory
         give_back_freed()
 
 
 def give_back_freed() -> None:
-    """Give the pages of freed blocks back to the system, all over the heap; kept ones are for tensors of other sizes
-    than come next. Do nothing where the C library is another."""
+    """Return the pages of all freed blocks to the system, before tensors of other sizes follow. Does nothing without
+    glibc."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
 
 
 def why_not_kept(environ: Mapping[str, str]) -> str | None:
-    """Return why freed memory goes back to the system: the switch, the user's own word, another C library; None: kept.
+    """Return why freed memory is not kept: the switch, the user's own setting, or another C library. None: it is kept.
 
-    Raises ConfigError where TILEDSEG_KEEP_FREED_MEMORY is neither 0 nor 1.
+    Raises ConfigError if TILEDSEG_KEEP_FREED_MEMORY is neither 0 nor 1.
     """
     said = environ.get(SWITCH, "1")
     if said not in ("0", "1"):
@@ -77,7 +77,7 @@ def why_not_kept(environ: Mapping[str, str]) -> str | None:
 
 
 def resident_bytes() -> int:
-    """Return the resident bytes of this process, as the system counts them."""
+    """Return the resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -88,8 +88,8 @@ _GROUP_FILES = {
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that this process may fill: those that the system has or can free, pages of files among them,
-    and at most those that the limits of its control groups leave, by which Slurm and containers hold a job."""
+    """Return the bytes that this process may still allocate: the system's available memory, and at most the room under
+    the limits of its control groups, by which Slurm and containers limit a job."""
     meminfo = (root / "proc/meminfo").read_text()
     left = [1024 * int(re.findall(r"MemAvailable:\s+(\d+) kB", meminfo)[0])]
     for line in (root / "proc/self/cgroup").read_text().splitlines():

@@ -1,8 +1,8 @@
-"""One run a folder: a lock that ends with the process that holds it, however it ends. Standard library only.
+"""The lock of a run's folder: one run a folder. Standard library only.
 
-The lock is `flock` on the file `run.lock`, which says who holds it; the system lets go of it when the process is gone,
-killed or not, and the file alone locks nothing. On NFS (Linux) and GPFS `flock` holds between nodes; on Lustre it does
-where that is mounted with `flock`. Where a file system has no locks, `hold` says so and goes on without.
+The lock is `flock` on the file `run.lock`, which names the holder. The system releases it when the process ends, also
+if it is killed; the file alone locks nothing. `flock` works between nodes on NFS (Linux) and GPFS, and on Lustre
+mounted with `flock`. On a file system without locks, `hold` returns a warning and goes on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LONGEST = 120  # characters of a command
 
 
 def check_free(folder: Path) -> None:
-    """Raise OutputError, naming the holder, where a living process holds the lock of `folder`. Writes nothing."""
+    """Raise OutputError, with the holder's name, if a process holds the lock of `folder`. Writes nothing."""
     try:
         handle = os.open(folder / NAME, _FLAGS)
     except OSError:
@@ -42,16 +42,16 @@ def check_free(folder: Path) -> None:
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[str | None]:
-    """Hold the lock of `folder`, which is made where it is not there; a warning, where there are no locks, or None.
+    """Hold the lock of `folder`, which is created if missing; yield a warning if the file system has no locks, or None.
 
-    Raises OutputError, naming the holder, where another process has it.
+    Raises OutputError, with the holder's name, if another process holds it.
     """
     handle, warning = _acquire(folder)
     try:
         yield warning
     finally:
         with contextlib.suppress(OSError):
-            os.unlink(folder / NAME)  # while it is held: who waits for it finds that its file is gone, and makes one
+            os.unlink(folder / NAME)  # while it is held: a waiting process finds the file gone, and makes its own
         os.close(handle)
 
 
@@ -69,7 +69,7 @@ def _acquire(folder: Path) -> tuple[int, str | None]:
                 since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
                 command = " ".join(sys.argv)[:_LONGEST]
                 words = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "command": command}
-                with contextlib.suppress(OSError):  # a full disk is told by the writes that follow
+                with contextlib.suppress(OSError):  # the writes that follow report a full disk
                     os.ftruncate(handle, 0)
                     os.pwrite(handle, json.dumps(words).encode(), 0)
                 return handle, warning
@@ -101,16 +101,16 @@ def _holder(handle: int) -> str:
 
 
 def check_unclaimed(part: Path, path: str | Path) -> None:
-    """Raise OutputError where a living job writes `part`, the unfinished file of `path`. Writes nothing."""
+    """Raise OutputError if a running job writes `part`, the unfinished file of `path`. Writes nothing."""
     with claimed(part, path):
         pass
 
 
 @contextlib.contextmanager
 def claimed(part: Path, path: str | Path) -> Iterator[None]:
-    """Hold `part`, the unfinished file of `path`, inside; nothing is held where it is not there.
+    """Lock `part`, the unfinished file of `path`, if it exists.
 
-    Raises OutputError where another job holds it, or has just put its own file there.
+    Raises OutputError if another job holds it, or has just replaced it by its own file.
     """
     try:
         handle = os.open(part, _FLAGS)
@@ -132,13 +132,13 @@ def claimed(part: Path, path: str | Path) -> Iterator[None]:
 
 
 def taken(path: str | Path) -> OutputError:
-    """Return the one line for a file that another job is writing."""
+    """Return the error of a file that another job is writing."""
     return OutputError(f"cannot write {path}: another job is writing it too; give each its own output")
 
 
 @dataclass(frozen=True, eq=False)
 class UnfinishedFile:
-    """A file under a temporary name until it is whole; `inode` tells it from one that another job has put there."""
+    """A file under a temporary name until it is whole; `inode` tells it from another job's file of that name."""
 
     path: Path
     temporary: Path
@@ -146,16 +146,16 @@ class UnfinishedFile:
 
     @property
     def working_names(self) -> tuple[Path, ...]:
-        """Return all names that it may have until it is whole."""
+        """All names of the file before it is whole."""
         return (self.temporary,)
 
     def check_ours(self) -> None:
-        """Raise OutputError where another job has replaced it."""
+        """Raise OutputError if another job has replaced the file."""
         if self.temporary.stat().st_ino != self.inode:
             raise taken(self.path)
 
     def discard(self) -> None:
-        """Remove it; do nothing where it is gone or another job's."""
+        """Delete the file, unless it is gone or another job's."""
         with contextlib.suppress(OSError):
             if self.temporary.stat().st_ino == self.inode:
                 for name in self.working_names:

@@ -2,15 +2,15 @@
 
 The effect of a signal depends on how far the program is:
 
-- before `run`, while modules are imported: the process leaves at once with 75, for nothing has begun;
-- in a command: `Stopped` is raised in the main thread, unwinds all that is unfinished, and the process leaves with 75.
-  Within an import, whose native code may abort the process or swallow it, it waits for the import's end;
-- in training (`deferring`): it is remembered, and acted on at the edge of the step, with a checkpoint;
-- where the exit code is decided (`ending`): TERM, by which launchers end the other ranks, ends the process with it.
+- before the command, while modules are imported: the process exits at once with 75, since nothing has begun;
+- in a command: `Stopped` is raised in the main thread and the process exits with 75. During an import, whose native
+  code may abort the process or swallow the exception, the signal waits for the import's end;
+- in training (`deferring`): the signal is remembered; the run saves a checkpoint at the end of the step and stops;
+- once the exit code is decided (`ending`): TERM, by which launchers end the other ranks, ends the process with it.
 
-Under srun and jsrun TERM gives 143, not 75, before the first step. They send it where one task has failed and return
-the largest code of all: with 75 a batch script would submit a failing job again. Before `listen`, the first 0.05 s or
-so of Python's own start, a signal ends the process as ever. Standard library only.
+Under srun and jsrun TERM gives 143, not 75, before the first step. They send it when one task has failed and return the
+largest code of all: with 75 a batch script would submit a failing job again. Before `listen`, in the first 0.05 s of
+Python's own start, a signal ends the process as usual. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from types import FrameType
 
 STOPPED = 75  # "stopped early, run it again": what a batch script requeues on
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-_AGAIN = 0.02  # seconds after which a signal that has met an import comes once more
+_AGAIN = 0.02  # seconds after which a signal is sent again if it came during an import
 _ENDED_BY_TERM = 128 + signal.SIGTERM
 _SIZES_OF_LARGEST = ("SLURM_STEP_NUM_TASKS", "JSM_NAMESPACE_SIZE")  # launchers that return the largest code
 
 
 class Stopped(BaseException):
-    """A signal has come where nothing is kept yet. No Exception: nothing but the end of the command catches it."""
+    """A signal before there is anything to keep. A BaseException: only the end of the command catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}: run the command again")
@@ -38,7 +38,7 @@ class Stopped(BaseException):
 
 
 class _State:
-    """The state of this process: what a signal does now, the first one met, and the exit code where it is decided."""
+    """The state of this process: the present effect of a signal, the first signal met, and the decided exit code."""
 
     does: str = "leave"  # or raise, wait, nothing, end
     met: int | None = None
@@ -46,17 +46,17 @@ class _State:
 
 
 def exit_code_of(number: int) -> int:
-    """Return the exit code of a process that a signal has stopped before there was anything to keep."""
+    """Return the exit code of a process stopped by a signal before there is anything to keep."""
     return _ENDED_BY_TERM if number == signal.SIGTERM and largest_code_counts() else STOPPED
 
 
 def largest_code_counts() -> bool:
-    """Return True for several ranks of srun or jsrun, which end the others by TERM and return the largest code."""
+    """Return True under srun or jsrun with several ranks: they end ranks by TERM and return the largest code."""
     return any(os.environ.get(name, "1") != "1" for name in _SIZES_OF_LARGEST)
 
 
 def listen() -> None:
-    """Take the signals for the life of the process: the first thing that a program does, before its imports."""
+    """Install our handlers for the life of the process. A program calls it first, before its imports."""
     _set("leave")
     for number in SIGNALS:
         signal.signal(number, _on_signal)
@@ -64,7 +64,7 @@ def listen() -> None:
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Let signals raise `Stopped` inside. Former handlers come back at the end if the program does not `listen`."""
+    """Let signals raise `Stopped` inside. At the end, restore former handlers unless the program listens itself."""
     with _handlers():
         _set("raise")
         yield
@@ -72,7 +72,7 @@ def listening() -> Iterator[None]:
 
 @contextmanager
 def deferring() -> Iterator[None]:
-    """Only remember signals from here on: ask `is_met`."""
+    """Only remember signals inside, for `is_met`."""
     with _handlers():
         _State.does = "wait"
         yield
@@ -84,19 +84,19 @@ def is_met() -> bool:
 
 
 def swallowed() -> Stopped | None:
-    """Return the `Stopped` that has been raised, if any. Native code that imports may catch it, and leave modules half
-    there, at which something else then fails."""
+    """Return the `Stopped` that has been raised, if any. Native code may catch it in an import and leave half a module,
+    so that another error follows."""
     return Stopped(_State.met) if _State.does == "nothing" and _State.met is not None else None
 
 
 def ending(code: int) -> None:
-    """Fix the exit code: the process is about to leave with `code`, whatever else comes."""
+    """Fix the exit code: from here on TERM ends the process with `code`."""
     _State.does, _State.code = "end", code
 
 
 @contextmanager
 def _handlers() -> Iterator[None]:
-    """Install our handlers; at the end put the former ones back, unless they were ours already."""
+    """Install our handlers; at the end restore the former ones, unless they were ours."""
     former = {number: signal.getsignal(number) for number in SIGNALS}
     if former[SIGNALS[0]] is _on_signal or threading.current_thread() is not threading.main_thread():
         yield
