@@ -1,4 +1,4 @@
-"""Memory that a step allocates, and memory that has run out, in words a user can act on."""
+"""The memory that a step allocates, and the errors of memory that has run out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS = ("can't allocate memory", "Cannot allocate memory", "not enough memory"
 
 
 class AllocationMeter(TorchDispatchMode):
-    """The sum of bytes of living storages made inside it, and its peak."""
+    """The bytes of living storages that were made inside this mode, now (`bytes`) and at most (`peak`)."""
 
     def __init__(self, others: Iterable[torch.Tensor]) -> None:
         super().__init__()
@@ -45,7 +45,8 @@ class AllocationMeter(TorchDispatchMode):
 
 
 def kept_for(run: Callable[[], torch.Tensor], own: Iterable[torch.Tensor]) -> tuple[torch.Tensor, int, int]:
-    """Return a result, the bytes that autograd keeps for its backward pass besides `own`, and its multiply-adds."""
+    """Return the result of `run`, the bytes that autograd keeps for its backward pass besides `own`, and its
+    multiply-adds."""
     from torch.utils.flop_counter import FlopCounterMode  # slow to import
 
     kept: dict[int, int] = {}
@@ -55,14 +56,14 @@ def kept_for(run: Callable[[], torch.Tensor], own: Iterable[torch.Tensor]) -> tu
         return tensor
 
     with FlopCounterMode(display=False) as counter, saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = run()  # holds the tensors: none has the memory of another
+        result = run()  # the result keeps all tensors alive: no two share memory
     steady = {tensor.untyped_storage()._cdata for tensor in own}
     bytes_kept = sum(size for storage, size in kept.items() if storage not in steady)
     return result, bytes_kept, counter.get_total_flops() // 2
 
 
 def is_exhausted(error: BaseException | None) -> bool:
-    """Return True if memory had run out: that of the host, or a GPU's."""
+    """Return True if `error` says that memory of the host or a GPU has run out."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     if isinstance(error, MemoryLimitError):
@@ -73,8 +74,8 @@ def is_exhausted(error: BaseException | None) -> bool:
 
 
 def exhausted(error: BaseException, held: int, budget: int) -> MemoryLimitError:
-    """Return the error in one line, with a smaller budget. `held`: bytes that autograd alone held in memory, under a
-    budget of `budget`."""
+    """Return the error in one line, with a budget that would fit. `held`: bytes that only autograd held in memory,
+    under a budget of `budget`."""
     remedy = "nothing more can leave; use smaller tiles, a smaller batch or a smaller network"
     if most := min(held, budget):
         remedy = f"give a budget of {most * 3 // 4} bytes at most, or use smaller tiles"

@@ -1,12 +1,12 @@
-"""A rank's device, and the ways between it and the host; and what differs between the promised versions of torch.
+"""A rank's device, copies between it and the host, and the differences between supported versions of torch.
 
 No other file names the API of a GPU's maker.
 
-CUDA, ROCm (CUDA's API in torch) and XPU have streams: their work goes on when the host has left it. A CPU has none.
-MPS, and GPUs of XPU without float64, are passed over: sums of losses, gradients and norms are float64.
+CUDA, ROCm (CUDA's API in torch) and XPU have streams: kernels run asynchronously. A CPU has none. MPS, and XPU GPUs
+without float64, are not used: sums of losses, gradients and norms are float64.
 
 A copy from pageable memory makes the host wait for the GPU. Copies through pinned memory run in the order of the
-current stream. torch's cache gives a piece of pinned memory out again once the copies that read it are done.
+current stream. torch's cache reuses a piece of pinned memory once the copies that read it are done.
 
 | versions of torch, 2.8 to 2.15 | difference | met by |
 | --- | --- | --- |
@@ -15,8 +15,8 @@ current stream. torch's cache gives a piece of pinned memory out again once the 
 | 2.8 to 2.11 | `checkpoint` reads `grad_fn` of a tensor of its own | `tracing.record`, in `_check_function` |
 | to 2.13 | a GPU's gradient of padded average pooling in channels_last (pytorch#188344) | `models.layers.pooling` |
 
-A `Stopwatch` measures by the clock on a CPU, by events on a GPU. A wait for NCCL costs the host nothing, and is as long
-as the stream stands still. The host waits for no event until the seconds are read.
+A `Stopwatch` measures by the clock on a CPU, by events on a GPU: a wait for NCCL, which stops only the stream, is
+measured too. The host waits for no event until the seconds are read.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from tiledseg.system.console import keep_descriptors
 
 Numbers = tuple[float, ...]
 CPU = torch.device("cpu")
-BACKENDS = {"cuda": "nccl", "xpu": "xccl"}  # what carries tensors between GPUs; RCCL has NCCL's name in torch
+BACKENDS = {"cuda": "nccl", "xpu": "xccl"}  # transports between GPUs; torch calls RCCL "nccl" too
 OLDEST = 2, 8
 _VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 _QUIET_GLOO = 2, 13
 
 
 def api(device: torch.device) -> Any:
-    """Return torch's module of a kind of GPU: torch.cuda, torch.xpu."""
+    """Return torch's module for a kind of GPU: torch.cuda or torch.xpu."""
     return torch.get_device_module(device)
 
 
 def is_gpu(device: torch.device) -> bool:
-    """Return True for a device with streams, whose work goes on when the host has left it."""
+    """Return True for a device with streams, which runs kernels asynchronously."""
     return device.type in BACKENDS
 
 
 def kind_here() -> torch.device:
-    """Return a device of the kind that ranks compute on here, without an index."""
+    """Return the kind of device that ranks compute on here, without an index."""
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None or not is_gpu(kind) or (kind.type == "xpu" and not api(kind).get_device_properties().has_fp64):
         return CPU
@@ -60,7 +60,7 @@ def kind_here() -> torch.device:
 
 
 def local_device(local_rank: int) -> torch.device:
-    """Return a rank's GPU, `local_rank % device_count` (0 for all with one visible GPU a rank), else the CPU."""
+    """Return a rank's GPU, number `local_rank % device_count` (0 if each rank sees one GPU), else the CPU."""
     kind = kind_here()
     return torch.device(kind.type, local_rank % api(kind).device_count()) if is_gpu(kind) else kind
 
@@ -71,18 +71,18 @@ def name_of(device: torch.device) -> str | None:
 
 
 def identity(device: torch.device) -> str | None:
-    """Return what names a GPU alike in all processes of its host, whatever number each gives it; None for a CPU."""
+    """Return an identifier of a GPU that is the same in all processes of its host; None for a CPU."""
     return str(getattr(api(device).get_device_properties(device), "uuid", device)) if is_gpu(device) else None
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that tensors of this process may still take of a GPU: free ones, and its allocator's store."""
+    """Return the bytes of a GPU that this process may still allocate: free ones, and those its allocator caches."""
     own = api(device)
     return int(own.mem_get_info(device)[0] + own.memory_reserved(device) - own.memory_allocated(device))
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the libraries by which torch reaches the GPUs here."""
+    """Return the versions of the GPU libraries that torch uses here."""
     kind = kind_here()
     found = {maker: getattr(torch.version, maker, None) for maker in ("cuda", "hip", "xpu") if is_gpu(kind)}
     if kind.type == "cuda":
@@ -92,7 +92,7 @@ def versions() -> dict[str, str]:
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a host's tensor on the device, in one piece; on a CPU itself."""
+    """Copy a tensor of the host to the device, contiguous, through pinned memory. A CPU's tensor is returned itself."""
     if not is_gpu(device):
         return tensor.to(device)
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -100,8 +100,8 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def asked_back(*tensors: torch.Tensor) -> Callable[[], Sequence[torch.Tensor]]:
-    """Begin to copy tensors of one device into pinned memory. Return a function that has the host wait for the copies
-    and returns them; a CPU's tensors are handed on."""
+    """Start to copy tensors of one device into pinned memory. Return a function that waits for the copies and returns
+    them; for a CPU it returns the tensors themselves."""
     device = tensors[0].device
     if not is_gpu(device):
         return lambda: tensors
@@ -113,13 +113,13 @@ def asked_back(*tensors: torch.Tensor) -> Callable[[], Sequence[torch.Tensor]]:
 
 @functools.lru_cache(maxsize=256)
 def fixed(values: Numbers, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return numbers that stay the same for a run, in one dim: they go to the device once. Nobody may write to them."""
-    with torch.inference_mode(False):  # made in it they could not be trained with
+    """Return constants of a run as a tensor of one dim, copied to the device once. Callers must not write to it."""
+    with torch.inference_mode(False):  # a tensor made in inference mode cannot be used in training
         return torch.tensor(values, dtype=dtype).to(device)
 
 
 def check_version() -> None:
-    """Raise ConfigError for a torch that is older than the promised ones."""
+    """Raise ConfigError for a torch older than the supported versions."""
     if _VERSION < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ConfigError(f"torch {torch.__version__} is too old, its ranks hang; pip install 'torch>={oldest}'")
@@ -127,7 +127,7 @@ def check_version() -> None:
 
 @contextmanager
 def gloo_connects() -> Iterator[None]:
-    """Send what Gloo prints on standard output inside to standard error: it would stand in a command's answer."""
+    """Redirect standard output to standard error inside: Gloo's lines would stand in a command's answer."""
     if _VERSION >= _QUIET_GLOO:
         yield
         return
@@ -141,20 +141,20 @@ def gloo_connects() -> Iterator[None]:
         os.close(output)
 
 
-_MOST_SPANS = 4096  # kept open; more, and the watch reads what it has, so that a long run holds no more events
+_MOST_SPANS = 4096  # unread spans of a watch, which reads them then: a long run holds no more events
 
-Mark = Any  # seconds of the clock, or an event of a GPU
+Mark = Any  # seconds of the clock, or a GPU's event
 
 
 def mark(device: torch.device) -> Mark:
-    """Return the moment at which the device has done all that it was given so far, without waiting."""
+    """Return the moment at which the device has finished its present work, without waiting."""
     if not is_gpu(device):
         return time.perf_counter()
     return api(device).current_stream(device).record_event(api(device).Event(enable_timing=True))
 
 
 def between(begin: Mark, end: Mark) -> float:
-    """Return the seconds from one mark to a later one; wait until the device has come there."""
+    """Return the seconds from one mark to a later one; wait until the device has reached it."""
     if isinstance(begin, float):
         return float(end - begin)
     end.synchronize()
@@ -162,7 +162,7 @@ def between(begin: Mark, end: Mark) -> float:
 
 
 class Stopwatch:
-    """A sum of the time of all that runs under `running`; it waits for no device until `seconds` is asked for."""
+    """The total time of the blocks under `running`; waits for the device only in `seconds`."""
 
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
@@ -174,7 +174,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self, device: torch.device | None = None) -> Iterator[None]:
-        """Measure what is started inside, on `device` where that is not the watch's own."""
+        """Measure the work started inside, on `device` or else the watch's own."""
         begin = mark(device or self._device)
         yield
         self._spans.append((begin, mark(device or self._device)))
@@ -183,14 +183,14 @@ class Stopwatch:
 
     def seconds(self) -> float:
         """Return the seconds so far. Waits for the device."""
-        for begin, end in reversed(self._spans):  # the last first: a device that is there has passed the others
+        for begin, end in reversed(self._spans):  # the last first: then no other needs a wait
             self._seconds += between(begin, end)
         self._spans = []
         return self._seconds
 
 
 def least(device: torch.device, call: Callable[[], object]) -> float:
-    """Return seconds of the quickest of some calls."""
+    """Return the seconds of the quickest of five calls, after one warm-up."""
     watch, seconds = Stopwatch(device), []
     for _ in range(6):
         watch.reset()

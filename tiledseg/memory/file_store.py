@@ -1,8 +1,8 @@
-"""A store of a CPU's tensors in a file on a local disk: for what does not fit memory and is not needed for a while; and
-shelves of blocks of an image between two segments: the memory they are in, the host's, or such a file.
+"""A store of a CPU's tensors in a file on a local disk; and shelves for an image's blocks between two segments, in
+their own memory, the host's, or such a file.
 
-The file has no name: it is gone with the process, however that ends. The system is told to drop copied bytes from its
-cache, which would take as much memory as the store saves.
+The file has no name, so it vanishes with the process. Copied bytes are dropped from the system's page cache, which
+would take as much memory as the store saves.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tiledseg.system.freed_memory import give_back_freed
 
 Bytes = NDArray[np.uint8]
 MOST_WRITTEN = 32 << 20
-"""Bytes that may be on their way to a file, of blocks."""
+"""Most bytes of blocks that may be in flight to a file."""
 
 
 class FileTransfer:
-    """One copy by a thread of `pool`. Reads may wait for writes, never the other way: so nobody waits in a circle."""
+    """A copy by a thread of `pool`. Reads may wait for writes, never the other way round: no circular wait."""
 
     def __init__(self, pool: ThreadPoolExecutor, move: Callable[[Bytes], None], data: Bytes) -> None:
-        # The thread takes it out as it begins. Nothing else may hold it: a stopped copy stays in the pool's queue.
+        # The thread pops the only reference as it begins, since a stopped copy stays in the pool's queue.
         self._data = [data]
         self._future = pool.submit(lambda: move(self._data.pop()))
 
@@ -44,20 +44,20 @@ class FileTransfer:
         return self._future.done()
 
     def wait(self) -> None:
-        """Return once all is copied. Raises the copy's error, each time a new object: the one that lasts would remember
-        the frames of all who waited, and so keep what they hold."""
+        """Return once all is copied. Raises a new copy of the error each time: one object would collect the frames of
+        all waiting callers, and keep their tensors alive."""
         error = self._error()
         if error is not None:
             raise copy.copy(error) from error
 
     def stop(self) -> None:
-        """Return once it does not run; if it has not begun it never will. Errors are passed over: nobody wants it."""
+        """Cancel the copy, or return once it has ended. Errors are ignored."""
         if self._future.cancel():
             self._data.clear()
         self._error()
 
     def _error(self) -> BaseException | None:
-        """Return the error, once it has ended. Raising it here would keep the frames of its callers."""
+        """Wait for the end and return the error, not raised here: it would keep the frames of the callers."""
         try:
             return self._future.exception()
         except CancelledError as error:
@@ -65,10 +65,10 @@ class FileTransfer:
 
 
 class FileStore(Mover):
-    """Slots in an unnamed file of `folder`, `limit` bytes of them at most.
+    """A store of at most `limit` bytes in an unnamed file of `folder`. Copies are exact.
 
-    `threads` write, and as many read: a read never queues after a write. The copies are exact. Raises ConfigError where
-    the folder takes no file.
+    `threads` threads write and as many read: a read never queues behind a write. Raises ConfigError if no file can be
+    made in the folder.
     """
 
     def __init__(self, folder: str | Path, limit: int, threads: int = 2) -> None:
@@ -92,13 +92,13 @@ class FileStore(Mover):
         return FileTransfer(self._readers, move, flat_P.numpy())
 
     def close(self) -> None:
-        """End the threads and give the file back. Copies not begun never will; again changes nothing."""
+        """Cancel copies that have not begun, end the threads and close the file. Idempotent."""
         for pool in (self._writers, self._readers):
             pool.shutdown(wait=True, cancel_futures=True)
         self._file.close()
 
     def _move(self, move: Callable[[int, list[memoryview], int], int], slot: Slot, data: Bytes) -> None:
-        """Move all bytes; the system may move fewer at a time than it is asked for. Raises WriteError."""
+        """Read or write all bytes, in several calls if the system moves fewer at a time. Raises WriteError."""
         rest, offset = data.data, slot.offset
         while len(rest):
             try:
@@ -117,7 +117,7 @@ class FileStore(Mover):
 
 
 def _threads(count: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool all of whose threads run: later there may be no memory to begin one."""
+    """Return a pool whose threads all run already: later there may be no memory to start one."""
     pool = ThreadPoolExecutor(count, name)
     together = threading.Barrier(count + 1)
     for _ in range(count):
@@ -127,22 +127,22 @@ def _threads(count: int, name: str) -> ThreadPoolExecutor:
 
 
 def free_bytes(folder: str | Path) -> int:
-    """Return the free bytes of the disk that a folder is on; 0 where the system does not say."""
+    """Return the free bytes of a folder's disk; 0 if it cannot be read (the store then raises the folder's error)."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
-        return 0  # the store says what is wrong with the folder
+        return 0
 
 
 class MemoryShelf:
-    """A shelf in memory: tensors stay where they are, and must not be written over. With `to_host` a GPU's go to the
-    host's memory."""
+    """A shelf in memory: tensors stay where they are and must not be overwritten. `to_host`: a GPU's tensors are copied
+    to the host's memory."""
 
     def __init__(self, to_host: bool = False) -> None:
         self.is_memory = not to_host
 
     def put(self, x: torch.Tensor) -> Any:
-        """Return the name of a tensor for `get` and `free`. It must not change any more."""
+        """Store a tensor, which must not change any more; return its handle for `get` and `free`."""
         return x if self.is_memory else (x.cpu(), x.device)
 
     def get(self, what: Any) -> torch.Tensor:
@@ -151,20 +151,20 @@ class MemoryShelf:
         return x
 
     def ahead(self, what: Any) -> None:
-        """Begin to bring what will be got soon."""
+        """Prefetch a tensor that `get` will return soon."""
 
     def free(self, what: Any) -> None:
-        """Free its place. In memory that goes with its name."""
+        """Free a tensor's place. In memory it is freed with its handle."""
 
     def rest(self) -> None:
-        """Give freed memory back to the system, where memory is short."""
+        """Return freed memory to the system if memory is short."""
 
     def close(self) -> None:
-        """End the store."""
+        """Close the store."""
 
 
 class _Filed(NamedTuple):
-    """A tensor in a file: `view`, with the strides that it had, sees the bytes of the slot."""
+    """A tensor in a file: `view`, of the original strides, over the bytes of its slot."""
 
     sent: Sent
     view: StorageView
@@ -172,16 +172,16 @@ class _Filed(NamedTuple):
 
 
 class FileShelf(MemoryShelf):
-    """A shelf in a file; tensors being written stay in memory meanwhile, `MOST_WRITTEN` bytes at most."""
+    """A shelf in a file. Tensors stay in memory while they are written, at most `MOST_WRITTEN` bytes of them."""
 
     def __init__(self, store: Mover) -> None:
         super().__init__(to_host=True)
         self._store = store
-        self._writing: dict[_Filed, None] = {}  # in the order in which they began
+        self._writing: dict[_Filed, None] = {}  # oldest first
         self._reading: dict[_Filed, Brought] = {}
 
     def put(self, x: torch.Tensor) -> _Filed:
-        """Begin to write a tensor without gaps, which must not change any more: its bytes, as they lie in memory."""
+        """Start to write the bytes of a tensor without gaps, in the order of memory. It must not change any more."""
         order = sorted(range(x.dim()), key=lambda dim: (-x.stride()[dim], -x.shape[dim]))
         flat = x.detach().cpu().permute(order).reshape(-1)
         assert flat.data_ptr() == x.data_ptr() or x.device.type != "cpu", "a tensor with gaps has no bytes of its own"
@@ -218,7 +218,7 @@ class FileShelf(MemoryShelf):
 
 
 def open_shelf(store: str, device: torch.device | None = None) -> MemoryShelf:
-    """Return the shelf of a store: `host`, or a folder that takes a file. Raises ConfigError where it takes none."""
+    """Return the shelf of a store: `host`, or a folder. Raises ConfigError if no file can be made in it."""
     if store == HOST:
         return MemoryShelf(device is not None and device.type != "cpu")
     return FileShelf(FileStore(store, free_bytes(store)))

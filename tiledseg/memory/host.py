@@ -1,14 +1,13 @@
-"""A GPU's tensors in the host's memory: two lanes, one out, one in, both beside the computing.
+"""A GPU's tensors in the host's memory: one stream copies out, one copies in, both beside the computing.
 
-Nobody on the host waits for them. A copy begins once the GPU has done all that was asked of it before; who wants what a
-copy brings, or the memory that it reads, has the GPU wait:
+The host never waits for them. A copy starts once the GPU has finished its earlier work; a kernel that needs the copied
+tensor, or overwrites its source, waits on the GPU:
 
     computing   ... make x | ........ | wait for `in` | use x
     out                    | x ----->                          `out` waits for the computing
     in                              | x <-----                 `in` waits for the computing, and for this copy out
 
-So memory that is given back on the host may be given out again there at once: what is asked of the GPU next comes after
-all that read or wrote it.
+So memory freed on the host may be reused there at once: later work of the GPU runs after all that read or wrote it.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from tiledseg.memory.device import api
 from tiledseg.memory.mover import Copying, Mover, Sent, Slot
 
 CHUNK = 256 << 20
-"""Bytes of the host's memory that are asked for at once: a power of two, to which torch rounds pinned memory up."""
+"""Bytes of one allocation of the host's memory: a power of two, to which torch rounds pinned memory up."""
 
 
 class HostMover(Mover):
-    """A mover of a GPU's tensors, by a lane out and a lane in. At most `limit` bytes lie in the host's memory, which
-    grows by `chunk` bytes in the first step and stays. Bytes that come back lie where torch's allocator puts them.
-    Streams that compute are noted as they are seen; usually there is one."""
+    """A mover of a GPU's tensors by two streams ("lanes"), out and in. At most `limit` bytes lie in the host's memory,
+    which grows by `chunk` bytes in the first step and then stays. torch's allocator places tensors that come back.
+    Streams that compute are recorded when they are first seen; usually there is one."""
 
     def __init__(self, device: torch.device, limit: int, chunk: int = CHUNK) -> None:
         super().__init__("the store in the host's memory", limit, device)
@@ -45,21 +44,25 @@ class HostMover(Mover):
         return True
 
     def _look(self) -> None:
-        """Note the stream on which this thread computes what copies read, or what reads copies."""
+        """Record the stream on which this thread computes."""
         if (stream := self._gpu.current_stream(self.device)) not in self._computing:
             self._computing.append(stream)
 
     def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
         while self._chunk * len(self._host) < slot.stop:
-            self._host.append(self._host_memory(self._chunk))
-        return self._copy_out(flat_P, self._parts(slot))
+            self._host.append(self._new_chunk())
+        parts = self._parts(slot)
+        return self._copy(self._way_out, flat_P.split([len(part) for part in parts]), parts)
 
     def _back(self, sent: Sent, flat_P: torch.Tensor) -> Copying:
-        unversioned_P = flat_P.data  # who writes over what has come back is found by versions: no copy may count
-        return self._copy_back(self._parts(sent.slot), unversioned_P, sent.copying)
+        after, parts = sent.copying, self._parts(sent.slot)
+        assert isinstance(after, _LaneCopy), "a copy of this mover"
+        self._way_in.wait_event(after.event)
+        unversioned_P = flat_P.data  # the copy must not count as a write: versions detect a user's writes
+        return self._copy(self._way_in, parts, unversioned_P.split([len(part) for part in parts]), unversioned_P)
 
     def _parts(self, slot: Slot) -> list[torch.Tensor]:
-        """Return the slot's memory, a part of each chunk that it reaches into."""
+        """Return the slot's memory: a part of each chunk that it covers."""
         parts, begin, stop = [], slot.offset, slot.offset + slot.size
         while begin < stop:
             number, at = divmod(begin, self._chunk)
@@ -67,27 +70,15 @@ class HostMover(Mover):
             begin += len(parts[-1])
         return parts
 
-    def _host_memory(self, size: int) -> torch.Tensor:
-        """Return memory of the host that is copied from and to directly. Raises MemoryLimitError where there is
-        none."""
+    def _new_chunk(self) -> torch.Tensor:
+        """Allocate a chunk of pinned memory. Raises MemoryLimitError."""
         try:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(self._chunk, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
             raise MemoryLimitError(
-                f"{size} bytes of the host's memory cannot be kept for copies of a GPU: {first_line(error)}; give the "
-                "store a smaller limit, or keep more in the GPU's memory"
+                f"{self._chunk} bytes of the host's memory cannot be pinned for copies of a GPU: {first_line(error)}; "
+                "give the store a smaller limit, or keep more in the GPU's memory"
             ) from error
-
-    def _copy_out(self, flat_P: torch.Tensor, parts: Sequence[torch.Tensor]) -> Copying:
-        """Begin to copy a device's memory to the host's: after who used these parts before, whose copies what computes
-        has come after."""
-        return self._copy(self._way_out, flat_P.split([len(part) for part in parts]), parts)
-
-    def _copy_back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:
-        """Begin to copy it to a device's memory, `after` the copy out has ended."""
-        assert isinstance(after, _LaneCopy), "a copy of this mover"
-        self._way_in.wait_event(after.event)
-        return self._copy(self._way_in, parts, flat_P.split([len(part) for part in parts]), flat_P)
 
     def _copy(
         self,
@@ -96,6 +87,8 @@ class HostMover(Mover):
         targets: Sequence[torch.Tensor],
         brought_P: torch.Tensor | None = None,
     ) -> _LaneCopy:
+        """Start to copy on a lane, after all work that the computing streams have so far. `brought_P`: GPU memory that
+        the copy fills."""
         self._look()
         for stream in self._computing:
             lane.wait_stream(stream)
@@ -106,7 +99,7 @@ class HostMover(Mover):
         return _LaneCopy(self, event, self._gpu.current_stream(self.device), brought_P)
 
     def wait_for(self, event: Any) -> None:
-        """Have all that computes wait; the host does not."""
+        """Make all computing streams wait for an event; the host does not wait."""
         self._look()
         for stream in self._computing:
             stream.wait_event(event)
@@ -121,7 +114,7 @@ class HostMover(Mover):
 
 
 class _LaneCopy:
-    """See `Copying`. `made`: where the memory `brought_P` that it brings into was asked for."""
+    """A copy on a lane (see `Copying`). `made`: the stream on which the filled memory `brought_P` was allocated."""
 
     def __init__(self, mover: HostMover, event: Any, made: Any, brought_P: torch.Tensor | None) -> None:
         self.event = event
@@ -131,10 +124,10 @@ class _LaneCopy:
         return bool(self.event.query())
 
     def wait(self) -> None:
-        """Have what computes come after the copy, which is made in any case."""
+        """Make the computing streams wait for the copy, which cannot be cancelled."""
         self._mover.wait_for(self.event)
         here = api(self._mover.device).current_stream(self._mover.device)
         if self._brought_P is not None and here != self._made:
-            self._brought_P.record_stream(here)  # torch gives memory out again by where it was asked for
+            self._brought_P.record_stream(here)  # torch's allocator tracks only the allocating stream by itself
 
     stop = wait

@@ -1,8 +1,8 @@
-"""The ledger of all storages that autograd keeps: which leave memory, when they come back, and that bytes stay right.
+"""The ledger of all storages that autograd keeps: decides which leave memory and when they come back.
 
-A storage leaves once autograd alone holds it. Nobody can change its bytes any more, so the copy outside is final: no
-view, no user and no in-place operation can see a difference. A storage that somebody else holds (a weight, a batch, a
-skip that the network's code still names) would free no memory, and stays.
+A storage leaves once only autograd holds it. Nothing can change its bytes any more, so the copy outside is final: no
+view, user or in-place operation sees a difference. A storage with another holder (a weight, a batch, a skip that the
+network's code still names) stays: offloading it would free no memory.
 
     forward     the oldest storages leave as soon as the budget is exceeded: the backward pass needs them last
     backward    a storage comes back when it is used; those saved right before it are prefetched as far as there is room
@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tiledseg.memory.mover import Brought, Figures, Mover, Sent
 from tiledseg.memory.saved import KeptTensor, StorageView, held_by, may_move, overwritten, storage_key
 
-_AHEAD = 32  # storages before the last used one that are looked at for a prefetch
+_AHEAD = 32  # storages, saved before the last used one, that are considered for a prefetch
 
 
 class SavedView:
@@ -37,13 +37,13 @@ class SavedView:
         self.view, self.entry, self._dropped = StorageView.of(tensor), entry, dropped
 
     def leave(self) -> None:
-        """Let go of the bytes, which are elsewhere from here on."""
+        """Drop the bytes in memory: they have a copy outside."""
         assert self.alias is not None, "the bytes are in memory"
         self._left_at, self.alias = self.alias._version, None
 
     def check(self, written: int = 0) -> None:
-        """Raise RuntimeError, as autograd does, where the bytes have been written over since they were saved, `written`
-        times since they came back."""
+        """Raise RuntimeError, as autograd does, if the bytes were overwritten after they were saved. `written`: times
+        since they came back."""
         version = (self._left_at if self.alias is None else self.alias._version) + written
         if version != self._version:
             raise overwritten(self.view.dtype, self.view.shape, version, self._version)
@@ -54,11 +54,11 @@ class SavedView:
 
 @dataclass(eq=False)
 class StorageEntry:
-    """A storage that autograd keeps: in memory, there and being copied out (`sent`, `flat_P`: all its bytes), outside
-    (`sent`), or on its way back (`brought`).
+    """A storage that autograd keeps: in memory, being copied out (`sent`, with all its bytes in `flat_P`), outside
+    (`sent`), or being copied back (`brought`).
 
-    `key` identifies the storage while it is in memory, `number` forever. `alone`: nobody but autograd holds it.
-    `live`: saved views of it. `used`: uses since it came back, or ever; `wanted`: views saved when it came back, each
+    `key` identifies the storage while it is in memory, `number` forever. `alone`: only autograd holds it. `live`: the
+    number of its saved views. `used`: uses since it came back, or ever. `wanted`: saved views when it came back, each
     of which will use it.
     """
 
@@ -87,9 +87,9 @@ class StorageEntry:
 
 
 class Ledger:
-    """The hooks of one context, `pack` and `unpack`, from any thread. The last graph made in it gives all back.
+    """The saved-tensor hooks `pack` and `unpack` of one context, thread-safe. The mover closes with the last graph.
 
-    `budget`: bytes that autograd alone may hold in memory. `least`: the smallest storage, in bytes, that is moved.
+    `budget`: bytes that only autograd may hold in memory. `least`: the smallest storage, in bytes, that is moved.
     """
 
     def __init__(self, mover: Mover, budget: int, least: int, figures: Figures) -> None:
@@ -99,19 +99,19 @@ class Ledger:
         self._entries: dict[int, StorageEntry] = {}
         self._by_key: dict[int, StorageEntry] = {}
         self._held_by_others: dict[StorageEntry, None] = {}
-        self._staying: dict[StorageEntry, None] = {}  # autograd alone holds them; oldest first
+        self._staying: dict[StorageEntry, None] = {}  # only autograd holds them; oldest first
         self._leaving: dict[StorageEntry, None] = {}
-        self._ahead: list[tuple[StorageWeakRef, int]] = []  # prefetched
-        self.resident_bytes = 0  # that autograd alone holds in memory
+        self._ahead: list[tuple[StorageWeakRef, int]] = []  # prefetched storages and their bytes
+        self.resident_bytes = 0  # in memory, held only by autograd
         self._leaving_bytes = self._count = 0
-        self._kept_bytes = self._step_peak = 0  # in memory or outside
+        self._kept_bytes = self._step_peak = 0  # in memory or outside, held only by autograd
         self._was_used = False  # in this step
         weakref.finalize(self, mover.close)  # autograd's graphs hold the ledger by its hooks
 
     # Called by autograd.
 
     def pack(self, tensor: torch.Tensor) -> KeptTensor | SavedView:
-        """Save a tensor. Raises WriteError or MemoryLimitError where the store does not take what must leave."""
+        """Save a tensor. Raises WriteError or MemoryLimitError if the store refuses a storage that must leave."""
         with self._lock:
             self._settle()
             if not may_move(tensor, self._least) or not self._mover.takes(tensor):
@@ -131,8 +131,8 @@ class Ledger:
             return saved
 
     def unpack(self, saved: KeptTensor | SavedView) -> torch.Tensor:
-        """Return the tensor, bit for bit. Raises RuntimeError where it was written over, WriteError where its bytes
-        cannot be read."""
+        """Return the tensor, bit for bit. Raises RuntimeError if it was overwritten, WriteError if its bytes cannot be
+        read."""
         if isinstance(saved, KeptTensor):
             return saved.get()
         with self._lock:
@@ -146,14 +146,14 @@ class Ledger:
     # Called by the context.
 
     def look(self) -> None:
-        """Send away what must leave and is held by autograd alone by now. Raises as `pack`."""
+        """Send out storages beyond the budget that only autograd holds by now. Raises as `pack`."""
         with self._lock:
             self._settle()
             self._move_out()
 
     def end_step(self) -> int | None:
-        """Begin a step; return the most bytes that autograd alone held in the last one, in memory and outside. None
-        where nothing has been used since it began: it goes on."""
+        """Begin a step; return the most bytes that only autograd held in the last one, in memory and outside. If none
+        was used since the last step began, that step goes on: return None."""
         with self._lock:
             if not self._was_used:
                 return None
@@ -163,7 +163,8 @@ class Ledger:
     # The way out.
 
     def _move_out(self) -> None:
-        """Send the oldest storages away until the others fit the budget; wait where more is held than may be."""
+        """Send out the oldest storages until the others fit the budget; wait while memory holds more than the
+        budget."""
         for entry in list(self._held_by_others):
             aliases = entry.aliases()
             entry.alone = bool(aliases) and held_by(aliases[0], len(aliases))
@@ -191,13 +192,13 @@ class Ledger:
         self.figures.peak_bytes = max(self.figures.peak_bytes, self.resident_bytes + ahead)
 
     def _ahead_bytes(self) -> int:
-        """Return the bytes of storages that were prefetched, as long as anybody holds them."""
+        """Return the bytes of prefetched storages that still live."""
         self._ahead = [(storage, size) for storage, size in self._ahead if not storage.expired()]
         return sum(size for _, size in self._ahead)
 
     def _finish_leaving(self, entry: StorageEntry) -> None:
-        """Forget the bytes in memory once their copy has ended. Raises the copy's error; the bytes are then still
-        here."""
+        """Wait for a storage's copy out, then drop its bytes in memory. If the copy fails, raise its error and keep
+        them."""
         assert entry.sent is not None, "its bytes have been sent"
         entry.sent.copying.wait()
         self._no_longer_leaving(entry)
@@ -230,12 +231,12 @@ class Ledger:
         brought.copying.wait()
         saved.check(brought.flat_P._version)
         tensor = saved.view.over(brought.flat_P)
-        if entry.used >= entry.wanted:  # autograd holds it now; another pass over the graph brings it again
+        if entry.used >= entry.wanted:  # autograd holds it now; another backward pass brings it again
             entry.brought, entry.used = None, 0
         return tensor
 
     def _recall(self, entry: StorageEntry) -> None:
-        """Keep a storage that is wanted before it has left."""
+        """Keep a storage that is used before it has left."""
         if entry.sent is not None and entry.flat_P is not None:
             self._mover.drop(entry.sent)
             self._no_longer_leaving(entry)
@@ -248,7 +249,7 @@ class Ledger:
         return entry.brought
 
     def _prefetch_before(self, entry: StorageEntry) -> None:
-        """Begin to bring back what was saved right before `entry`, as far as the budget has room."""
+        """Prefetch the storages saved right before `entry`, as far as the budget has room."""
         for number in range(entry.number - 1, max(0, entry.number - 1 - _AHEAD), -1):
             before = self._entries.get(number)
             if before is None or before.used:
@@ -263,7 +264,7 @@ class Ledger:
     # The end of a storage.
 
     def _settle(self) -> None:
-        """Take note of views that are gone and copies that have ended."""
+        """Process dropped views and finished copies."""
         with contextlib.suppress(queue.Empty):
             while True:
                 entry = self._dropped.get_nowait()

@@ -1,7 +1,7 @@
-"""The way of a storage's bytes out of memory and back: the ledger needs no other view of disks, threads and devices.
+"""The interface by which the ledger copies storages out of memory and back, for files and the host's memory.
 
-A store's places are slots of whole pages. A slot goes to the lowest place that holds it, so that a store whose slots
-come and go in the same order at every step stays as long as it was at the first.
+A store consists of slots of whole pages. A slot takes the lowest free place that holds it, so a store whose slots come
+and go in the same order at every step does not grow after the first.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ import torch
 from tiledseg.errors import MemoryLimitError
 
 HOST = "host"
-"""The store that is the host's memory; any other is a folder."""
+"""The name of the host's memory as a store; any other name is a folder."""
 PAGE = 4096
 """Bytes of a page."""
 TENSOR = 32 << 20
-"""Bytes of the tensors by which a store is measured."""
+"""Bytes of the tensors by which `store_rates` measures."""
 
 
 class Copying(Protocol):
-    """A copy that runs. The host waits for it, or a device whose host goes on."""
+    """A copy in flight, for which the host waits, or the device alone."""
 
     def done(self) -> bool:
-        """Return True once it has ended, well or not. Does not wait."""
+        """Return True once the copy has ended or failed. Does not wait."""
 
     def wait(self) -> None:
-        """Return when its result may be used. Raises the copy's error."""
+        """Return when the result may be used. Raises the copy's error."""
 
     def stop(self) -> None:
-        """Await its end; the result is unwanted, and both ends may be given to others from here on."""
+        """Cancel the copy or wait for its end; afterwards the memory at both ends may be reused."""
 
 
 class Slot(NamedTuple):
-    """`size` bytes from `offset` on, which lies at a page's begin. The store holds whole pages, at least one."""
+    """`size` bytes from `offset` on, the beginning of a page. A slot takes whole pages, at least one."""
 
     offset: int
     size: int
@@ -49,7 +49,8 @@ class Slot(NamedTuple):
 
 
 class SlotTable:
-    """The slots of one store, `name` in errors, of at most `limit` bytes; `end`: up to the highest one so far."""
+    """The slots of a store of at most `limit` bytes, called `name` in errors. `end`: the highest end of a slot so
+    far."""
 
     def __init__(self, name: str, limit: int) -> None:
         self._name, self._limit, self.end = name, limit, 0
@@ -57,11 +58,11 @@ class SlotTable:
 
     @property
     def taken(self) -> int:
-        """The bytes in slots."""
+        """The bytes of all taken slots."""
         return sum(slot.stop - slot.offset for slot in self._slots)
 
     def take(self, size: int) -> Slot:
-        """Return the lowest slot of `size` bytes that is free. Raises MemoryLimitError beyond the limit."""
+        """Take the lowest free slot of `size` bytes. Raises MemoryLimitError beyond the limit."""
         begin = 0
         for number, (offset, stop) in enumerate([*((s.offset, s.stop) for s in self._slots), (self._limit, 0)]):
             slot = Slot(begin, size)
@@ -76,40 +77,40 @@ class SlotTable:
         )
 
     def give_back(self, slot: Slot) -> None:
-        """Free a slot that has been taken."""
+        """Free a taken slot."""
         self._slots.remove(slot)
 
 
 class Sent(NamedTuple):
-    """Bytes outside, in `slot`."""
+    """A storage's bytes in a slot of the store, complete once `copying` has ended."""
 
     slot: Slot
     copying: Copying
 
 
 class Brought(NamedTuple):
-    """All bytes of a storage, uint8, in a storage of its own, whole once `copying` has ended."""
+    """All bytes of a storage (uint8) in new memory, complete once `copying` has ended."""
 
     flat_P: torch.Tensor
     copying: Copying
 
 
 class Mover:
-    """A store of a device's tensors, and the copies to it and from it, from any thread. A store gives the methods with
-    an underscore; this one moves nothing, for a ledger that only counts what is held."""
+    """A store of a device's tensors, with the copies to and from it; thread-safe. A subclass implements the methods
+    with an underscore. This class itself moves nothing, for a ledger that only counts bytes."""
 
     def __init__(self, name: str = "no store", limit: int = 0, device: torch.device | None = None) -> None:
         self.slots, self.device = SlotTable(name, limit), device or torch.device("cpu")
         self._lock = threading.Lock()
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Return True if tensors of this device can be moved at all."""
+        """Return True if the tensor's device is the mover's."""
         return tensor.device == self.device
 
     def send(self, flat_P: torch.Tensor) -> Sent:
-        """Begin to copy all bytes of a storage out. They stay as they are, and are held, until that has ended.
+        """Start to copy all bytes of a storage out. The caller keeps them unchanged until the copy has ended.
 
-        Raises MemoryLimitError where there is no room. Waiting raises WriteError where a disk does not take them.
+        Raises MemoryLimitError if there is no room. Waiting for the copy raises WriteError if the disk refuses.
         """
         with self._lock:
             slot = self.slots.take(flat_P.numel())
@@ -120,14 +121,13 @@ class Mover:
             raise
 
     def bring(self, sent: Sent) -> Brought:
-        """Begin to copy all bytes back to memory of their own, after the copy out has ended, whose error waiting
-        raises."""
+        """Start to copy all bytes back into new memory, after the copy out has ended. Waiting raises the error of
+        either copy."""
         flat_P = torch.empty(sent.slot.size, dtype=torch.uint8, device=self.device)
         return Brought(flat_P, self._back(sent, flat_P))
 
     def drop(self, sent: Sent) -> None:
-        """Free the place outside. A copy to it that runs is awaited, one that has not begun never will; copies from it
-        must have ended."""
+        """Free the slot. A copy to it is cancelled or awaited; copies from it must have ended."""
         sent.copying.stop()
         self._give_back(sent.slot)
 
@@ -136,23 +136,23 @@ class Mover:
             self.slots.give_back(slot)
 
     def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
-        raise AssertionError("nothing is to leave")
+        raise AssertionError("a mover without a store cannot send")
 
     def _back(self, sent: Sent, flat_P: torch.Tensor) -> Copying:
-        raise AssertionError("nothing has left")
+        raise AssertionError("a mover without a store cannot bring")
 
     def settle(self) -> None:
         """Return once no copy runs on a device."""
 
     def close(self) -> None:
-        """Give all back. Nothing that was sent can be brought any more."""
+        """Free everything. Nothing that was sent can be brought back."""
 
 
 @dataclass
 class Figures:
-    """The cost of moving. `bytes_out`, `bytes_in`: copied, or begun to be. `peak_bytes`: the most that autograd alone
-    held in memory, prefetched bytes among it. `demanded`: storages that were used before their copy back had begun.
-    `expected`: those that were prefetched."""
+    """Counters of offloading. `bytes_out`, `bytes_in`: bytes of copies that have started. `peak_bytes`: the most that
+    only autograd held in memory, including prefetched bytes. `demanded`: storages used before their copy back had
+    started. `expected`: storages that were prefetched."""
 
     bytes_out: int = 0
     bytes_in: int = 0
@@ -162,15 +162,15 @@ class Figures:
 
 
 class StoreRates(NamedTuple):
-    """Rates of a store, bytes a second."""
+    """Rates of a store, in bytes a second."""
 
     written: float
     read: float
 
 
 def store_rates(mover: Mover, size: int, tensor: int = TENSOR) -> StoreRates:
-    """Measure a store by `size` bytes in tensors of `tensor` bytes, sent once before; then close it. Raises WriteError
-    or MemoryLimitError where it has no room."""
+    """Measure the rates of a store with `size` bytes in tensors of `tensor` bytes, after a warm-up; then close it.
+    Raises WriteError or MemoryLimitError if it has no room."""
     count, draw = max(1, size // tensor), torch.Generator(mover.device).manual_seed(0)
 
     def moved(begin: Callable[[Any], Any], items: Iterable[Any]) -> tuple[list[Any], float]:

@@ -1,8 +1,8 @@
-"""Contexts in which what autograd keeps leaves memory, or is computed once more, as far as a budget demands.
+"""Contexts in which tensors saved by autograd are offloaded or recomputed, as far as a budget demands.
 
-The parts of somebody's module that may run once more are blocks of a few layers. In the first step all of them do. Then
-it is known what each keeps and how long it takes, and those that take longest for a byte keep what they keep, as many
-as the budget has room for.
+The recomputed parts of a user's module are blocks of a few layers. In the first step all of them are recomputed, which
+measures the bytes and seconds of each. From then on the parts with the most seconds a byte keep their tensors, as many
+as fit the budget.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from tiledseg.system.console import say
 from tiledseg.units import parse_bytes, size
 
 LEAST = 1 << 20
-"""Bytes below which a storage stays: moving it would cost more than it frees."""
+"""Bytes of the smallest storage that leaves: moving a smaller one costs more than it frees."""
 MOST_LAYERS = 12
-"""Modules without parts in one that is run once more: what lies between them is there at once in the backward pass."""
+"""Most modules without children in a recomputed part: all their activations are in memory at once in its second run."""
 _NO_LIMIT = 1 << 62
 
 
 class Offload:
-    """A context that may be entered again, and within itself.
+    """A context that offloads tensors saved by autograd. It may be entered again, also within itself.
 
-    File, threads and memory belong to one `with` block and its graphs: the last of these gives them back.
+    File, threads and memory belong to one `with` block and its graphs, and are freed with the last of these.
 
-    The law: outputs and gradients are the same, bit for bit. `budget`: bytes that autograd alone may hold in memory.
-    Memory that runs out in the block is a MemoryLimitError, which says what would fit. `warns_above`: bytes beyond
-    which a line at the end of the block says how many were held, and a remedy.
+    The law: outputs and gradients are the same, bit for bit. `budget`: bytes that only autograd may hold in memory. If
+    memory runs out in the block, it raises MemoryLimitError with a budget that would fit. `warns_above`: bytes held
+    beyond which the end of the block prints a warning with `remedy`.
     """
 
     warns_above, remedy = sys.maxsize, ""
 
     def __init__(self, mover: Callable[[], Mover], budget: int, least: int = LEAST, all_kept: bool = True) -> None:
-        """`all_kept`: all that autograd keeps may leave; else what is handed to `pack` alone."""
+        """`all_kept`: all tensors saved by autograd may leave; else only those given to `pack`."""
         self.budget = budget
         self.figures = Figures()
         self._mover, self._least, self._all_kept = mover, least, all_kept
@@ -78,19 +78,19 @@ class Offload:
             raise exhausted(error, held, self.budget) from error
 
     def pack(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return a function that gives back a tensor, which may leave meanwhile, in the innermost block. Raises as the
+        """Save a tensor, which may leave, in the innermost block; return a function that gives it back. Raises as the
         ledger does."""
         ledger = self._entered[-1][0]
         return partial(ledger.unpack, ledger.pack(tensor))
 
     def passed(self) -> None:
-        """Send away what was handed to `pack` and is no longer held by others, as far as it must leave."""
+        """Send out tensors given to `pack` that only autograd holds by now, as far as the budget demands."""
         self._entered[-1][0].look()
 
 
 def mover_to(store: str | Path, device: torch.device, limit: int) -> Callable[[], Mover]:
-    """Return a function that makes the mover of a store, of at most `limit` bytes outside: a GPU's tensors go to its
-    host's memory, a CPU's to a folder. The caller checks that `device` has a way there."""
+    """Return a function that makes the mover of a store of at most `limit` bytes: a GPU's tensors go to the host's
+    memory, a CPU's to a folder. The caller checks that store and device match."""
     if str(store) == HOST:
         return lambda: HostMover(device, limit)
     return lambda: FileStore(store, limit)
@@ -98,10 +98,10 @@ def mover_to(store: str | Path, device: torch.device, limit: int) -> Callable[[]
 
 @dataclass(eq=False)
 class ModulePart:
-    """A part of a module that runs by itself: `module`, called by `forward`. `name` is for the user.
+    """A part of a model that runs by itself: `module`, called by `forward`. `name` appears in errors.
 
-    `bytes`: most that it keeps in a step; `in_step`: in this step so far; `seconds`: the least of a run. `stays`: it
-    keeps them.
+    `bytes`: the most that its calls of one step save; `in_step`: saved in this step so far; `seconds`: its quickest
+    run. `stays`: it keeps its tensors and is not recomputed.
     """
 
     name: str
@@ -114,17 +114,17 @@ class ModulePart:
 
 
 Place = tuple[nn.Module, list[ModulePart | nn.Module]]
-"""A module whose forward pass is replaced by these, one after the other. Modules in it are called as they are."""
+"""A module and the calls, in order, that replace its forward pass: parts, and modules that are never recomputed."""
 
 
 class Recomputing(Offload):
-    """An `Offload` that runs parts of `model` once more before anything leaves. The law is the same."""
+    """An `Offload` that recomputes parts of `model` before anything leaves. The law is the same."""
 
     def __init__(
         self, model: nn.Module, mover: Callable[[], Mover], budget: int, limit: int, least: int = LEAST
     ) -> None:
-        """`limit`: bytes beyond which tensors leave; `budget`: those that recomputation aims at. Raises ConfigError
-        where the module cannot run again, or has no parts of at most `MOST_LAYERS` layers."""
+        """`limit`: bytes beyond which tensors leave; `budget`: bytes that recomputation aims at. Raises ConfigError if
+        the model cannot run in parts, or has no parts of at most `MOST_LAYERS` layers."""
         super().__init__(mover, limit, least)
         self.model, self.aim, name = model, budget, type(model).__name__
         for path, module in model.named_modules():
@@ -139,7 +139,7 @@ class Recomputing(Offload):
                 f"model is {name}, which has no parts of several layers to run once more; leave model out"
             )
         self._parts = [part for _, calls in self._places for part in calls if isinstance(part, ModulePart)]
-        self._without = 0  # most bytes that are held with all parts computed once more
+        self._without = 0  # most bytes held with all parts recomputed
         self._replaced = ExitStack()
 
     def __enter__(self) -> Self:
@@ -174,8 +174,8 @@ class Recomputing(Offload):
         return result
 
     def _begin(self, model: nn.Module, args: Any) -> None:
-        """Begin a step at a call of the whole model which is no part of a backward pass, where one has been: choose the
-        parts that stay by the most bytes that autograd alone held."""
+        """Begin a step at a call of the whole model outside a backward pass, if the last step had one: choose the parts
+        that stay by the most bytes that only autograd held."""
         held = None if _in_backward() else self._entered[-1][0].end_step()
         if held is None:
             return
@@ -187,13 +187,13 @@ class Recomputing(Offload):
         room = self.aim - self._without
         for part in sorted(self._parts, key=lambda part: part.seconds / max(1, part.bytes), reverse=True):
             part.stays = True
-            again = max((other.bytes for other in self._parts if not other.stays), default=0)  # back at once
+            again = max((other.bytes for other in self._parts if not other.stays), default=0)  # in its second run
             part.stays = part.bytes + again <= room
             room -= part.bytes * part.stays
 
 
 def _put_back(module: nn.Module, own: Any) -> None:
-    """Undo the replacement of a module's forward pass; `own`: the attribute that it had besides its class's."""
+    """Restore a module's forward pass. `own`: the attribute `forward` of the module itself, or None."""
     del module.forward
     if own is not None:
         module.forward = own
@@ -208,9 +208,9 @@ def _places(module: nn.Module, name: str, is_root: bool = False) -> Iterator[Pla
     if few and not any(map(_is_watched, module.children())):
         yield module, [ModulePart(name, module, module.forward)]
         return
-    runs: list[list[nn.Module]] = [[]]  # the modules of a sequence, as many together as are few layers
+    runs: list[list[nn.Module]] = [[]]  # children of a Sequential, grouped up to MOST_LAYERS layers
     in_turn = module._modules.values() if type(module).forward is nn.Sequential.forward else ()
-    for child in filter(None, in_turn):  # one that stands there twice comes twice
+    for child in filter(None, in_turn):  # a child that occurs twice comes twice
         alone = _layers(child) > MOST_LAYERS or _is_watched(child)
         if alone or sum(map(_layers, runs[-1])) + _layers(child) > MOST_LAYERS:
             runs.append([])
@@ -228,12 +228,12 @@ def _places(module: nn.Module, name: str, is_root: bool = False) -> Iterator[Pla
 
 
 def _layers(module: nn.Module) -> int:
-    """Count the modules without parts in it; one that has none counts as one."""
+    """Count the modules without children in `module`, itself included."""
     return sum(1 for part in module.modules() if not any(True for _ in part.children()))
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Return True if a hook sees the results of a layer in it: it would see them twice."""
+    """Return True if any module in `module` has a hook, which a second run would call twice."""
     return any(part._forward_hooks or part._backward_hooks for part in module.modules())
 
 
@@ -245,19 +245,19 @@ def large_model_support(
     store: str | Path = HOST,
     store_limit: str | int = "64GiB",
 ) -> Offload:
-    """Return a context in which what autograd keeps for the backward pass leaves memory as far as `budget` demands.
+    """Return a context in which tensors saved for the backward pass leave memory as far as `budget` demands.
 
-    `budget`: bytes ("16GiB", or a number) that autograd alone may hold in memory: not the weights, their gradients, the
-    batch, or what the running layer needs for itself. `store`: host, the memory beside a GPU, to which its tensors are
-    copied while it computes; for a CPU's a folder on a local disk. `store_limit`: the most bytes that may lie there.
-    `model`: the network. Parts of it (blocks of a few layers) are recomputed in the backward pass as far as the budget
-    demands, those that take least time for a byte first. Tensors that still do not fit leave for `store`. A model needs
-    no store: on a CPU nothing leaves without one. Random numbers are drawn, and running statistics move, once.
+    `budget`: bytes ("16GiB", or a number) that only autograd may hold in memory, without the weights, their gradients,
+    the batch, and the running layer's own memory. `store`: "host", the memory beside a GPU, or for a CPU's tensors a
+    folder on a local disk. `store_limit`: the most bytes in the store. `model`: the network, of which blocks of a few
+    layers are recomputed in the backward pass as far as the budget demands, those with the fewest seconds a byte first.
+    Tensors that still do not fit leave for `store`. With a model on a CPU, no folder is needed: nothing leaves without
+    one. Random numbers are drawn, and running statistics updated, once.
 
-    The oldest tensors leave first, and are prefetched in the order of their use. Put it around the loop: file and
-    memory are then made once. The context's `figures` say what was held and moved; a line at the end of the block warns
-    where that was more than the budget. Raises ConfigError for a size or a folder that cannot be; in the block
-    MemoryLimitError where the store is too small, WriteError where its disk is full.
+    The oldest tensors leave first, and are prefetched in the order of their use. Put the context around the loop: file
+    and memory are then made once. Its `figures` count the bytes held and moved; the end of the block warns if the
+    budget was exceeded. Raises ConfigError for a wrong size or folder; in the block MemoryLimitError if the store is
+    too small, WriteError if its disk is full.
     """
     room, most = _size("budget", budget), _size("store_limit", store_limit)
     weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
@@ -272,7 +272,7 @@ def large_model_support(
     if not on_host and not on_cpu:
         raise ConfigError(f"store is {store}, but tensors of {device} go to no file; give host")
     if not on_host:
-        FileStore(store, most).close()  # a folder that cannot be is refused here
+        FileStore(store, most).close()  # refuses a wrong folder now
     stays = on_host and on_cpu
     mover = Mover if stays else mover_to(store, device, most)
     support = Offload(mover, room) if model is None else Recomputing(model, mover, room, _NO_LIMIT if stays else room)

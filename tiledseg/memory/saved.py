@@ -1,6 +1,6 @@
-"""Tensors that are saved for a backward pass, and who holds their bytes.
+"""Tensors that are saved for a backward pass, and the holders of their bytes.
 
-Where saving is hooked, autograd does not look at a tensor's version; it is looked at here, with autograd's own words.
+Autograd does not check the version of a tensor saved by hooks; this module does, with autograd's own error message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tiledseg.errors import TiledsegError
 
 
 class Hooks(NamedTuple):
-    """Functions that keep a tensor somewhere, and give it back. `passed` is called where a node has run, which holds
+    """Functions that store a tensor and give it back. `passed` is called after each node, when the node's code holds
     none of its tensors any more."""
 
     pack: Callable[[torch.Tensor], Any]
@@ -25,23 +25,23 @@ class Hooks(NamedTuple):
 
 
 def hooks_around() -> Hooks | None:
-    """Return the saved-tensor hooks that are in force, which others would hide."""
+    """Return the saved-tensor hooks in force, which new hooks would hide."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return None if hooks is None else Hooks(*hooks)
 
 
 class KeptTensor:
-    """A tensor that stays as it was when it was saved, or at `version`: where it is, or by `hooks`."""
+    """A saved tensor, in place or by `hooks`. `get` fails if it was overwritten since `version` (None: now)."""
 
     __slots__ = ("_hooks", "_packed", "_version")
 
     def __init__(self, tensor: torch.Tensor, hooks: Hooks | None = None, version: int | None = None) -> None:
         self._hooks, self._version = hooks, tensor._version if version is None else version
-        # An alias: the tensor itself may have been made by the node that keeps it, which would be a circle.
+        # An alias: the tensor itself may be a result of the node that keeps it, a reference cycle.
         self._packed: Any = tensor.detach() if hooks is None else hooks.pack(tensor)
 
     def get(self) -> torch.Tensor:
-        """Return the tensor. Raises RuntimeError, as autograd does, where it has been written over."""
+        """Return the tensor. Raises RuntimeError, as autograd does, if it was overwritten."""
         if self._hooks is not None:
             return self._hooks.unpack(self._packed)
         tensor: torch.Tensor = self._packed
@@ -50,13 +50,13 @@ class KeptTensor:
 
 
 def check_version(tensor: torch.Tensor, expected: int) -> None:
-    """Raise RuntimeError, as autograd does, where a tensor has been written over since it had this version."""
+    """Raise RuntimeError, as autograd does, if a tensor was overwritten since version `expected`."""
     if tensor._version != expected:
         raise overwritten(tensor.dtype, tuple(tensor.shape), tensor._version, expected)
 
 
 def overwritten(dtype: torch.dtype, shape: tuple[int, ...], version: int, expected: int) -> RuntimeError:
-    """Return autograd's error, which programs look for by its first words."""
+    """Return autograd's error for an overwritten tensor: programs recognise it by its first words."""
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
         f"[{dtype} {list(shape)}] is at version {version}; expected version {expected} instead. Compute on a copy "
@@ -65,7 +65,7 @@ def overwritten(dtype: torch.dtype, shape: tuple[int, ...], version: int, expect
 
 
 class StorageView(NamedTuple):
-    """The view that a tensor has of its storage."""
+    """A tensor's view of its storage: dtype, shape, strides and offset (elements), conjugate and negative bits."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -80,7 +80,7 @@ class StorageView(NamedTuple):
         return cls(tensor.dtype, tuple(tensor.shape), stride, offset, tensor.is_conj(), tensor.is_neg())
 
     def over(self, flat_P: torch.Tensor) -> torch.Tensor:
-        """Return the tensor over all bytes of a storage; it shares their version."""
+        """Return the tensor of this view over all bytes of a storage, of which it shares the version."""
         whole = flat_P.numel() // self.dtype.itemsize * self.dtype.itemsize
         seen = flat_P[:whole].view(self.dtype).as_strided(self.shape, self.stride, self.offset)
         seen = seen.conj() if self.conjugate else seen
@@ -88,38 +88,38 @@ class StorageView(NamedTuple):
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return the identity of a live storage. One that is gone may give its key to another one, as addresses do."""
+    """Return the identity of a live storage. Like an address, it may be reused once the storage is freed."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def may_move(tensor: torch.Tensor, least: int) -> bool:
-    """Return True if its storage of `least` bytes or more may leave: no weight, and nobody else's memory."""
+    """Return True if the tensor's storage may leave: at least `least` bytes, no weight, and memory of torch's own."""
     if type(tensor) is not torch.Tensor or (tensor.is_leaf and tensor.requires_grad):
         return False
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return False
     storage = tensor.untyped_storage()
-    return storage.resizable() and max(1, least) <= storage.nbytes()  # not resizable: somebody else's memory
+    return storage.resizable() and max(1, least) <= storage.nbytes()  # not resizable: another library's memory
 
 
 def held_by(tensor: torch.Tensor, tensors: int) -> bool:
-    """Return True if only `tensors` tensors hold the storage of `tensor`, itself among them: nobody else can read or
-    write its bytes any more."""
+    """Return True if only `tensors` tensors, itself included, hold the storage of `tensor`: nothing else can read or
+    write its bytes."""
     counted, handles = _counts(tensor)
     one, handles_of_one = _counts_of_one()
     return counted - one < tensors and handles <= handles_of_one
 
 
 def _counts(tensor: torch.Tensor) -> tuple[int, int]:
-    """Count the holders of the storage in C++, and of its Python object."""
+    """Return the reference counts of the storage in C++ and of its Python object."""
     storage = tensor.untyped_storage()
     return int(torch._C._storage_Use_Count(storage._cdata)), sys.getrefcount(storage)
 
 
 @cache
 def _counts_of_one() -> tuple[int, int]:
-    """Count the holders where one tensor holds a storage. Raises TiledsegError where this version of torch does not
-    tell one holder from two: nothing may then leave memory."""
+    """Return the reference counts of a storage with one tensor. Raises TiledsegError if this version of torch counts
+    one holder and two alike: nothing may then leave memory."""
     tensor = torch.zeros(4)
     _counts(tensor)
     one = _counts(tensor)

@@ -1,12 +1,11 @@
-"""Saved tensors that are dropped after the forward pass, and had from a second run of the call that saved them.
+"""Saved tensors that are dropped after the forward pass and recomputed by a second run of the call that saved them.
 
-A call is a node of a network of ours (`models.rebuild`) or a part of somebody's module (`memory.recomputing`). While it
-runs, autograd saves a `SavedHandle` in the place of each tensor. When it has ended, each handle is told where its
-tensor comes from: it is kept, computed by others, or had from a `SecondRun`.
+A call is a node of our networks (`models.rebuild`) or a part of a user's module (`memory.offload`). While it runs,
+autograd saves a `SavedHandle` in place of each tensor. When it has ended, each handle gets the source of its tensor:
+kept, computed from other tensors, or recomputed by a `SecondRun`.
 
-The second run of a part takes the same inputs, in the state that the module and the generators of random numbers had:
-the same bits, and nothing changes twice. A call that writes over its inputs, which could not run again, keeps what it
-saves.
+The second run of a part has the same inputs, module state and random generators: the same bits, and no state changes
+twice. A call that overwrites its inputs could not run again, and keeps its tensors.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from tiledseg.memory.saved import Hooks, KeptTensor, hooks_around, storage_key
 
-_SMALL = 1 << 20  # bytes of a buffer that is copied; a larger one must not change
+_SMALL = 1 << 20  # most bytes of a buffer that is copied; a larger one must not change
 _WITHIN = ContextVar("within", default=False)
-_ONE_AT_A_TIME = threading.RLock()  # a second run takes a module's state away for a while
+_ONE_AT_A_TIME = threading.RLock()  # a second run replaces a module's state for a while
 
 
 class _AllSeenError(BaseException):
-    """The end of a second run that has saved all wanted tensors. No program on the way may catch it."""
+    """The end of a second run that has saved all wanted tensors. A BaseException: the module must not catch it."""
 
 
 class SavedHandle:
-    """The object that autograd saves in the place of a tensor, which it holds until its call has ended."""
+    """The object that autograd saves in place of a tensor. It holds the tensor until the call has ended."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor: torch.Tensor | None = tensor.detach()
@@ -54,21 +53,21 @@ class SavedHandle:
         return self._tensor
 
     def keep(self, hooks: Hooks | None) -> None:
-        """Keep the tensor, by `hooks` where there are some."""
+        """Keep the tensor, by `hooks` if given."""
         self.have(KeptTensor(self.tensor, hooks, self._version).get)
 
     def have(self, source: Callable[[], torch.Tensor]) -> None:
-        """Drop the tensor; `source` gives it when the backward pass asks for it."""
+        """Drop the tensor; the backward pass gets it from `source`."""
         self.source, self._tensor = source, None
 
     def get(self) -> torch.Tensor:
-        """Return the tensor. Raises RuntimeError, as autograd does, where it has been written over."""
+        """Return the tensor. Raises RuntimeError, as autograd does, if it was overwritten."""
         return self.tensor if self.source is None else self.source()
 
 
 class SecondRun:
-    """Tensors that a call saves, by their order in it. `run` runs the call once more, on the same inputs, in the same
-    state. It ends as soon as it has saved all tensors that are still wanted."""
+    """The dropped tensors of a call, by their order in it. `run` repeats the call with the same inputs and state; it
+    ends as soon as all tensors still wanted are saved."""
 
     def __init__(self, run: Callable[[], object], name: str) -> None:
         self._run, self._name = run, name
@@ -76,7 +75,7 @@ class SecondRun:
         self._there: dict[int, torch.Tensor] = {}
 
     def take(self, number: int, handle: SavedHandle) -> None:
-        """Drop the tensor of a handle, the `number`-th that the call has saved."""
+        """Drop the tensor of a handle, the call's `number`-th."""
         self._wanted[number] = handle
         handle.have(partial(self._get, number))
 
@@ -94,7 +93,7 @@ class SecondRun:
             number = next(seen)
             if number in wanted:
                 if _kind(tensor) != wanted[number]:
-                    raise RuntimeError(differs.format(f"{_kind(tensor)} in the place of {wanted[number]}"))
+                    raise RuntimeError(differs.format(f"{_kind(tensor)} in place of {wanted[number]}"))
                 there[number] = tensor.detach()
             if len(there) == len(wanted):
                 raise _AllSeenError
@@ -115,7 +114,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def within() -> bool:
-    """Return True while a call of a part runs in this thread: parts within it run as they are."""
+    """Return True while a call of a part runs in this thread: parts inside it are not split again."""
     return _WITHIN.get()
 
 
@@ -129,8 +128,7 @@ def _alone() -> Iterator[None]:
 
 
 def run_part(name: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, int]:
-    """Return the result of `forward`, a call of `module`, and the bytes that it would have kept for the backward
-    pass."""
+    """Run `forward`, a call of `module`, with its saved tensors dropped; return the result and the bytes dropped."""
     leaves, form = tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     versions, around = [tensor._version for tensor in tensors], hooks_around()
@@ -159,7 +157,7 @@ def run_part(name: str, module: nn.Module, forward: Callable[..., Any], args: An
     opened = {number: handle for number, handle in enumerate(handles) if handle.source is None}
     sizes = {storage_key(h.tensor): h.tensor.untyped_storage().nbytes() for h in opened.values()}
     for given in tree_flatten(result)[0]:
-        sizes.pop(storage_key(given) if isinstance(given, torch.Tensor) else 0, None)  # its user keeps it
+        sizes.pop(storage_key(given) if isinstance(given, torch.Tensor) else 0, None)  # the result's user keeps it
     for number, handle in opened.items():
         if writes or not sizes:
             handle.keep(around)
@@ -169,8 +167,8 @@ def run_part(name: str, module: nn.Module, forward: Callable[..., Any], args: An
 
 
 class _PartState:
-    """All that a call depends on besides its inputs, as it is now: attributes and buffers of modules (running
-    statistics, counters), the generators of torch, NumPy and Python, autocast. Parameters must not change."""
+    """The present state that a call depends on besides its inputs: attributes and buffers of modules (running
+    statistics, counters), generators of torch, NumPy and Python, autocast. Parameters must not change."""
 
     def __init__(self, module: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
         self._parts = list(module.modules())
@@ -185,7 +183,7 @@ class _PartState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Put everything back for a while. Raises RuntimeError where what must not change has been written over."""
+        """Restore the state inside. Raises RuntimeError if a parameter or a large buffer was overwritten."""
         for fixed in self._fixed:
             fixed.get()
         now = [dict(part.__dict__) for part in self._parts]
@@ -212,7 +210,7 @@ class _PartState:
 
 
 def _copied(buffers: dict[str, Any]) -> dict[str, Any]:
-    """Return the buffers, with copies of the small ones, over which the module may write."""
+    """Return the buffers, with copies of the small ones, which the module may overwrite."""
     return {
         name: buffer.detach().clone() if buffer is not None and buffer.nbytes <= _SMALL else buffer
         for name, buffer in buffers.items()
@@ -223,7 +221,7 @@ Result = TypeVar("Result")
 
 
 class Notes:
-    """Results of one node, in the order in which they came; `unread`: those still to be taken, while they are read."""
+    """Results recorded in a node's first run, in order, for its second. `unread`: those still to be read."""
 
     def __init__(self) -> None:
         self.results: list[Any] = []
@@ -231,8 +229,7 @@ class Notes:
 
     @contextmanager
     def open(self, read: bool = False) -> Iterator[None]:
-        """Write down the results that come meanwhile; with `read` give these, from the first one on, in the place of
-        new ones."""
+        """Record results of `noted` inside; with `read`, return the recorded ones in place of new ones."""
         token, self.unread = CURRENT.set(self), iter(self.results) if read else None
         try:
             yield
@@ -242,11 +239,11 @@ class Notes:
 
 
 CURRENT: ContextVar[Notes | None] = ContextVar("notes", default=None)
-"""The notes that are taken or read now."""
+"""The notes that are written or read at present."""
 
 
 def noted(compute: Callable[[], Result]) -> Result:
-    """Return the result of `compute`, or that of the node's first run."""
+    """Return the result of `compute`, or in a second run that of the node's first run."""
     notes = CURRENT.get()
     if notes is not None and notes.unread is not None:
         earlier: Result = next(notes.unread)
@@ -259,8 +256,8 @@ def noted(compute: Callable[[], Result]) -> Result:
 
 @contextmanager
 def still_statistics(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Keep the running statistics of norms in `modules` as they are: a forward pass that is made twice moves them once.
-    The norms use the batch's statistics as before."""
+    """Do not update the running statistics of norms in `modules` inside: a repeated forward pass updates them once. The
+    norms still use the batch's statistics."""
     tracking = [m for module in modules for m in module.modules() if getattr(m, "track_running_stats", False)]
     for module in tracking:
         module.track_running_stats = False  # type: ignore[assignment]
