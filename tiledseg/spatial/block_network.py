@@ -1,15 +1,15 @@
 """A network whose images are cut into blocks that a rank computes one after the other, segment by segment.
 
-Its layers are those of `spatial.network`; `block_pass` runs them. A layer that takes statistics of the image sums them
-over ranks by one call forward and one backward (see `models.normalise.Ranks`). Here the blocks of a rank stand in the
-place of ranks. They come one at a time, so a sum is made in two turns: first each block adds its part, then each gets
-the whole. Backward the first turn is that of the layer itself, which gets zeros for the sum of the others. The sum's
-part of the gradient of its input follows when the segment before it is differentiated.
+Its layers are those of `spatial.network`; `block_pass` runs them. A layer with statistics of the image sums them over
+ranks by one call forward and one backward (see `models.normalise.Ranks`). Here the blocks of a rank take the place of
+ranks. They come one at a time, so a sum takes two turns: first each block adds its part, then each gets the sum.
+Backward, the layer gets zeros for the other blocks' sum in the first turn. The sum's contribution to the gradient of
+the layer's input follows when the segment before it is differentiated.
 
-A `BlockProgram` holds the integers of an image: the windows that each block reads, and the strips that other blocks own
-of them. The windows are those of `layer_windows`, the actions those of `network`. Only the exchange differs, since a
-segment reads its whole halo with its window. Where ranks share the image, each has a rectangle of its blocks. All of
-them compile the same integers, so both ends of a message know it.
+A `BlockProgram` holds the integers of an image: the windows that each block reads, and their strips that other blocks
+own. The windows are those of `layer_windows`, the actions those of `network`, without exchanges: a segment reads its
+whole halo with its window. Ranks that share an image each have a rectangle of its blocks. All of them compile the same
+integers, so both ends of a message know it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Sums = dict[int, torch.Tensor]  # over the blocks of an image, by the layer's no
 
 
 class Strip(NamedTuple):
-    """A part of a block that another block reads; boxes are in positions of the whole tensor."""
+    """A part of a block that another block reads; `box` in positions of the whole tensor."""
 
     block: int
     box: Box
 
 
 class Window(NamedTuple):
-    """The box of a tensor that a block reads: `own` is the part that the block has itself, `others` the rest."""
+    """The box of a tensor that a block reads: `own`, the block's own part, and the strips of `others`."""
 
     box: Box
     own: Box | None
@@ -53,14 +53,14 @@ class Window(NamedTuple):
 
 
 class BlockRun(NamedTuple):
-    """A segment on one block: the actions of its nodes, and the window of each tensor that enters."""
+    """A segment on one block: the actions of its nodes, and the windows of the tensors that enter it."""
 
     actions: tuple[Action, ...]
     windows: Mapping[int, Window]
 
 
 class ImageRanks(NamedTuple):
-    """The ranks of an image: `rows` x `cols` of them, and the place of this one, `at` (row, col)."""
+    """The `rows` x `cols` ranks of an image, and this rank's place `at` (row, col)."""
 
     rows: int = 1
     cols: int = 1
@@ -79,7 +79,7 @@ class ImageRanks(NamedTuple):
 @dataclass(frozen=True)
 class BlockTraffic:
     """The strips of one tensor that this rank sends to and receives from each other rank (by `ImageRanks.number`), in
-    an order that both know. Gradients go the other way."""
+    the same order on both. Gradients go the other way."""
 
     sends: dict[int, list[Strip]] = field(default_factory=dict)
     receives: dict[int, list[Strip]] = field(default_factory=dict)
@@ -87,10 +87,10 @@ class BlockTraffic:
 
 @dataclass(frozen=True)
 class BlockProgram:
-    """The work of one rank on an image that `rows` x `cols` cut (a partition for each tensor).
+    """The work of one rank on an image cut by `rows` x `cols` (a partition for each tensor).
 
-    `own`: this rank's blocks. `runs`: for each segment the run of each own block. `strips`: the boxes that others read
-    of (tensor, own block). `traffic`: for each tensor the strips between ranks. Blocks count row by row over the image.
+    `own`: this rank's blocks, numbered row by row over the image. `runs`: for each segment, the run of each own block.
+    `strips`: the boxes of (tensor, own block) that others read. `traffic`: the strips between ranks, by tensor.
     """
 
     rows: tuple[Partition, ...]
@@ -121,7 +121,7 @@ class BlockProgram:
 
 @dataclass
 class Turn:
-    """The block at work, of how many of which `image`; and its turn: it adds to `sums` of the image, or gets them."""
+    """The block that is computed now, of `blocks` of an `image`. It `adds` to the image's `sums`, or gets them."""
 
     image: object = None
     block: int = 0
@@ -132,7 +132,7 @@ class Turn:
 
 @dataclass
 class BlockRanks:
-    """The blocks of an image, in the place of the ranks that the layer of node `k` sums over."""
+    """The blocks of an image, in place of the ranks over which the layer of node `k` sums."""
 
     turn: Turn
     k: int
@@ -146,7 +146,7 @@ class BlockRanks:
         return self.turn.blocks
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
-        """Add `tensor` to the sums and zero it, or put the sums into it: as the turn is."""
+        """Add `tensor` to the sums and zero it, or copy the sums into it, by the turn."""
         sums = self.turn.sums
         if not self.turn.adds:
             tensor.copy_(sums[self.k])  # all blocks have added to it
@@ -157,9 +157,9 @@ class BlockRanks:
 
 
 class BlockNetwork:
-    """The twin of a network that computes blocks; it shares weights, buffers and mode (train or eval) with it.
+    """The twin of a network that computes blocks. It shares the network's weights, buffers and mode (train or eval).
 
-    Raises ConfigError where a layer cannot be computed so.
+    Raises ConfigError if a layer cannot be computed in blocks.
     """
 
     def __init__(self, network: GraphNetwork | nn.Sequential) -> None:
@@ -172,7 +172,7 @@ class BlockNetwork:
         self._programs: dict[tuple[Partition, Partition, TilePlace | None, ImageRanks, bool], BlockProgram] = {}
 
     def partitions(self, shared: tuple[Partition, Partition], blocks: tuple[int, int]) -> tuple[Partition, Partition]:
-        """Cut each rank's part of an input, shared along rows and columns, into `blocks` (rows, cols), or fewer."""
+        """Cut each rank's part of an input, `shared` along rows and columns, into at most `blocks` (rows, cols)."""
         dims = zip((self.graph, self.along_columns), shared, blocks, strict=True)
         rows, cols = (block_partition(graph, ranks, parts) for graph, ranks, parts in dims)
         return rows, cols
@@ -185,11 +185,12 @@ class BlockNetwork:
         ranks: ImageRanks = ImageRanks(),  # noqa: B008
         together: bool = False,
     ) -> BlockProgram:
-        """Return the program of one of `ranks` for an input that `rows` x `cols` cut, of which each rank has as many
+        """Return the program of one of `ranks` for an input cut by `rows` x `cols`, of which each rank has as many
         blocks.
 
-        `where`: the tile's place, for layers that ask for it. `together` with other inputs the segments do not depend
-        on the cut. Raises GeometryError where a block of some tensor would be empty, or tensors that meet do not fit.
+        `where`: the tile's place, for layers that depend on it. `together`: the input is one of several, so segments
+        must not depend on the cut. Raises GeometryError if a block of a tensor would be empty, or joined tensors do not
+        match.
         """
         key = rows, cols, where if any(layer.asks_place for layer in self.graph.layers) else None, ranks, together
         if key not in self._programs:
@@ -225,7 +226,7 @@ class BlockNetwork:
                     giver, taker = owner[strip.block], owner[block]
                     if giver == taker:
                         continue
-                    # A tensor has an entry on all ranks, also on those that send none of it.
+                    # A travelling tensor has an entry on all ranks, also on those that send none of it.
                     travelling = traffic.setdefault(tensor, BlockTraffic())
                     for lists, here, peer in ((travelling.sends, giver, taker), (travelling.receives, taker, giver)):
                         if here == ranks.number and strip not in lists.setdefault(peer, []):
@@ -233,7 +234,7 @@ class BlockNetwork:
         return BlockProgram(*cuts, ranks, own, parts_of_graph, tuple(runs), strips, traffic)
 
     def _placed(self, actions: tuple[Action, ...], segment: Segment, where: TilePlace | None) -> tuple[Action, ...]:
-        """Return the actions, in which layers that ask for their place have that in the whole image."""
+        """Return the actions, with places in the whole image for layers that depend on them."""
         if where is None or where[0] == where[1]:
             return actions
         places = tile_places(self._graph, *where)
@@ -252,7 +253,7 @@ class BlockNetwork:
         return tuple(placed(action, places[k]) if k in places else action for k, action in nodes)
 
     def written_over(self, segment: Segment) -> set[int]:
-        """Return the tensors that enter a segment and that one of its nodes writes over."""
+        """Return the tensors that enter a segment and that one of its nodes overwrites."""
         origins, written = {tensor: tensor for tensor in segment.entering}, set[int]()
         for k in segment.nodes:
             source, module = origins.get(self.graph.sources[k][0]), self.modules[k]
@@ -265,7 +266,7 @@ class BlockNetwork:
         return written
 
     def wants_gradient(self, of_input: bool) -> list[bool]:
-        """Return for each tensor whether the loss is differentiated by it."""
+        """Return for each tensor True if the loss is differentiated by it. `of_input`: by the network's input too."""
 
         def step(k: int, given: list[bool]) -> bool:
             return self.graph.layers[k].gradient != "none" and (any(given) or is_trained(self.modules[k]))

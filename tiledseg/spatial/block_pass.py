@@ -1,23 +1,22 @@
-"""Images on their way through a network in blocks, which are computed one after the other, segment by segment.
+"""The forward and backward pass of images in blocks, which are computed one after the other, segment by segment.
 
-The law: outputs, gradients and buffers are those of the network on the whole images, norms over them included. Nothing
-travels within a segment, whose halo is read with the window. Only what leaves a segment is kept, in blocks, outside of
-autograd. The backward pass runs each segment once more, block by block, last segment first, and adds up the gradients
-of what it read.
+The law: outputs, gradients and buffers are those of the network on the whole images, including norms over them. A
+block reads a window with the halo of the whole segment. Only the tensors that leave a segment are kept, in blocks,
+outside autograd. The backward pass runs each segment again, block by block, last segment first, and adds up the
+gradients of the windows.
 
     store    input    conv0's output     conv1's output           forward: ->   backward: <-
     block 0    | conv0 |   | norm0 act0 conv1 |   | norm1 ...     what stands between bars is a segment: for each block
     block 1    | conv0 |   | norm0 act0 conv1 |   | norm1 ...     it reads a window, and gives a block
 
-An image goes alone. For a batch norm that learns all images of a step go together: the blocks of the first, then those
-of the next, through one segment after the other.
+Without a training batch norm each image goes alone. With one, all images of a step go together: through each segment
+first the blocks of the first image, then those of the next.
 
-Between segments ranks that share an image bring each other what their blocks read (`block_store`), and add up
-statistics (`block_statistics`); between blocks they do not wait for each other. It cannot deadlock. All ranks end the
-same segments in one order, backward in the opposite one, since that follows from the graph alone, not from an image. At
-each end a rank first serves its images, one after the other: ranks that share one share all of theirs, in one order.
-Then come the sums over all ranks of a step, once for each batch norm that has measured what the segment gave. A rank
-takes part with many images, with few, or with none, for which it adds zeros.
+Between segments, ranks that share an image exchange strips (`block_store`) and sum statistics (`block_statistics`);
+between blocks they do not wait for each other. It cannot deadlock. All ranks finish the same segments in one order,
+backward in the reverse, which follows from the graph alone. After each segment a rank first serves its images, in
+order: ranks that share one image share all of theirs. Then come the sums over all ranks of a step, one for each batch
+norm of the segment's result. A rank without an image adds zeros.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from tiledseg.memory.file_store import MemoryShelf
 from tiledseg.models.network import Tensors
 from tiledseg.spatial.block_network import BlockNetwork, BlockProgram, BlockRun
 from tiledseg.spatial.block_statistics import Cast, ImageStatistics, StatisticSums, Together
-from tiledseg.spatial.block_store import INPUT, BlockGradients, BlockValues, BringInput
+from tiledseg.spatial.block_store import INPUT, BlockGradients, BlockValues, BringInput, part_in
 
 Outputs = tuple[torch.Tensor, ...]
 LossOf = Callable[[int, Outputs], torch.Tensor | None]
 
 
 class Image(NamedTuple):
-    """An image: `x_BCHW`, this rank's part of the network's input, cut as `program` says. `begin` is called before any
-    of its blocks is computed, after one of another image."""
+    """An image: `x_BCHW`, this rank's part of the network's input, cut by `program`. `begin` is called before a block
+    of it that follows one of another image."""
 
     x_BCHW: torch.Tensor
     program: BlockProgram
@@ -53,14 +52,13 @@ class Image(NamedTuple):
 
 
 class BlockPass:
-    """This rank's blocks of an image, or of all that it has of a step: `forward`, then `backward`, or the `outputs` of
-    its `images` as often as one likes.
+    """This rank's blocks of one image, or of all its images of a step. Call `forward`, then `backward`, or `outputs` of
+    each of the `images` any number of times; `close` frees all.
 
-    `shelf`: the place of blocks between segments. `input_gradient`: that of the input is wanted too, block by block in
-    the end. `cast`: the precision of the layers. `bring`: see `block_store.BlockValues`. `together`: batch norms take
-    their statistics over all images, of all ranks, of which one may have none; else there is one image. The making,
-    `forward` and `backward` are collective over `axes`, the ranks that share an image, and over `together`. `close`
-    frees all.
+    `shelf`: the store of blocks between segments. `input_gradient`: compute the input's gradient too, block by block at
+    the end. `cast`: the autocast context of the layers. `bring`: see `block_store.BlockValues`. `together`: batch norms
+    take their statistics over all images of all ranks, and a rank may have none; else there is one image. The
+    constructor, `forward` and `backward` are collective over `axes`, the ranks that share an image, and `together`.
     """
 
     def __init__(
@@ -88,7 +86,7 @@ class BlockPass:
         self._complete(INPUT)
 
     def forward(self, keep: bool = True) -> None:
-        """Run all segments but the last, without gradients. `keep`: for a backward pass."""
+        """Run all segments but the last, without gradients. `keep`: keep the tensors for a backward pass."""
         with torch.no_grad():
             for index, segment in enumerate(self._segments[:-1]):
                 for image, block in self._blocks(index):
@@ -100,8 +98,8 @@ class BlockPass:
                         self._drop(tensor)
 
     def backward(self, *losses: LossOf) -> None:
-        """Differentiate the sum over all images and blocks of `losses`, one for each image. A loss takes a block and
-        the outputs on it, and may be None there. Gradients of weights are added block by block."""
+        """Differentiate the sum of `losses`, one for each image, over all blocks. A loss takes a block's number and its
+        outputs, and may return None. Gradients of weights are added block by block."""
         last, of = len(self._segments) - 1, dict(zip(self.images, losses, strict=True))
         for image, block in self._blocks(last, True):
             image.differentiate(last, block, of[image])
@@ -119,7 +117,7 @@ class BlockPass:
             image.close()
 
     def _blocks(self, index: int, backward: bool = False) -> Iterator[tuple[ImagePass, int]]:
-        """Yield this rank's blocks, image by image; at each, what the next one reads begins to come."""
+        """Yield this rank's blocks, image by image, and prefetch the windows of the next one."""
         every = [(image, block) for image in self.images for block in image.program.own]
         for (image, block), following in zip_longest(every, every[1:]):
             if following is not None:
@@ -128,14 +126,14 @@ class BlockPass:
             yield image, block
 
     def _complete(self, tensor: int) -> None:
-        """Swap and sum once this rank has all its blocks of a tensor. Collective."""
+        """Exchange strips and sum statistics once this rank has all its blocks of a tensor. Collective."""
         for image in self.images:
             image.values.swap(tensor, self._axes)
         self._sums.complete(tensor)
         self.shelf.rest()
 
     def _complete_gradients(self, tensor: int) -> None:
-        """Swap and sum once all that this rank adds to a tensor's gradient has been added. Collective."""
+        """Exchange strips and sums once this rank has added all its gradients of a tensor. Collective."""
         if self.wants[tensor]:
             for image in self.images:
                 image.gradients.swap(tensor, self._axes)
@@ -148,7 +146,7 @@ class BlockPass:
 
 
 class ImagePass:
-    """This rank's blocks of one image. Segments are given by their index; nothing here communicates."""
+    """This rank's blocks of one image. Methods take a segment's index, and do not communicate."""
 
     def __init__(self, owner: BlockPass, image: Image) -> None:
         self.program, self._begin = image.program, image.begin
@@ -156,25 +154,24 @@ class ImagePass:
         self.values = BlockValues(self.program, owner.shelf, image.x_BCHW, owner.bring)
         self.gradients = BlockGradients(self.program, owner.shelf, self.values)
         self.statistics = ImageStatistics(owner.network, self.program, owner.cast, owner.joins)
-        # One that is all of its image still adds to sums.
-        self._blocks = max(self.program.blocks, 2 if owner.joins else 1)
+        self._blocks = max(self.program.blocks, 2 if owner.joins else 1)  # 2: a block that is its image still adds
 
     def begin(self) -> None:
-        """Prepare the network for a block of this image, maybe after one of another."""
+        """Prepare the network for a block of this image, if the last block was another image's."""
         turn = self._network.turn
         if turn.image is not self:
             turn.image, turn.blocks = self, self._blocks
             self._begin()
 
     def compute(self, index: int, block: int) -> None:
-        """Run a segment that is not the last, and store the block that it gives."""
+        """Run a segment that is not the last, and store the resulting block."""
         (tensor,) = self.program.segments[index].leaving
         y_BCHW = self._run(index, block, self._windows(index, block))[tensor]
         self.statistics.add(tensor, block, y_BCHW)
         self.values.put(tensor, block, y_BCHW)
 
     def outputs(self, block: int) -> Outputs:
-        """Return the network's outputs on a block, each its part of a block of the first, without gradients."""
+        """Return the network's outputs on a block, without gradients; others cover a part of the first's block."""
         self.begin()
         with torch.no_grad():
             last = len(self.program.segments) - 1
@@ -182,7 +179,7 @@ class ImagePass:
         return tuple(tensors[tensor] for tensor in self._network.graph.results)
 
     def input_gradient(self, block: int) -> torch.Tensor | None:
-        """Return the gradient of a block of the input, after the backward pass; once."""
+        """Return the gradient of a block of the input after the backward pass, and free it."""
         self.begin()
         x_BCHW = self.values.own_input(block)
         return self.statistics.with_gradient(INPUT, block, x_BCHW, self.gradients.take(INPUT, block))
@@ -193,7 +190,7 @@ class ImagePass:
         self.gradients.clear()
 
     def ahead(self, index: int, block: int, backward: bool) -> None:
-        """Begin to fetch what the block reads."""
+        """Prefetch the windows of a block."""
         segment = self.program.segments[index]
         for tensor, window in self.program.runs[index][block].windows.items():
             if window.own is not None:
@@ -206,7 +203,8 @@ class ImagePass:
         return {tensor: self.values.read(tensor, block, window) for tensor, window in windows.items()}
 
     def _run(self, index: int, block: int, tensors: Tensors) -> Tensors:
-        """Return what leaves a segment, of what enters it. Running statistics move the first time."""
+        """Return the tensors that leave a segment from those that enter it. Running statistics move in the first
+        run."""
         segment, run, graph = self.program.segments[index], self.program.runs[index][block], self._network.graph
         self.statistics.turn(block, self.statistics.forward)
         for tensor in self._network.written_over(segment):
@@ -224,16 +222,15 @@ class ImagePass:
         return {tensor: self._own(segment, run, tensor, block, tensors[tensor]) for tensor in segment.leaving}
 
     def _own(self, segment: Segment, run: BlockRun, tensor: int, block: int, made_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the block of what leaves: nodes may have made more, for each other."""
+        """Return the own block of a tensor that leaves: nodes may have computed more, for later nodes."""
         inside = tensor - 1 in segment.nodes
         given = run.actions[segment.nodes.index(tensor - 1)].given if inside else run.windows[tensor].box
-        row, col = divmod(block, self.program.cols[0].parts)  # outputs of one size cover the same
+        row, col = divmod(block, self.program.cols[0].parts)
         rows, cols = (leaving_partition(cuts, segment, tensor) for cuts in (self.program.rows, self.program.cols))
-        own = Box(rows.owned(row), cols.owned(col))
-        return made_BCHW if own == given else made_BCHW[(slice(None), slice(None), *own.relative_to(given).slices)]
+        return part_in(made_BCHW, Box(rows.owned(row), cols.owned(col)), given)
 
     def differentiate(self, index: int, block: int, loss: LossOf | None = None) -> None:
-        """Run a segment once more, and back; the last one by its `loss`."""
+        """Run a segment again, then differentiate it; the last one by its `loss`."""
         segment, run = self.program.segments[index], self.program.runs[index][block]
         gradient = None if loss is not None else self.gradients.take(segment.leaving[0], block)
         leaves = self._windows(index, block)
@@ -242,7 +239,7 @@ class ImagePass:
                 leaves[tensor] = x_BCHW.detach().requires_grad_(self._wants[tensor])
             made = self._run(index, block, dict(leaves))
             self.statistics.turn(block, self.statistics.backward, adds=True)
-            shares = self.program.ranks.size > 1  # blocks without a loss then add zeros to what ranks sum
+            shares = self.program.ranks.size > 1  # then a block without a loss adds zeros to the sums of ranks
             if loss is not None:
                 outputs = tuple(made[tensor] for tensor in self._network.graph.results)
                 scalar = loss(block, outputs)

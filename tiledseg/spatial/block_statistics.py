@@ -1,11 +1,11 @@
-"""Statistics over all pixels of images that are computed in blocks: those of norms, means and maxima over an image.
+"""Statistics over all pixels of images that are computed in blocks: of norms, means and maxima over an image.
 
-They are summed as blocks are stored, and given to the segments that take them. The gradients of the statistics are
-summed over all blocks of those segments too. They go to the gradient of what was measured when its own segment's turn
-comes. Instance and group norms, means and maxima see one image, a batch norm that learns sees all that go together.
+They are summed as blocks are stored, and used by the segment that reads the blocks. The gradients of the statistics
+are summed over all blocks of that segment, and added to the measured tensor's gradient when its own segment is
+differentiated. Instance and group norms, means and maxima cover one image, a training batch norm all images of a step.
 
-Ranks that share an image add up their sums, once forward and once backward for each layer that takes some; so do all
-ranks of a step for a batch norm. `block_pass` says why it cannot deadlock.
+Ranks that share an image sum their statistics, once forward and once backward for each layer; for a batch norm all
+ranks of a step do. `block_pass` says why it cannot deadlock.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ Cast = Callable[[], AbstractContextManager[object]]
 
 
 class Together(NamedTuple):
-    """All images of a step go together: of all these ranks. `device`: that of a rank without an image."""
+    """The ranks whose images of a step go together. `device`: this rank's, for a rank without an image."""
 
     ranks: Communicator
     device: torch.device
 
 
 class ImageStatistics:
-    """The statistics of one image on its way through a network. `joins`: batch norms see all images together."""
+    """The statistics of one image in its pass through a network. `joins`: batch norms cover all images together."""
 
     def __init__(self, network: BlockNetwork, program: BlockProgram, cast: Cast, joins: bool) -> None:
         self._network, self._program, self._cast, self._joins = network, program, cast, joins
-        self.parts: dict[int, list[Statistics]] = {}  # of each block, until all are measured
+        self.parts: dict[int, list[Statistics]] = {}  # a block's each, until all are measured
         self.measured: dict[int, Statistics] = {}
         self.forward: Sums = {}
         self.backward: Sums = {}
         self._tracked: set[int] = set()
 
     def nodes(self, tensor: int) -> Iterator[int]:
-        """Yield the nodes that take statistics of a tensor now."""
+        """Yield the nodes that take statistics of a tensor in this pass."""
         return measuring_nodes(self._network, tensor, self._joins, self._program.blocks > 1)
 
     def add(self, tensor: int, block: int, x_BCHW: torch.Tensor) -> None:
-        """Add a block to what nodes take of its tensor."""
+        """Add a block to the statistics of its tensor."""
         for k in self.nodes(tensor):
             layer = self._network.layers[k]
             if isinstance(layer, SpatialNorm):
@@ -61,12 +61,12 @@ class ImageStatistics:
                 layer(self._place(k, block), x_BCHW)
 
     def turn(self, block: int, sums: Sums, adds: bool = False) -> None:
-        """Let layers of a block add to sums of the image, or get them."""
+        """Set the block whose layers add to the image's sums, or get them."""
         turn = self._network.turn
         turn.block, turn.sums, turn.adds = block, sums, adds
 
     def compute(self, k: int, place: BlockPlace, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run node `k` by the statistics of the image."""
+        """Run node `k` with the statistics of the image."""
         layer = self._network.layers[k]
         if k in self.measured:
             assert isinstance(layer, SpatialNorm), "others take their sums themselves"
@@ -76,14 +76,14 @@ class ImageStatistics:
     def with_gradient(
         self, tensor: int, block: int, x_BCHW: torch.Tensor, gradient: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Return a block's gradient, with what goes to it through its tensor's statistics, by sums of all blocks."""
+        """Return a block's gradient plus the gradient through its tensor's statistics, from the sums of all blocks."""
         for k in self.nodes(tensor):
             if k in self.backward:
                 layer = self._network.layers[k]
                 if isinstance(layer, SpatialNorm):
                     norm, sharing = layer.module, sharing_of(layer.module, x_BCHW)
                     more = moment_gradient(x_BCHW, self.backward[k], self.measured[k], norm.eps, sharing)
-                else:  # through the sums of a node that is no norm
+                else:  # the sums of a node that is no norm
                     leaf_BCHW = x_BCHW.detach().requires_grad_()
                     self.turn(block, self.forward)
                     with torch.enable_grad(), self._cast(), self.still([k], True):
@@ -94,7 +94,7 @@ class ImageStatistics:
         return gradient
 
     def _place(self, k: int, block: int) -> BlockPlace:
-        """Return the place of a block without any halo."""
+        """Return the place of a block without halo."""
         source, dims = self._network.graph.sources[k][0], []
         at = divmod(block, self._program.cols[0].parts)
         for cuts, index in zip((self._program.rows, self._program.cols), at, strict=True):
@@ -104,7 +104,7 @@ class ImageStatistics:
         return BlockPlace(*dims)
 
     def still(self, nodes: Sequence[int], measuring: bool = False) -> AbstractContextManager[None]:
-        """Hold the running statistics of nodes that have moved theirs; the others move now."""
+        """Do not update running statistics of nodes that have updated them already; the others update now."""
         tracking = [k for k in nodes if k in self._network.tracking]
         still = [k for k in tracking if measuring or k in self._tracked]
         if not measuring:
@@ -113,8 +113,8 @@ class ImageStatistics:
 
 
 class StatisticSums:
-    """The sums over blocks of `images` and over ranks: of one image over those that share it (`ranks`), of batch norms
-    that learn over all images and all ranks of `together`. Collective over these; a rank may have no image."""
+    """The sums of statistics over blocks and ranks: for one image over the ranks that share it (`ranks`), for training
+    batch norms over all images and all ranks of `together`. Collective over these; a rank may have no image."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class StatisticSums:
             yield k, layer
 
     def complete(self, tensor: int) -> None:
-        """Sum once all blocks of a tensor have been added."""
+        """Complete a tensor's statistics once all its blocks have been added."""
         for image in self._images:
             for k in image.nodes(tensor):
                 layer = self._network.layers[k]
@@ -151,7 +151,8 @@ class StatisticSums:
                 image.measured[k] = self._measured[k]
 
     def complete_gradients(self, tensor: int) -> None:
-        """Sum once all blocks have been through the segments that take the statistics of a tensor."""
+        """Complete the gradients of a tensor's statistics once all blocks of the reading segments are
+        differentiated."""
         for image in self._images:
             for k in image.nodes(tensor):
                 if not isinstance(self._network.layers[k], SpatialBatchNorm) and self._ranks.size > 1:
@@ -167,7 +168,7 @@ class StatisticSums:
 
 
 def measuring_nodes(network: BlockNetwork, tensor: int, batch_norms: bool, others: bool) -> Iterator[int]:
-    """Yield the nodes that take statistics of a tensor now: `batch_norms` that learn, and `others`."""
+    """Yield the nodes that take statistics of a tensor in this pass: training `batch_norms`, and `others`."""
     for k in network.graph.readers[tensor]:
         if k < len(network.graph) and network.graph.sources[k][0] == tensor:
             layer = network.layers[k]

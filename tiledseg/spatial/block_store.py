@@ -1,14 +1,13 @@
-"""The blocks of tensors between segments: values, and gradients that are still being added up.
+"""The stored blocks of tensors between segments: values, and sums of gradients.
 
-A block is put somewhere whole and read whole, on a `memory.file_store`. The parts that other blocks read of it are thin
-strips. Strips stay in memory where a shelf is slow, and so do gradients of strips until their block is taken. So each
-block goes to the shelf once, and comes back once for each segment that takes it, whatever number of neighbours it has.
+A block is stored and read whole, on a shelf of `memory.file_store`. Other blocks read thin strips of it. If the shelf
+is not memory, strips are kept in memory too, and gradients of strips until their block is taken. So each block goes to
+the shelf once, and comes back once for each segment that reads it, whatever the number of its neighbours.
 
-Where ranks share the image, strips of values travel once a tensor is made, strips of gradients before they are taken:
-one message a tensor, way and pair of ranks. It cannot deadlock: the ranks of an image share the program, so all of them
-carry the same tensors in the order of the segments, backward in the opposite one. All receives and sends of a tensor
-are posted in one batch before anything is waited for, as `comm.point_to_point` asks, NCCL included. No
-message lies between the blocks of a segment.
+If ranks share the image, strips of values travel once a tensor is complete, strips of gradients before they are used:
+one message a tensor, direction and pair of ranks. It cannot deadlock: the ranks of an image share the program, so all
+of them exchange the same tensors in the order of the segments, backward in reverse. All receives and sends of a tensor
+are posted in one batch before anything waits, as `comm.point_to_point` demands. No messages are sent within a segment.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from tiledseg.spatial.block_network import BlockProgram, Strip, Window
 
 Key = tuple[int, int]  # a tensor, and a block of it
 BringInput = Callable[[torch.Tensor], torch.Tensor]
-INPUT = 0  # the tensor that is not made
+INPUT = 0  # the number of the network's input among the tensors
 
 
 class _StoredBlocks:
@@ -40,7 +39,7 @@ class _StoredBlocks:
         self._kept: dict[Key, Any] = {}
 
     def ahead(self, tensor: int, block: int) -> None:
-        """Begin to fetch a block that is soon used."""
+        """Prefetch a block."""
         if (tensor, block) in self._kept:
             self._shelf.ahead(self._kept[tensor, block])
 
@@ -51,8 +50,8 @@ class _StoredBlocks:
         receives: Mapping[int, Sequence[Strip]],
         like_BCHW: torch.Tensor,
     ) -> Iterator[tuple[Strip, torch.Tensor]]:
-        """Send tensors to peers (numbers in the image), and yield the strips that come from peers: one message a pair,
-        the tensors one after the other, each channels last. Collective over the ranks of the image."""
+        """Send tensors to peers (numbers in the image), and yield the strips that come from peers: one message a pair
+        of ranks, with all tensors in order, channels last. Collective over the ranks of the image."""
         batch, channels = like_BCHW.shape[:2]
         ends = {peer: axes.rank_at(*divmod(peer, self._program.ranks.cols)) for peer in {*outgoing, *receives}}
         sends = [
@@ -72,9 +71,9 @@ class _StoredBlocks:
 
 
 class BlockValues(_StoredBlocks):
-    """The values of stored tensors, and of the input: this rank's part of it, at hand in one piece.
+    """The values of stored tensors, and this rank's part of the input.
 
-    `bring`: makes a window of the input one on the network's device, in its layout.
+    `bring` moves a window of the input to the network's device and layout.
     """
 
     def __init__(
@@ -93,10 +92,10 @@ class BlockValues(_StoredBlocks):
     def _of_input(self, box: Box) -> torch.Tensor:
         assert self._whole is not None, "the input is dropped after its last use"
         own = self._program.own_box
-        return self._bring(_part(self._whole, box.clip(own), own))
+        return self._bring(part_in(self._whole, box.clip(own), own))
 
     def like(self, tensor: int) -> torch.Tensor:
-        """Return a small tensor of the batch, channels, dtype, device and layout of a tensor's blocks."""
+        """Return a small tensor with the batch, channels, dtype, device and layout of a tensor's blocks."""
         return self._like[tensor]
 
     def put(self, tensor: int, block: int, x_BCHW: torch.Tensor) -> None:
@@ -110,9 +109,9 @@ class BlockValues(_StoredBlocks):
         self._kept[tensor, block] = self._shelf.put(x_BCHW)
 
     def read(self, tensor: int, block: int, window: Window) -> torch.Tensor:
-        """Return the window of a block; not to be written over."""
+        """Return the window of a block, which must not be overwritten."""
         own_box, others = window.own, window.others
-        if tensor == INPUT:  # all of this rank's part is one block
+        if tensor == INPUT:  # this rank's part is stored as a whole
             own_box = window.box.clip(self._program.own_box)
             others = tuple(strip for strip in others if strip.block not in self._program.own)
             own_BCHW = self._of_input(window.box)
@@ -120,27 +119,27 @@ class BlockValues(_StoredBlocks):
                 return own_BCHW
         elif own_box is not None:
             whole_BCHW = self._shelf.get(self._kept[tensor, block])
-            own_BCHW = _part(whole_BCHW, own_box, self._program.box(tensor, block))
+            own_BCHW = part_in(whole_BCHW, own_box, self._program.box(tensor, block))
             if own_box.shape == window.box.shape:
                 return in_one_piece(own_BCHW)
         into_BCHW = empty_like(self._like[tensor], window.box.shape)
         for strip in others:
-            _part(into_BCHW, strip.box, window.box).copy_(self.strip(tensor, strip))
+            part_in(into_BCHW, strip.box, window.box).copy_(self.strip(tensor, strip))
         if own_box is not None:
-            _part(into_BCHW, own_box, window.box).copy_(own_BCHW)
+            part_in(into_BCHW, own_box, window.box).copy_(own_BCHW)
         return into_BCHW
 
     def strip(self, tensor: int, strip: Strip) -> torch.Tensor:
-        """Return the part of a block that another one reads."""
+        """Return a strip of a block."""
         if (tensor, strip) in self._strips:
             return self._strips[tensor, strip]
         if tensor == INPUT:
             return self._of_input(strip.box)
         whole_BCHW = self._shelf.get(self._kept[tensor, strip.block])
-        return _part(whole_BCHW, strip.box, self._program.box(tensor, strip.block))
+        return part_in(whole_BCHW, strip.box, self._program.box(tensor, strip.block))
 
     def swap(self, tensor: int, axes: Axes) -> None:
-        """Bring the strips that this rank's blocks read of others'. Collective over the ranks of the image."""
+        """Receive the strips of other ranks that this rank's blocks read. Collective over the ranks of the image."""
         traffic = self._program.traffic.get(tensor)
         if traffic is not None:
             own = {peer: [self.strip(tensor, each) for each in strips] for peer, strips in traffic.sends.items()}
@@ -163,8 +162,8 @@ class BlockValues(_StoredBlocks):
 
 
 class BlockGradients(_StoredBlocks):
-    """The gradients of stored tensors, as they are added up: of blocks whole, of neighbours in strips. Those of a block
-    are summed in one order, wherever they lie."""
+    """The sums of gradients of stored tensors: whole blocks, and strips from neighbours. A block's gradients are summed
+    in the same order on every store."""
 
     def __init__(self, program: BlockProgram, shelf: MemoryShelf, values: BlockValues) -> None:
         super().__init__(program, shelf)
@@ -172,30 +171,30 @@ class BlockGradients(_StoredBlocks):
         self._strips: dict[Key, list[tuple[Box, torch.Tensor]]] = {}
 
     def add(self, tensor: int, block: int, window: Window, g_BCHW: torch.Tensor) -> None:
-        """Add the gradient of the window that a block has read."""
+        """Add the gradient of a block's window."""
         strips_BCHW = cut_out(g_BCHW, [strip.box for strip in window.others], window.box)
         for strip, strip_BCHW in zip(window.others, strips_BCHW, strict=True):
             self._strips.setdefault((tensor, strip.block), []).append((strip.box, strip_BCHW))
         if window.own is None:
             return
-        own_BCHW, box = _part(g_BCHW, window.own, window.box), self._program.box(tensor, block)
+        own_BCHW, box = part_in(g_BCHW, window.own, window.box), self._program.box(tensor, block)
         sum_BCHW = self._pop((tensor, block))
         if sum_BCHW is not None:
-            _part(sum_BCHW, window.own, box).add_(own_BCHW)
+            part_in(sum_BCHW, window.own, box).add_(own_BCHW)
         elif window.own == box:
             sum_BCHW = in_one_piece(own_BCHW, own_BCHW.shape != g_BCHW.shape)
         else:
             sum_BCHW = empty_like(own_BCHW, box.shape).zero_()
-            _part(sum_BCHW, window.own, box).copy_(own_BCHW)
+            part_in(sum_BCHW, window.own, box).copy_(own_BCHW)
         self._kept[tensor, block] = self._shelf.put(sum_BCHW)
 
     def take(self, tensor: int, block: int) -> torch.Tensor | None:
-        """Return the sum of a block's gradients, and forget it; None where nothing has been added."""
+        """Return the sum of a block's gradients, and free it; None if nothing has been added."""
         total_BCHW, own = self._pop((tensor, block)), self._program.box(tensor, block)
         for box, strip_BCHW in self._strips.pop((tensor, block), ()):
             if total_BCHW is None:
                 total_BCHW = empty_like(strip_BCHW, own.shape).zero_()
-            _part(total_BCHW, box, own).add_(strip_BCHW)
+            part_in(total_BCHW, box, own).add_(strip_BCHW)
         return total_BCHW
 
     def swap(self, tensor: int, axes: Axes) -> None:
@@ -204,7 +203,7 @@ class BlockGradients(_StoredBlocks):
         if traffic is not None:
             own: dict[int, list[torch.Tensor]] = {}
             for peer, strips in traffic.receives.items():
-                for strip in strips:  # the sum of the gradients of another rank's strip, which are forgotten
+                for strip in strips:  # sum, and drop, the gradients of another rank's strip
                     total_BCHW = empty_like(self._values.like(tensor), strip.box.shape).zero_()
                     parts = self._strips.pop((tensor, strip.block), [])
                     for box, strip_BCHW in parts:
@@ -235,11 +234,11 @@ class BlockGradients(_StoredBlocks):
 def cut_out(x_BCHW: torch.Tensor, boxes: Sequence[Box], whole: Box) -> list[torch.Tensor]:
     """Return copies of the boxes of x, which covers `whole`, each in the layout of x.
 
-    On a CPU the copies of one block lie in a mapping of their own. Among the block's large tensors they would be in the
-    way, since they stay long after it. The next block's tensors would not fit beside them, and the heap would grow by
-    far more than the strips (from 320 to 570 MiB in a step of `benchmarks.large_model_support.blocks`).
+    On a CPU the copies of one block have a memory mapping of their own. On the heap they would outlive the block's
+    large tensors and split their space: the next block's tensors would not fit, and the heap would grow by far more
+    than the strips (from 320 to 570 MiB in a step of `benchmarks.large_model_support.blocks`).
     """
-    parts = [_part(x_BCHW, box, whole).detach() for box in boxes]
+    parts = [part_in(x_BCHW, box, whole).detach() for box in boxes]
     if x_BCHW.device.type != "cpu" or not parts:
         return [in_one_piece(part, copy=True) for part in parts]
     sizes = [math.prod(part.shape) for part in parts]
@@ -254,14 +253,14 @@ def cut_out(x_BCHW: torch.Tensor, boxes: Sequence[Box], whole: Box) -> list[torc
 
 
 def in_one_piece(x_BCHW: torch.Tensor, copy: bool = False) -> torch.Tensor:
-    """Return the tensor without gaps, in its order of dims; a `copy` where it would hold a larger one alive."""
+    """Return the tensor without gaps, in its layout; with `copy` always a copy, which keeps no larger tensor alive."""
     if copy:
         return x_BCHW.clone(memory_format=_format(x_BCHW))
     return x_BCHW.contiguous(memory_format=_format(x_BCHW))
 
 
 def empty_like(x_BCHW: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Return a tensor of another height and width, without values."""
+    """Return an uninitialised tensor like x, of another height and width."""
     full = (*x_BCHW.shape[:2], *shape)
     return torch.empty(full, dtype=x_BCHW.dtype, device=x_BCHW.device, memory_format=_format(x_BCHW))
 
@@ -271,6 +270,6 @@ def _format(x_BCHW: torch.Tensor) -> torch.memory_format:
     return torch.channels_last if last else torch.contiguous_format
 
 
-def _part(x_BCHW: torch.Tensor, box: Box, whole: Box) -> torch.Tensor:
+def part_in(x_BCHW: torch.Tensor, box: Box, whole: Box) -> torch.Tensor:
     """Return the view of `box` in a tensor that covers `whole`."""
     return x_BCHW if box == whole else x_BCHW[(slice(None), slice(None), *box.relative_to(whole).slices)]

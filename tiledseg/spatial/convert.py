@@ -1,7 +1,7 @@
-"""The twins of a network's layers, which compute a rank's part; what cannot be exact is refused by name.
+"""Conversion of a network's layers into twins that compute a rank's part. Layers that cannot be exact are refused.
 
-The converted network shares weights and buffers with the original, under the original's names: optimizers and
-checkpoints keep to that and do not know how the image is spread.
+The converted network shares weights and buffers with the original, under the original's names, so optimizers and
+checkpoints do not depend on how the image is spread.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from tiledseg.spatial import twins
 from tiledseg.spatial.twins import POINTWISE, SpatialLayer
 
 REASONS: dict[type[nn.Module], str] = {
-    nn.Dropout: "draws its numbers by the order of calls, which the tiling changes; use ChannelDropout",
-    nn.Dropout2d: "draws its numbers by the order of calls, which the tiling changes; use ChannelDropout",
-    nn.AlphaDropout: "draws its numbers by the order of calls, which the tiling changes; use ChannelDropout",
+    **dict.fromkeys(
+        (nn.Dropout, nn.Dropout2d, nn.AlphaDropout),
+        "draws its numbers by the order of calls, which the tiling changes; use ChannelDropout",
+    ),
     nn.RReLU: "draws its slopes by the order of calls, which the tiling changes; use LeakyReLU",
     nn.LayerNorm: "takes statistics over a fixed size of image; use GroupNorm with one group, or PixelNorm",
     nn.SyncBatchNorm: "takes statistics over all ranks, also those of other images; use BatchNorm2d",
@@ -40,8 +41,8 @@ REASONS: dict[type[nn.Module], str] = {
 }
 
 
-# The twin of each torch module, made of its name, itself, and (norms) the axes. Exact types: a subclass may compute
-# anything.
+# Functions that make the twin of a torch module from its name, the module, and (for norms) the ranks of an image. Keys
+# are exact types: a subclass may compute anything.
 TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     **dict.fromkeys((nn.Conv2d, SteadyConvolution, TorchConvolution, COMPUTED[nn.Conv2d]), twins.SpatialConvolution),
     **dict.fromkeys((nn.ConvTranspose2d, OneDnnTransposed, COMPUTED[nn.ConvTranspose2d]), twins.transposed_twin),
@@ -68,7 +69,7 @@ WHOLE_IMAGE_TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
 
 
 class ConvertedNetwork(NamedTuple):
-    """A network's layers, ready for a block, and its graph along rows and along columns."""
+    """The twins of a network's layers, and its graph along rows and along columns."""
 
     layers: tuple[SpatialLayer, ...]
     rows: Graph
@@ -76,9 +77,9 @@ class ConvertedNetwork(NamedTuple):
 
 
 def convert_layers(network: GraphNetwork | nn.Sequential, ranks: Iterable[Ranks]) -> ConvertedNetwork:
-    """Convert every layer of a network, or raise one ConfigError that names each that cannot be, and why.
+    """Convert every layer of a network. Raises one ConfigError that names all layers without a twin, with reasons.
 
-    `ranks`: for each layer those that share the image.
+    `ranks`: for each layer, the ranks that share the image.
     """
     layers: list[SpatialLayer] = []
     faults: list[str] = []
@@ -103,7 +104,7 @@ def convert_layers(network: GraphNetwork | nn.Sequential, ranks: Iterable[Ranks]
 
 
 def convert_layer(name: str, module: nn.Module, ranks: Ranks) -> SpatialLayer:
-    """Return the spatial twin of one layer. Raises ConfigError, with its name and the reason, where there is none."""
+    """Return the spatial twin of a layer. Raises ConfigError, with the layer's name and the reason, if it has none."""
     kind = type(module)
     if isinstance(module, BlockModule) and module.speaks_for_blocks():
         return SpatialLayer(

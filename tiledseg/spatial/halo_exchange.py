@@ -1,20 +1,19 @@
-"""The halo exchange as an operation of autograd: from each rank's own block to the window that it needs, and back.
+"""The halo exchange as an operation of autograd: forms a rank's window from its own block and its neighbours'.
 
-All that a window lacks comes straight from its owners, corners from the rank across them: one batch of messages for
-both dims. Each part travels as a contiguous strip. The backward pass is the adjoint. Each part of a window's gradient
-goes back to the rank that owns the part and is added there, in the order of ranks, so sums are the same run after run.
+Every missing part of a window comes directly from its owner, corners included: one batch of messages for both dims,
+each a contiguous strip. The backward pass is the adjoint. Each part of a window's gradient returns to its owner and is
+added there, in the order of ranks, so sums are reproducible.
 
-Deadlock cannot arise: all ranks of an image run the same exchanges in the same order (it is the order of the layers,
-and autograd's order is its reverse on every rank). Within one exchange every receive and send is posted in one batch
-before anything is waited for, with NCCL too. Peers and sizes of all messages follow from integers that all ranks share.
+Deadlock cannot arise: all ranks of an image run the same exchanges in the same order (that of the layers, backward its
+reverse). Each exchange posts all its receives and sends in one batch before anything waits, with NCCL too. Peers and
+sizes of all messages follow from integers that all ranks share.
 
-Where a window is to be made once more (`models.rebuild`), the strips that have arrived are kept, and put beside
-the rank's own block again: nothing is sent.
+If a window will be recomputed (`models.rebuild`), the received strips are kept and reused: nothing is sent again.
 
-A convolution can compute its interior while the halos travel: the outputs that read nothing but this rank's own block.
-It computes its borders once the halos are there. In the backward pass the input's gradient comes first, and the
-weights' gradient is computed while the halos of the former travel home. It costs five smaller convolutions in place of
-one, and a copy of the output. The gain depends on the machine (`benchmarks/spatial`).
+A convolution can compute its interior (the outputs that read only this rank's own block) while the halos travel, and
+its borders once they have arrived. In the backward pass the input's gradient is computed first, and the weights'
+gradient while the halos of the former travel. The overlap costs five smaller convolutions instead of one, and a copy of
+the output. The gain depends on the machine (`benchmarks/spatial`).
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ Patches = Mapping[GridPosition, Patch]
 
 
 class Flight(NamedTuple):
-    """An exchange whose messages are under way into strips, for patches of `made_BCHW`. `sent`: the messages to others,
-    alive until it ends. `notes`: a record of the strips."""
+    """An exchange in flight: strips arrive for patches of `made_BCHW`. `sent`: outgoing messages, kept alive until the
+    end. `notes`: the record of received strips."""
 
     work: Work
     made_BCHW: torch.Tensor
@@ -59,7 +58,7 @@ class Flight(NamedTuple):
         return self.made_BCHW
 
     def gradient(self) -> torch.Tensor:
-        """Wait for the messages and return the gradient of this rank's block, with all that belongs to it."""
+        """Wait for the messages and return the complete gradient of this rank's block."""
         self.work.wait()
         for patch, strip_BCHW in self.arriving:
             part(self.made_BCHW, patch).add_(strip_BCHW)
@@ -71,10 +70,10 @@ def exchanged(
 ) -> torch.Tensor:
     """Return the window of this rank from the blocks of all. Collective over the ranks of the image.
 
-    `x_BCHW` is this rank's own block along each dim that has an exchange. Beyond the tensor's ends the window holds
-    `fill`. Where nothing is to be done (None) x itself is returned. Differentiable: the adjoint adds each part of
-    the gradient to its owner, and drops what was filled in. `owned`: the layer that reads the window makes its
-    gradient, and nobody else has that, so the block's gradient may be a view of it.
+    `x_BCHW`: this rank's own block along each dim that has an exchange. Beyond the tensor's ends the window holds
+    `fill`. Without an exchange (None), return x itself. Differentiable: the adjoint adds each part of the gradient to
+    its owner's, and drops the gradient of filled values. `owned`: no other code holds the window's gradient, so the
+    block's gradient may be a view of it.
     """
     if exchange is None:
         return x_BCHW
@@ -83,8 +82,8 @@ def exchanged(
 
 
 def start(x_BCHW: torch.Tensor, exchange: BlockExchange, axes: Axes, fill: float) -> Flight:
-    """Post the messages, and make what needs none of them; leave x alone until its `window` is there. Without autograd.
-    Strips that have been noted are taken from the notes, and nothing is posted."""
+    """Post the messages and fill the rest of the window, without autograd. The caller must not write to x before
+    `window` returns. In a second run strips come from the notes, and nothing is posted."""
     window_BCHW, notes = _empty(x_BCHW, exchange.window), CURRENT.get()
     if notes is not None and notes.unread is not None:
         flight = Flight(Work(), window_BCHW, list(zip(exchange.receives.values(), next(notes.unread), strict=True)))
@@ -99,7 +98,7 @@ def start(x_BCHW: torch.Tensor, exchange: BlockExchange, axes: Axes, fill: float
 
 def start_back(gradient_BCHW: torch.Tensor, exchange: BlockExchange, axes: Axes, owned: bool = False) -> Flight:
     """Start the adjoint: from the gradient of this rank's window to the `gradient` of its own block. `owned`: the
-    latter is a part of the former where that holds all of the block."""
+    latter may be a view of the former, if the window holds all of the block."""
     if owned and exchange.kept is not None and exchange.keeps_all:
         made_BCHW = part(gradient_BCHW, exchange.kept[1])
         return _post(axes, gradient_BCHW, made_BCHW, exchange.receives, exchange.sends)
@@ -113,7 +112,7 @@ def start_back(gradient_BCHW: torch.Tensor, exchange: BlockExchange, axes: Axes,
 
 
 def _post(axes: Axes, x_BCHW: torch.Tensor, made_BCHW: torch.Tensor, sends: Patches, receives: Patches) -> Flight:
-    """Post strips of the patches `sends` of x, and those for the patches `receives` of what is made, channels last."""
+    """Post messages for the patches `sends` of x and the patches `receives` of `made_BCHW`, as channels-last strips."""
 
     def message(peer: GridPosition, strip_BHWC: torch.Tensor) -> Message:
         return Message(axes.rank_at(*peer), as_bytes(strip_BHWC))
@@ -134,7 +133,8 @@ def part(x_BCHW: torch.Tensor, patch: Patch) -> torch.Tensor:
 
 
 def _empty(like_BCHW: torch.Tensor, sides: tuple[int | None, int | None]) -> torch.Tensor:
-    """Return a tensor of other sides (None: the same) without values; channels last where both layouts would do."""
+    """Return an uninitialised tensor of other sides (None: the same), channels last unless only the plain layout
+    fits."""
     plain = like_BCHW.is_contiguous() and not like_BCHW.is_contiguous(memory_format=torch.channels_last)
     height, width = (here if side is None else side for side, here in zip(sides, like_BCHW.shape[2:], strict=True))
     layout = torch.contiguous_format if plain else torch.channels_last
@@ -159,8 +159,8 @@ class _Exchange(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class OverlapJob:
-    """Everything about one convolution on one rank but its tensors. `convolve` takes the `options` (stride, padding,
-    dilation, groups) as `functional.conv2d` does; padding along dims that are not cut only."""
+    """A convolution on one rank, without its tensors. `convolve` takes the `options` (stride, padding, dilation,
+    groups) as `functional.conv2d` does; padding only along dims that are not cut."""
 
     axes: Axes
     exchange: BlockExchange
@@ -174,14 +174,14 @@ class OverlapJob:
         return Box(self.place.row.given, self.place.col.given)
 
     def own(self) -> tuple[Box, Box]:
-        """Return the inputs before the exchange, and the outputs that need these alone, if there are any."""
+        """Return the box of inputs before the exchange, and that of the outputs which need only these (maybe empty)."""
         dims = list(zip(self.exchange.window, self.layers, (self.place.row, self.place.col), strict=True))
         inputs = (at.read if size is None else at.owned for size, _, at in dims)
         outputs = (at.given if size is None else _within(layer, at.given, at.owned) for size, layer, at in dims)
         return Box(*inputs), Box(*outputs)
 
     def borders(self, inner: Box) -> list[Box]:
-        """Return the outputs around the interior as up to four strips; all in one where there is no interior."""
+        """Return the outputs around the interior as up to four strips; all outputs if there is no interior."""
         given = self.given
         if not inner.area:
             return [given]
@@ -202,7 +202,8 @@ class OverlapJob:
         bias: torch.Tensor | None,
         y_BCHW: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Put the outputs `out`, from inputs that cover `at`, into y, and return y, which is made where it is None."""
+        """Compute the outputs `out` from inputs that cover `at`, write them into y (None: a new tensor), and return
+        y."""
         dims = zip(self.layers, (self.place.row, self.place.col), (out.row, out.col), strict=True)
         rows, cols = (dim.read if dim.whole else layer.required_input(own) for layer, dim, own in dims)
         part_BCHW = self.convolve(part(x_BCHW, Box(rows, cols).relative_to(at).slices), weight, bias, *self.options)
@@ -217,7 +218,7 @@ class OverlapJob:
 
 @lru_cache(maxsize=1024)
 def _within(layer: Convolution, out: Interval, own: Interval) -> Interval:
-    """Return those of the outputs that read nothing but the inputs `own`."""
+    """Return the outputs of `out` that read only inputs of `own`."""
     inside = [o for o in range(out.start, out.stop) if own.contains(layer.required_input(Interval(o, o + 1)))]
     return Interval(inside[0], inside[-1] + 1) if inside else Interval(out.start, out.start)
 

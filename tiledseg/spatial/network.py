@@ -1,8 +1,8 @@
-"""A network computed by the ranks of one image together: each its block of every tensor.
+"""A network computed by the ranks of one image together: each computes its block of every tensor.
 
 The law: outputs, gradients (summed over the ranks) and buffers are those of the network on the whole image, for every
-mesh, partition and fusion. The actions of one rank, or of one block, at each node are compiled for an image of one size
-before it runs.
+mesh, partition and fusion. The actions of a rank or a block at each node are compiled for one size of image before it
+runs.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ DimWindows = tuple[NodeWindows, ...]
 
 @dataclass(frozen=True)
 class Bring:
-    """The way of one input of a node to the window that the node reads, on one rank for an image of one size.
+    """The steps from an input of a node to the window that the node reads, on one rank for one size of image.
 
-    `crop`: what of the tensor at hand goes on (None: all); `exchange`: the one after it (None: there is nothing to do);
-    `pads`: what is still missing beyond the image's ends, as `functional.pad` takes it.
+    `crop`: the part of the local tensor that is used (None: all); `exchange`: the exchange that follows (None: none);
+    `pads`: the padding beyond the image's ends, for `functional.pad`.
     """
 
     crop: Box | None
@@ -46,11 +46,11 @@ class Bring:
     pads: tuple[int, int, int, int] | None
 
     def cut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return what of the tensor at hand goes on."""
+        """Return the part of the local tensor that is used."""
         return _cut(x_BCHW, self.crop)
 
     def window(self, x_BCHW: torch.Tensor, fill: float, axes: Axes | None = None, owned: bool = False) -> torch.Tensor:
-        """Return what the node reads; `owned`: it makes the gradient of that itself. Without `axes` nothing travels."""
+        """Return the window that the node reads. `owned`: see `exchanged`. Without `axes` there is no exchange."""
         x_BCHW = self.cut(x_BCHW)
         if axes is not None:
             x_BCHW = exchanged(x_BCHW, self.exchange, axes, fill, owned and self.pads is None)
@@ -59,8 +59,8 @@ class Bring:
 
 @dataclass(frozen=True)
 class Action:
-    """The work of one rank at one node for an image of one size. `given`: the output, of which `owned` is the rank's
-    own block. With fusion a tensor may be larger, for nodes after it."""
+    """The work of one rank at one node for one size of image. `given`: the computed output; `owned`: the rank's own
+    block in it. With fusion the output may be larger than the block, for later nodes."""
 
     place: BlockPlace
     inputs: tuple[Bring, ...]
@@ -72,7 +72,7 @@ class Action:
         return _cut(y_BCHW, _crop(self.given, self.owned))
 
     def run(self, layer: SpatialLayer, inputs: Sequence[torch.Tensor], axes: Axes, overlap: bool) -> torch.Tensor:
-        """Return the node's output from the tensors at hand. Collective over the ranks of the image."""
+        """Return the node's output from the local tensors. Collective over the ranks of the image."""
         only = self.inputs[0]
         exchange, overlaps = only.exchange, overlap and only.pads is None
         if overlaps and exchange and isinstance(layer, SpatialConvolution) and layer.can_overlap(self.place):
@@ -89,8 +89,8 @@ def compile_actions(
     held: Mapping[int, Box],
     nodes: Iterable[int],
 ) -> tuple[Action, ...]:
-    """Return the actions at `nodes` of the rank at (row, col) of the mesh, which holds the boxes `held` of the tensors
-    that they take from before them. `rows`, `cols`: the windows of these nodes."""
+    """Return the actions at `nodes` of the rank at (row, col) of the mesh. `rows`, `cols`: the windows of these nodes.
+    `held`: the rank's boxes of the tensors that come from earlier nodes."""
     extents = dict(held)
     actions = []
     for k, *dims in zip(nodes, rows, cols, strict=True):
@@ -123,10 +123,8 @@ def _bring(windows: Sequence[NodeWindows], index: int, at: tuple[int, int], held
 
 
 def _read(node: NodeWindows, index: int, rank: int) -> Interval:
-    """Return the interval that a rank reads.
-
-    An axis of one rank cuts nothing: a node of one input sees the whole dim and pads it itself.
-    """
+    """Return the interval that a rank reads. Along an axis of one rank, a node of one input reads the whole dim and
+    pads it itself."""
     one = node.inputs[index]
     return one.partition.whole if one.partition.parts == 1 and len(node.inputs) == 1 else one.read[rank]
 
@@ -136,7 +134,7 @@ def _cut(x_BCHW: torch.Tensor, crop: Box | None) -> torch.Tensor:
 
 
 def _crop(extent: Box, part: Box) -> Box | None:
-    """Return where `part` lies in a tensor that covers `extent`; None where it is all of it."""
+    """Return the place of `part` in a tensor that covers `extent`; None if it is all of it."""
     if part == extent:
         return None
     assert extent.contains(part), f"a rank holds {extent} but is to give {part}: the plan is broken"
@@ -144,11 +142,12 @@ def _crop(extent: Box, part: Box) -> Box | None:
 
 
 class SpatialNetwork:
-    """The converted twin of a network, whose weights, buffers and mode (train or eval) it shares.
+    """The twin of a network on the ranks of an image. It shares the network's weights, buffers and mode (train or
+    eval).
 
-    `fusion`: how many nodes that need a halo share one exchange (see `geometry.sharing.layer_windows`). `overlap`:
-    convolutions compute their interior while their halo travels (see `halo_exchange`). Raises ConfigError where a layer
-    cannot be converted exactly.
+    `fusion`: the number of nodes with a halo that share one exchange (see `geometry.sharing.layer_windows`). `overlap`:
+    convolutions compute their interior while their halo travels (see `halo_exchange`). Raises ConfigError if a layer
+    has no exact twin.
     """
 
     def __init__(
@@ -162,26 +161,24 @@ class SpatialNetwork:
         self._programs: dict[tuple[Partition, Partition], tuple[Action, ...]] = {}
 
     def settle(self, rows: Partition, cols: Partition) -> tuple[Partition, Partition]:
-        """Return the partitions of the input with edges moved to where blocks fit all layers."""
+        """Return the partitions of the input with edges moved so that blocks fit all layers."""
         return settle(self._converted.rows, rows), settle(self._converted.cols, cols)
 
     def output(self, rows: Partition, cols: Partition) -> Box:
-        """Return this rank's block of the output of an input so cut, in positions of the whole output. Raises
-        GeometryError where that cannot be computed. Communicates nothing; the same on all ranks."""
+        """Return this rank's block of the output, for an input cut by `rows` x `cols`, in positions of the whole
+        output. Raises GeometryError, on all ranks, if the cut does not fit. Does not communicate."""
         return self._program(rows, cols)[self._converted.rows.results[0] - 1].given
 
     def __call__(self, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> torch.Tensor:
-        """Return this rank's block of the output from its block of the input, which `rows` x `cols` cut.
-
-        Collective over the ranks of the image.
-        """
+        """Return this rank's block of the output from its block of an input cut by `rows` x `cols`. Collective over the
+        ranks of the image."""
         tensors = {0: x_BCHW}
         self.run_nodes(tensors, rows, cols, 0, len(self._converted.rows))
         return tensors[self._converted.rows.results[0]]
 
     def run_nodes(self, tensors: Tensors, rows: Partition, cols: Partition, first: int, stop: int) -> None:
-        """Run nodes `first` to `stop` (half-open) on this rank's blocks `tensors`, as `models.network.run_nodes`, for
-        an input so cut. Collective over the ranks of the image."""
+        """Run nodes `first` to `stop` (half-open) on this rank's blocks `tensors`, as `models.network.run_nodes` does.
+        Collective over the ranks of the image."""
         program = self._program(rows, cols)
 
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
@@ -190,7 +187,7 @@ class SpatialNetwork:
         kept: Compute = compute
         if isinstance(self._network, GraphNetwork):
             policy = self._network.memory
-            if self.overlap:  # a window whose halo travels meanwhile is had only by computing all of it: it is kept
+            if self.overlap:  # an overlapped window cannot be rebuilt without its convolution: it is kept
                 policy = replace(policy, inside=(KEEP,) * len(policy.inside))
             kept = self._network.by_policy(self._converted.rows, compute, policy)
         run_nodes(self._converted.rows, kept, tensors, first, stop)
@@ -200,9 +197,9 @@ class SpatialNetwork:
     def norm_together(
         self, k: int, images: Sequence[tuple[Tensors, Partition, Partition]], ranks: Communicator, device: torch.device
     ) -> None:
-        """Run node `k`, a batch norm, on this rank's blocks of several images, as `run_nodes` for each of them; its
-        statistics, and the running ones, are those of all images of all `ranks`. Collective over these, backward too. A
-        rank without an image calls `no_gradients` in the place of the backward pass."""
+        """Run node `k`, a batch norm, on this rank's blocks of several images, with (running) statistics over all
+        images of all `ranks`. Collective over these, also backward, where a rank without an image calls
+        `no_gradients`."""
         graph, norm, tensors_BCHW = self._converted.rows, self._batch_norm(k), list[torch.Tensor]()
         parts, hows = list[Statistics](), list[NormScope]()
         for tensors, rows, cols in images:
@@ -219,7 +216,7 @@ class SpatialNetwork:
             run_nodes(graph, lambda _, __, y_BCHW=y_BCHW: y_BCHW, tensors, k, k + 1)  # type: ignore[misc]
 
     def no_gradients(self, k: int, ranks: Communicator, device: torch.device) -> None:
-        """Run the backward pass of `norm_together` on a rank that had no image. Collective over `ranks`."""
+        """Take part in the backward pass of `norm_together` without an image. Collective over `ranks`."""
         features = self._batch_norm(k).module.num_features
         ranks.all_reduce_sum(torch.zeros(2, features, dtype=torch.float64, device=device)).wait()
 
@@ -229,7 +226,7 @@ class SpatialNetwork:
         return layer
 
     def blocks(self, rows: Partition, cols: Partition) -> tuple[Box, ...]:
-        """Return this rank's block of each tensor for an input so cut, in positions of the whole tensor."""
+        """Return this rank's block of each tensor, in positions of the whole tensor."""
         row, col = self._position()
         own = Box(rows.owned(row), cols.owned(col))
         return own, *(action.given for action in self._program(rows, cols))
@@ -242,12 +239,12 @@ class SpatialNetwork:
                     f"the input is cut into {rows.parts} x {cols.parts} blocks, but the mesh is {shape}; give each "
                     "rank one"
                 )
-            early = not self.overlap  # an exchange that a convolution's interior is to hide comes right before it
+            early = not self.overlap  # for overlap, an exchange stands right before its convolution
             windows = (
                 layer_windows(self._converted.rows, rows, self.fusion, early),
                 layer_windows(self._converted.cols, cols, self.fusion, early),
             )
-            at = self._position()  # last: a cut is refused on ranks outside the mesh too
+            at = self._position()  # last: ranks outside the mesh refuse a wrong cut too
             own = Box(rows.owned(at[0]), cols.owned(at[1]))
             self._programs[rows, cols] = compile_actions(*windows, sources, at, {0: own}, range(len(sources)))
         return self._programs[rows, cols]

@@ -1,9 +1,8 @@
-"""Twins of layers, which compute a rank's block: halo instead of padding, padding at the image's border only.
+"""Twins of layers, which compute a rank's block: with a halo in place of padding, except at the image's border.
 
-The exchange before a layer has brought its input, so it does not communicate; but `SpatialConvolution.overlapped` has
-the exchange within. Each rank measures the pixels that it owns for a norm, and one sum joins them: `models.normalise`
-says why it cannot deadlock. Gradients of weights are this rank's part; their sum over the ranks is the undivided
-layer's.
+A twin does not communicate, since the exchange before it brings its input; only `SpatialConvolution.overlapped`
+includes the exchange. For a norm, each rank measures its own pixels and one sum joins them: `models.normalise` says why
+it cannot deadlock. Gradients of weights are this rank's part; summed over ranks they are the undivided layer's.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from tiledseg.models.norm import PixelNorm, StatisticsNorm, each_time, normed, s
 from tiledseg.models.normalise import NormScope, Ranks, Statistics, normalise
 from tiledseg.spatial.halo_exchange import OverlapJob, OverlappedConvolution
 
-# No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero, and
-# torch differentiates them by their output, so they can write it over their input.
+# Layers whose output pixels depend on one input pixel each. IN_PLACE: zero at zero, and torch differentiates them by
+# their output, so they can overwrite their input.
 IN_PLACE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU)
 ZERO_AT_ZERO = (nn.PReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Hardswish, ChannelDropout, LeafDepth)
 POINTWISE = (*IN_PLACE, *ZERO_AT_ZERO, nn.Identity, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardsigmoid, PixelNorm)
@@ -45,8 +44,8 @@ POINTWISE = (*IN_PLACE, *ZERO_AT_ZERO, nn.Identity, nn.Sigmoid, nn.Softplus, nn.
 class SpatialLayer:
     """A layer that computes a rank's part of the undivided layer's output.
 
-    `compute` returns the outputs `place.given` from what is read of each input, `place.read` of the first. `fill`: what
-    stands beyond the tensor's ends in what it reads. `descriptions`: its geometry along rows and columns.
+    `compute` returns the outputs `place.given` from the windows of its inputs (`place.read` of the first). `fill`: the
+    value beyond the tensor's ends. `descriptions`: the geometry along rows and columns.
     """
 
     def __init__(self, compute: Callable[..., torch.Tensor], *described: Layer, fill: float = 0.0) -> None:
@@ -57,7 +56,7 @@ class SpatialLayer:
 
 
 def pointwise_twin(name: str, module: nn.Module) -> SpatialLayer:
-    """Return the twin of a layer that is the same on any block."""
+    """Return the twin of a pointwise layer."""
     described: Layer = Layer()
     if isinstance(module, nn.Identity):
         described = Mark()
@@ -69,8 +68,8 @@ def pointwise_twin(name: str, module: nn.Module) -> SpatialLayer:
 
 
 def upsample_twin(name: str, module: nn.Upsample) -> SpatialLayer:
-    """Return a twin that upsamples by whole factors: nearest is local, bilinear needs one coarse pixel of its
-    neighbours, bicubic two. At the image's ends the interpolation repeats the last pixel itself."""
+    """Return a twin that upsamples by whole factors: nearest is local, bilinear reads one coarse pixel around a block,
+    bicubic two. At the image's ends torch's interpolation itself repeats the last pixel."""
     scale, mode = module.scale_factor, module.mode
     if scale is None or module.size is not None:
         raise ConfigError(f"layer '{name}' upsamples to a fixed size, which would be a block's; give a scale_factor")
@@ -92,8 +91,8 @@ def upsample_twin(name: str, module: nn.Upsample) -> SpatialLayer:
 
 
 def max_pool_twin(name: str, module: nn.MaxPool2d) -> SpatialLayer:
-    """Return a twin that pools with any kernel, stride, padding and dilation; its padding is minus infinity, not zero.
-    A window that lies across an edge belongs to one rank, which has the pixels it needs."""
+    """Return a twin that pools with any kernel, stride, padding (minus infinity) and dilation. A window across an edge
+    of ranks belongs to one rank, which reads all its pixels."""
     _refuse_ceil(name, module.ceil_mode)
     if module.return_indices:
         raise ConfigError(
@@ -110,7 +109,7 @@ def max_pool_twin(name: str, module: nn.MaxPool2d) -> SpatialLayer:
 
 
 def average_pool_twin(name: str, module: nn.AvgPool2d) -> SpatialLayer:
-    """Return a twin that averages with any kernel, stride and padding, which counts as zeros or not at all."""
+    """Return a twin that averages with any kernel, stride and padding, counted as zeros or left out."""
     _refuse_ceil(name, module.ceil_mode)
     sizes = pair(module.kernel_size), pair(module.stride), pair(module.padding)
     kernel, stride, padding = sizes
@@ -122,7 +121,7 @@ def average_pool_twin(name: str, module: nn.AvgPool2d) -> SpatialLayer:
         y_BCHW = average_pool(x_BCHW, kernel, stride, place.own_padding(padding), divisor_override=divisor)
         if not inside_only:
             return y_BCHW
-        counts = []  # of the positions of each window that lie within the tensor
+        counts = []  # positions of each window that lie within the tensor
         for pool, dim in ((row, place.row), (col, place.col)):
             windows = (pool.required_input(Interval(o, o + 1)) for o in range(dim.given.start, dim.given.stop))
             inside = [window.clip(Interval(0, dim.sizes[0])).size for window in windows]
@@ -148,14 +147,14 @@ class SpatialConvolution(SpatialLayer):
                 f"layer '{name}' pads with '{module.padding_mode}', not zeros, which is a node of its own: trace it"
             )
         self._module = module
-        # The kernel of the module: on one rank its twin is itself, to the last bit.
+        # The module's own kernel: on one rank the twin gives the same bits.
         self._convolve = module.compute if isinstance(module, ChosenConvolution) else functional.conv2d
         self._row, self._col = (_convolution_along(module, dim) for dim in (0, 1))
         super().__init__(self._convolved, self._row, self._col)
 
     def _convolved(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
         m, row, col = self._module, self._row, self._col
-        # A dim that is not cut keeps the layer's own padding; of uneven padding the odd zero is put there first.
+        # A dim that is not cut keeps the layer's own padding. The odd zero of uneven padding is added here.
         extra = (col.extra if place.col.whole else 0, row.extra if place.row.whole else 0)
         if any(extra):
             x_BCHW = functional.pad(x_BCHW, (0, extra[0], 0, extra[1]))
@@ -163,13 +162,13 @@ class SpatialConvolution(SpatialLayer):
         return self._convolve(x_BCHW, m.weight, m.bias, m.stride, padding, m.dilation, m.groups)
 
     def can_overlap(self, place: BlockPlace) -> bool:
-        """Return True if `overlapped` serves: it knows no times, nor uneven padding along a dim that is not cut."""
+        """Return True if `overlapped` can compute it: not with times, nor with uneven padding along an uncut dim."""
         uneven = (place.row.whole and self._row.extra) or (place.col.whole and self._col.extra)
         return not uneven and not isinstance(self._module, TimesConvolution)
 
     def overlapped(self, x_BCHW: torch.Tensor, place: BlockPlace, axes: Axes, exchange: BlockExchange) -> torch.Tensor:
-        """Compute the layer on this rank's own block `x_BCHW`, halo exchange included, which travels while the interior
-        is computed. The same result but for the order of sums. Collective over the ranks of the image."""
+        """Compute the layer on this rank's own block `x_BCHW`, with the halo exchange overlapped by the interior. The
+        result differs only by the order of sums. Collective over the ranks of the image."""
         m = self._module
         kind = x_BCHW.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BCHW.dtype
@@ -194,13 +193,13 @@ def _convolution_along(module: nn.Conv2d, dim: int) -> Convolution:
 
 
 def _across(module: nn.Conv2d | nn.ConvTranspose2d, dim: int) -> int | None:
-    """Return the kernel along the other dim, where it differs."""
+    """Return the kernel along the other dim, or None if it is the same."""
     return None if module.kernel_size[0] == module.kernel_size[1] else module.kernel_size[1 - dim]
 
 
 def transposed_twin(name: str, module: nn.ConvTranspose2d) -> SpatialLayer:
     """Return the twin of a transposed convolution with any kernel, stride, padding, output padding, dilation and
-    groups. Inputs beyond the tensor add nothing but keep the outputs beside them, which have a bias only."""
+    groups. Zeros beyond the tensor's ends add nothing, but give the outputs there, which are the bias alone."""
     m = module
     convolve = convolve_transposed if isinstance(m, OneDnnTransposed) else functional.conv_transpose2d
     if isinstance(m, TimesTransposed):
@@ -266,17 +265,17 @@ class SpatialNorm(SpatialLayer):
 
     @property
     def measures(self) -> bool:
-        """Return True if it takes statistics of its input now."""
+        """True if the layer takes statistics of its input in the present mode."""
         return True
 
     def of(self, found: Statistics, x_BCHW: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-        """Normalise by statistics that are known, on any window. Backward `ranks` sum what goes to these; its way
-        through them to x is left to `models.normalise.moment_gradient`."""
+        """Normalise any window by known statistics. Backward, `ranks` sum the gradients of the statistics, whose part
+        in the gradient of x is left to `models.normalise.moment_gradient`."""
         how = NormScope(sharing_of(self.module, x_BCHW), _NO_PIXEL, self._dtype(x_BCHW), ranks)
         return normalise([x_BCHW], self.module, found, [how])[0]
 
     def _dtype(self, x_BCHW: torch.Tensor) -> torch.dtype:
-        """Return the dtype of torch's norm: autocast makes a group norm float32 on a GPU, bfloat16 on a CPU."""
+        """Return the dtype of torch's result: autocast makes a group norm float32 on a GPU, bfloat16 on a CPU."""
         device = x_BCHW.device
         if not isinstance(self.module, nn.GroupNorm) or not torch.is_autocast_enabled(device.type):
             return x_BCHW.dtype
@@ -284,7 +283,7 @@ class SpatialNorm(SpatialLayer):
 
 
 class SpatialBatchNorm(SpatialNorm):
-    """Batch norm; while training its statistics, and the running ones (variance unbiased), are the whole batch's."""
+    """Batch norm. In training its statistics, and the running ones (unbiased variance), cover the whole batch."""
 
     @property
     def measures(self) -> bool:
@@ -301,6 +300,6 @@ class SpatialBatchNorm(SpatialNorm):
 
 @functools.cache
 def _group_norm_dtype(device: torch.device, dtype: torch.dtype, autocast_dtype: torch.dtype) -> torch.dtype:
-    """Ask torch, with two values."""
+    """Return the dtype of torch's group norm under autocast, found by running it on two values."""
     with torch.autocast(device.type, autocast_dtype):
         return functional.group_norm(torch.zeros(1, 1, 1, 2, dtype=dtype, device=device), 1).dtype
