@@ -1,11 +1,11 @@
-"""Balances: how many consecutive layers each stage takes. Plain numbers in, plain numbers out.
+"""Balances: the numbers of consecutive layers of the stages. Plain numbers in, plain numbers out.
 
-A stage is as slow as its layers' times together, and a pipeline is as slow as its slowest stage. `choose_balances`
-finds a fastest partition by dynamic programming over the cuts (exact, since the cost of a stage depends on its own two
-cuts alone). Among equally fast ones it takes the one whose stages receive the fewest bytes.
+A stage takes the sum of its layers' times, and a pipeline the time of its slowest stage. `choose_balances` finds a
+fastest partition by dynamic programming over the cuts: exact, since the cost of a stage depends only on its two cuts.
+Among equally fast partitions it chooses the one whose stages receive the fewest bytes.
 
-A folded pipeline of n ranks has 2n - 1 chunks. Chunk r of the way down and chunk 2n - 2 - r of the way up share rank r.
-The innermost chunk stands alone on the last rank. There a cut is a pair, one on each way.
+A folded pipeline of n ranks has 2n - 1 chunks. Chunk r of the way down and chunk 2n - 2 - r of the way up share rank r;
+the innermost chunk is alone on the last rank. A cut is then a pair, one on each way.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from itertools import accumulate, pairwise
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.units import size
 
-# Worth trying where transfers take time: how much longer than the fastest cut's the slowest stage may take.
+# Tolerances to try if transfers take time: the share by which the slowest stage may exceed that of the fastest cut.
 TOLERANCES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
 
 Memory = Callable[[int, int, int], int]  # first layer, stop (half-open), chunk -> bytes while in flight
-ReceivedBytes = Callable[[int, int], int]  # first layer, stop -> what the chunk receives from others
-Middle = tuple[int, int]  # what no stage has taken yet: first layer, stop
+ReceivedBytes = Callable[[int, int], int]  # first layer, stop -> bytes that the chunk receives from others
+Middle = tuple[int, int]  # the layers that no stage has taken yet: first layer, stop
 ChunkRun = tuple[int, int, int]  # first layer, stop, chunk
-Paths = dict[Middle, tuple[float, list[Middle]]]  # to each place: a load, or bytes, and the way
-Runs = Callable[[Middle, Middle, int], tuple[ChunkRun, ...]]  # what a stage takes between two of these
+Paths = dict[Middle, tuple[float, list[Middle]]]  # to each middle: its cost (load or bytes), and the path
+Runs = Callable[[Middle, Middle, int], tuple[ChunkRun, ...]]  # the runs of a stage between two middles
 
 
 @dataclass(frozen=True)
 class BalancePrices:
-    """The prices of runs of layers on a stage.
+    """The costs of runs of layers on a stage.
 
-    `times`: seconds (or work) of each layer, in any unit, forward and backward; `again`: of each layer, what chunks in
-    `recomputing` pay on top for going forward twice. `limit`: bytes that a stage may need.
+    `times`: time of each layer in any unit, forward and backward; `again`: time of its second forward pass, in chunks
+    of `recomputing`. `limit`: bytes that a stage may need.
     """
 
     times: Sequence[float]
@@ -46,19 +46,19 @@ class BalancePrices:
     recomputing: frozenset[int] = frozenset()
 
     @cached_property
-    def _once(self) -> tuple[float, ...]:
-        """Sum the times of all layers before each."""
+    def _starts(self) -> tuple[float, ...]:
+        """The time of all layers before each."""
         return (0, *accumulate(self.times))
 
     @cached_property
-    def _twice(self) -> tuple[float, ...]:
+    def _recomputing_starts(self) -> tuple[float, ...]:
         return (0, *accumulate(time + more for time, more in zip(self.times, self.again, strict=True)))
 
     def load(self, runs: Sequence[ChunkRun]) -> float:
         load = 0.0
         for first, stop, chunk in runs:
-            ends = self._twice if chunk in self.recomputing else self._once
-            load += ends[stop] - ends[first]
+            starts = self._recomputing_starts if chunk in self.recomputing else self._starts
+            load += starts[stop] - starts[first]
         return load
 
     def bytes(self, runs: Sequence[ChunkRun]) -> int:
@@ -80,10 +80,7 @@ class BalancePrices:
 
 
 def parse_balance(values: Sequence[int], layers: int) -> tuple[int, ...]:
-    """Return the balance, checked against a network of so many layers.
-
-    Raises ConfigError where a count is less than 1, or the counts do not sum to `layers`.
-    """
+    """Return the balance. Raises ConfigError if a count is less than 1, or the counts do not sum to `layers`."""
     text = f"[{','.join(map(str, values))}]"
     for stage, count in enumerate(values):
         if count < 1:
@@ -103,12 +100,10 @@ def cuts(balance: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def choose_balances(prices: BalancePrices, stages: int, tolerances: Sequence[float] = (0.0,)) -> list[tuple[int, ...]]:
-    """Return the balance whose slowest stage is fastest, among those whose every stage fits; for each of some
-    tolerances one.
+    """Return, for each tolerance, the balance with the fastest slowest stage among those that fit the memory.
 
-    Ties: the least traffic of all stages together. With a tolerance the slowest stage may take so much longer, as a
-    share, where that saves traffic.
-    Raises ConfigError for more stages than layers, or where nothing fits, naming the stage and both values.
+    Ties: the least traffic of all stages together. A tolerance is the share by which the slowest stage may be slower if
+    that saves traffic. Raises ConfigError for more stages than layers, BudgetError with the stage if nothing fits.
     """
     prices.check(stages, stages)
     layers = len(prices.times)
@@ -126,11 +121,11 @@ def choose_balances(prices: BalancePrices, stages: int, tolerances: Sequence[flo
 def choose_folded_balances(
     prices: BalancePrices, skips: Sequence[tuple[int, int]], ranks: int, tolerances: Sequence[float] = (0.0,)
 ) -> list[tuple[int, ...]]:
-    """Return the folded balances of 2 * ranks - 1 chunks whose slowest rank is fastest; no skip leaves its rank.
+    """Return the folded balances of 2 * ranks - 1 chunks with the fastest slowest rank; no skip leaves its rank.
 
-    `skips`: the layers that make and take each skip. Cuts are tried before these and before layers that take
-    time: any other cut gives the same times, and the same ranks to all skips. The rest as for `choose_balances`.
-    Raises ConfigError for more chunks than layers, or where nothing fits or no cut keeps the skips together.
+    `skips`: the producing and the reading layer of each skip. Cuts are tried before these, and before layers that take
+    time: any other cut gives the same times, and all skips the same ranks. The rest as for `choose_balances`. Raises
+    ConfigError for more chunks than layers, or if no cut keeps the skips on one rank; BudgetError if nothing fits.
     """
     times, chunks = prices.times, 2 * ranks - 1
     prices.check(chunks, ranks)
@@ -158,15 +153,15 @@ def choose_folded_balances(
 def _paths(
     prices: BalancePrices, levels: Sequence[Sequence[Middle]], runs_of: Runs, tolerances: Sequence[float], in_line: bool
 ) -> list[list[Middle]]:
-    """Return for each tolerance the path through the levels, a step a stage, of the least greatest load, then of the
-    least traffic. `runs_of`: what a stage takes on its step.
+    """Return, for each tolerance, the path through the levels (a step a stage) with the smallest greatest load, then
+    the least traffic. `runs_of`: the runs of a stage on its step.
 
-    `in_line`: each level goes from few layers taken to many, so going back through it loads only grow: stop early.
+    `in_line`: each level is ordered by the number of layers taken. Backward through it loads only grow: stop early.
     """
 
     def walk(levels: Sequence[Sequence[Middle]], most: float | None) -> list[Paths]:
-        """Return for each level the path to each place of the least greatest load, or (`most` given) of the fewest
-        bytes among those on which no stage takes longer; and that load, or these bytes."""
+        """Return, for each level, the cost and path to each middle: the smallest greatest load, or with `most` the
+        fewest bytes among paths on which no stage's load exceeds it."""
         every: list[Paths] = [{start: (0, [start]) for start in levels[0]}]
         for stage, level in enumerate(levels[1:]):
             paths = every[-1]
@@ -176,7 +171,7 @@ def _paths(
                 for before in reversed(paths):
                     cost, path = paths[before]
                     if cost >= best:
-                        continue  # whatever the step adds, it saves nothing
+                        continue  # the step can only add to it
                     taken = runs_of(before, after, stage)
                     load = prices.load(taken)
                     too_long = load >= best if most is None else load > most

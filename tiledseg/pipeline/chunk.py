@@ -1,21 +1,20 @@
-"""One chunk of a pipeline: its forward pass for a micro-batch, and later its backward pass, apart from all others.
+"""One chunk of a pipeline: its forward pass for a micro-batch, and later its backward pass.
 
-A tensor enters the graph of autograd by `_Enter`, which keeps no tensor: one that no layer needs again is freed. An
-output leaves by `_Leave`, a scalar in which the chunk's graph ends, so it is freed once it has been sent. The backward
-pass starts from the scalar, whatever gradients have come for the outputs.
+A received tensor enters the graph of autograd by `_Enter`, which keeps no tensor: it is freed once no layer needs it.
+An output leaves by `_Leave`, a scalar in which the chunk's graph ends, and is freed once it has been sent. The backward
+pass starts from the scalar, with the gradients received for the outputs.
 
-    forward     received --> _Enter --> layer --> ... --> layer --> output --> sent, and let go
+    forward     received --> _Enter --> layer --> ... --> layer --> output --> sent and freed
                                :                                       :
                                :                                     _Leave --> scalar, which is kept
                                :                                       :
-    backward    Entrance <-----+------- layer <-- ... <-- layer <------+------- `outgoing`: the gradients that came back
+    backward    Entrance <-----+------- layer <-- ... <-- layer <------+------- `outgoing`: received gradients
                    |
-                   +--> sent back to the chunk that made what was received
+                   +--> sent back to the chunk that made the received tensor
 
-With recomputation a chunk keeps its inputs only and goes forward once more right before it goes backward. The second
-pass is the same: dropout draws by counter, and running statistics stand still. A chunk whose weights and those before
-it are all frozen wants no gradient of what it sends: none is sent back, none is waited for, and its backward pass does
-nothing, at its place in the schedule.
+With recomputation a chunk keeps only its inputs and repeats the forward pass right before the backward pass. The second
+pass is identical: dropout draws by counter, and running statistics are not updated. A chunk whose own and earlier
+weights are all frozen gets no gradients of its outputs; its backward pass does nothing, at its place in the schedule.
 
 The law: outputs, gradients and buffers are those of the layers run in one piece.
 """
@@ -35,32 +34,32 @@ from tiledseg.pipeline.partition import NetworkCut
 
 
 class StagedBatch(Protocol):
-    """The unit that goes through a pipeline. The ranks of a pipeline have one each of the same micro-batch."""
+    """A micro-batch of a pipeline. Each rank of the pipeline has its own object of the same micro-batch."""
 
     @property
     def images(self) -> int:
-        """The number of images of one size; the last micro-batches of a step may have fewer."""
+        """The number of images; the last micro-batches of a step may have fewer."""
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """(channels, height, width) of each tensor of the graph, of what this rank's pipeline computes of it."""
+        """(channels, height, width) of each tensor of the graph, as far as this rank's pipeline computes it."""
 
     def source(self) -> torch.Tensor:
-        """Return the network's input. Only called where the first chunk is, once, micro-batch by micro-batch."""
+        """Return the network's input. Called once, on the rank of the first chunk, in the order of micro-batches."""
 
     def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
-        """Run nodes as `GraphNetwork.run_nodes` does; twice the same where it is called twice."""
+        """Run nodes as `GraphNetwork.run_nodes` does; a second call gives the same results."""
 
     def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
-        """Return the scalar to differentiate, of the network's outputs. Only called where the last chunk is, once."""
+        """Return the loss of the network's outputs, a scalar. Called once, on the rank of the last chunk."""
 
 
 @dataclass
 class Held:
     """The tensors that a chunk keeps of a micro-batch from its forward to its backward pass.
 
-    `inputs`: to recompute from. `scalar`: what the chunk's graph ends in (None: nothing to differentiate), and
-    `outgoing` takes the gradients of what went out, in its order. `entered`: where those of what came in appear.
+    `inputs`: for recomputation. `scalar`: the end of the chunk's graph (None: nothing to differentiate). `outgoing`:
+    filled with the gradients of the outputs, in their order. `entered`: get the gradients of the inputs.
     """
 
     inputs: Tensors | None = None
@@ -70,7 +69,7 @@ class Held:
 
 
 class Entrance:
-    """The gradient of a tensor that came in, once there is one; of the tensor itself only what it looks like."""
+    """The gradient of a received tensor, once it is computed; and the tensor's shape, strides, dtype and device."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._like = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
@@ -80,7 +79,7 @@ class Entrance:
         self._gradient = gradient
 
     def gradient(self) -> torch.Tensor:
-        """Return the gradient; zeros where no layer of the chunk depends on the tensor."""
+        """Return the gradient; zeros if no layer of the chunk depends on the tensor."""
         if self._gradient is not None:
             return self._gradient
         shape, strides, dtype, device = self._like
@@ -88,7 +87,7 @@ class Entrance:
 
 
 class Chunk:
-    """Nodes `first` to `stop` of a network, as a part of a pipeline."""
+    """Nodes `first` to `stop` (half-open) of a network, as a part of a pipeline."""
 
     def __init__(self, network: GraphNetwork, cut: NetworkCut, index: int) -> None:
         graph = network.graph
@@ -108,16 +107,14 @@ class Chunk:
             yield from module.parameters()
 
     def outputs(self, micro_batch: StagedBatch, inputs: Tensors) -> Tensors:
-        """Return what goes out, the network's outputs from the last chunk.
-
-        Here and in `forward` the tensors of `inputs` are taken out as they are used.
-        """
+        """Return the chunk's outputs; the last chunk's are the network's. Removes tensors from `inputs` as they are
+        used, here and in `forward`."""
         micro_batch.run_nodes(inputs, self.first, self.stop)
         return {tensor: inputs[tensor] for tensor in (self._results if self.is_last else self.leaving)}
 
     def forward(self, micro_batch: StagedBatch, inputs: Tensors, recompute: bool) -> tuple[Held, Tensors]:
-        """Return what is kept for `backward`, and what goes out. The last chunk takes the loss and sends nothing."""
-        if not recompute or not (self.is_last or self._returning):  # no gradient comes back: nothing is kept anyway
+        """Return the tensors kept for `backward`, and those to send: none from the last chunk, which takes the loss."""
+        if not recompute or not (self.is_last or self._returning):  # without a returning gradient nothing is kept
             return self._differentiable(micro_batch, inputs)
         kept = dict(inputs)
         with torch.no_grad():
@@ -127,9 +124,9 @@ class Chunk:
         return Held(inputs=kept), {} if self.is_last else outputs
 
     def backward(self, micro_batch: StagedBatch, held: Held, gradients: dict[int, list[torch.Tensor]]) -> Tensors:
-        """Add to the gradients of the chunk's weights; return the gradients of what came in.
+        """Add to the gradients of the chunk's weights; return the gradients of its inputs.
 
-        `gradients`: of what went out, from each chunk that took it. They and `held` are used up.
+        `gradients`: those of the outputs, one from each chunk that read them. Consumes them and `held`.
         """
         if held.inputs is not None:
             inputs, held.inputs = held.inputs, None
@@ -158,7 +155,7 @@ class Chunk:
 
 
 def _total(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return their sum; they are freed on the way."""
+    """Return the sum of tensors, and remove each from the list as it is added."""
     total = parts.pop()
     while parts:
         total = total + parts.pop()
@@ -166,13 +163,13 @@ def _total(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 class _Enter(torch.autograd.Function):
-    """An operation whose output is a received tensor; autograd refuses to write into what comes out."""
+    """An operation that returns a received tensor; autograd refuses to overwrite the result."""
 
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, received: torch.Tensor, entrance: Entrance) -> torch.Tensor:
         ctx.entrance = entrance
-        # The strides stay. `view_as` gives a dim of one image a stride that no longer tells channels last: what is
-        # concatenated with the tensor would lose its layout, and be copied back and forth.
+        # Indexing keeps the strides. `view_as` gives a dim of one image a stride that no longer means channels last: a
+        # concatenation with the tensor would lose its layout, and be copied back and forth.
         return received[...]
 
     @staticmethod
@@ -183,7 +180,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _EnterOverwritten(_Enter):
-    """The same for a tensor that a layer of the chunk writes over."""
+    """An `_Enter` for a tensor that a layer of the chunk overwrites."""
 
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, received: torch.Tensor, entrance: Entrance) -> torch.Tensor:
@@ -193,7 +190,8 @@ class _EnterOverwritten(_Enter):
 
 
 class _Leave(torch.autograd.Function):
-    """A scalar of no meaning; differentiated, it hands each output the gradient that `box` holds for it by then."""
+    """An operation that returns a dummy scalar. Its backward pass gives each output its gradient, which `box` holds by
+    then."""
 
     @staticmethod
     def forward(ctx: Any, box: list[torch.Tensor], *outputs: torch.Tensor) -> torch.Tensor:

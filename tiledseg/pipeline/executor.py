@@ -1,11 +1,11 @@
-"""Runs one rank's part of a pipeline over messages: one process a rank, tensors sent and received without waiting.
+"""The executor of one rank's part of a pipeline: one process a rank, with asynchronous messages.
 
-A rank follows its itinerary: it posts receives ahead, waits for what the next computation needs, computes, and sends
-on. See `simulation` for why nothing can deadlock and when a sent tensor is let go, and `chunk` for what is computed.
+A rank follows its itinerary: it posts receives ahead, waits for the inputs of the next computation, computes, and
+sends. `simulation` says why nothing can deadlock and when a sent tensor is freed; `chunk` computes.
 
 The law: loss, gradients and buffers are those of the micro-batches run one after the other through the whole network,
-for every schedule, balance and recompute mode. Norms that take statistics take those of one micro-batch, and running
-statistics move micro-batch by micro-batch in their order, since every schedule goes forward in that order.
+for every schedule, balance and recompute mode. Norms take the statistics of one micro-batch, and update the running
+ones in the order of micro-batches, which is that of every schedule's forward passes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ from tiledseg.pipeline.simulation import Move, itinerary
 
 
 class PipelineExecutor:
-    """One rank's chunks, run with those of the other stages of its pipeline.
-
-    Every method that runs something is collective over the ranks of the pipeline, which pass the same number of
-    micro-batches.
-    """
+    """The executor of one rank's chunks. `train` and `outputs` are collective over the ranks of the pipeline, which
+    pass the same number of micro-batches."""
 
     def __init__(self, split: SplitNetwork, axes: Axes) -> None:
         assert axes.position is not None, "a rank outside the mesh has no stage to run"
@@ -54,10 +51,9 @@ class PipelineExecutor:
     def train(
         self, micro_batches: Sequence[StagedBatch], last_backward: Callable[[Iterable[nn.Parameter]], None]
     ) -> None:
-        """Run forward and backward passes of all micro-batches; gradients are added to those of the weights.
+        """Run the forward and backward passes of all micro-batches, and add to the gradients of the weights.
 
-        `last_backward` is called before the last backward pass of each chunk, with its parameters: after it, their
-        gradients are whole.
+        `last_backward` is called with a chunk's parameters before the pass that completes their gradients.
         """
         if not micro_batches:
             return
@@ -74,8 +70,8 @@ class PipelineExecutor:
         run.finish()
 
     def outputs(self, micro_batches: Sequence[StagedBatch]) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
-        """Yield the network's outputs of each micro-batch with its number, in order, on the rank of the last chunk;
-        nothing on the others, which have to run through it all the same. Without gradients."""
+        """Yield each micro-batch's number and network outputs, in order, on the rank of the last chunk. Other ranks
+        must exhaust the iterator, which yields nothing. Without gradients."""
         if not micro_batches:
             return
         moves = itinerary(forward_program(self._pipeline, len(micro_batches)), self.stage)
@@ -95,7 +91,8 @@ class PipelineExecutor:
         return itinerary(program(settings.schedule, self._pipeline, micro_batches, settings.times), self.stage)
 
     def buffer(self, route: Route, micro_batch: StagedBatch) -> torch.Tensor:
-        """Return room for what travels along a route, either way: channels last, in one piece."""
+        """Return an uninitialised tensor for a message along a route, in either direction: channels last,
+        contiguous."""
         return torch.empty(
             (micro_batch.images, *micro_batch.shapes[route.tensor]),
             dtype=self._split.dtypes[route.tensor],
@@ -105,7 +102,7 @@ class PipelineExecutor:
 
 
 class _Run:
-    """The micro-batches of one run, and what is under way of them."""
+    """The state of one run: its micro-batches, messages in flight, and tensors between computations."""
 
     def __init__(self, executor: PipelineExecutor, micro_batches: Sequence[StagedBatch]) -> None:
         self._executor, self._micro_batches = executor, micro_batches
@@ -113,7 +110,7 @@ class _Run:
         self._coming: dict[MessageEnd, tuple[Work, torch.Tensor]] = {}
         self._leaving: dict[MessageEnd, Work] = {}
         self._held: dict[tuple[int, int], Held] = {}
-        # What has come for a computation, or is handed on by this rank itself: by (gradient, micro-batch, route).
+        # Tensors received for a computation, or made by this rank for itself, by (gradient, micro-batch, route).
         self._tensors: dict[tuple[bool, int, Route], torch.Tensor] = {}
 
     def receive(self, move: Move) -> None:
@@ -138,7 +135,8 @@ class _Run:
             self._leaving[end] = self._axes.stage_messages.start([message], [])
 
     def forward(self, m: int, index: int, differentiable: bool = True) -> Tensors:
-        """Run a chunk forward, and return the outputs of the last one; `differentiable`: a backward pass follows."""
+        """Run chunk `index` forward for micro-batch `m`; return the outputs of the last chunk, else nothing.
+        `differentiable`: a backward pass follows."""
         executor = self._executor
         chunk = executor.chunks[index]
         inputs = {r.tensor: self._tensors.pop((False, m, r)) for r in self._routes if r.target == index}
@@ -155,7 +153,7 @@ class _Run:
         return outputs if chunk.is_last else {}
 
     def backward(self, m: int, index: int) -> None:
-        """Run a chunk backward."""
+        """Run chunk `index` backward for micro-batch `m`."""
         chunk = self._executor.chunks[index]
         gradients: dict[int, list[torch.Tensor]] = {tensor: [] for tensor in chunk.leaving}
         for route in self._routes:
@@ -167,7 +165,7 @@ class _Run:
                 self._tensors[True, m, route] = sums[route.tensor]
 
     def finish(self) -> None:
-        """Wait for the sends that nothing has come after."""
+        """Wait for the remaining sends."""
         for work in self._leaving.values():
             work.wait()
         left = [*self._coming, *self._held, *self._tensors]
@@ -175,5 +173,5 @@ class _Run:
 
 
 def _flat(tensor_BCHW: torch.Tensor) -> torch.Tensor:
-    """Return the values of a channels-last tensor in one piece, as they lie in memory."""
+    """Return a channels-last tensor as a contiguous one, in the order of memory."""
     return tensor_BCHW.detach().permute(0, 2, 3, 1)

@@ -1,8 +1,8 @@
-"""Cutting a network into the chunks of a pipeline, and leaving each rank with the layers of its own alone.
+"""Partition of a network into the chunks of a pipeline; each rank keeps only the values of its own layers.
 
-Layers keep their names, and a rank keeps a place for every parameter of the whole network: those of other ranks are
-on the `meta` device, which holds no values, and want no gradient. So optimizers number their parameters alike on all
-ranks, and checkpoints know nothing of the split.
+Layers keep their names, and a rank keeps every parameter of the whole network: those of other ranks are on the `meta`
+device, without values or gradients. So optimizers number their parameters alike on all ranks, and checkpoints do not
+depend on the split.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tiledseg.models.network import GraphNetwork, with_channels_last
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import ChunkMap, Settings, chunk_routes
 
-_PROBE = 8  # pixels a side of what is tried
+_PROBE = 8  # least pixels a side of the inputs on which layers are tried
 
 
 @dataclass(frozen=True)
 class NetworkCut:
-    """A network's nodes over the chunks of a pipeline; `runs` are their nodes (first, stop), half-open."""
+    """The chunks of a pipeline, and their nodes: `runs` of (first, stop), half-open."""
 
     pipeline: ChunkMap
     runs: tuple[tuple[int, int], ...]
@@ -47,7 +47,7 @@ def cut_network(graph: Graph, balance: Sequence[int], schedule: str, stages: int
 
 @dataclass(frozen=True)
 class SplitNetwork:
-    """A network of which a rank has its stage's layers on `device`; `dtypes` of each tensor (see `tensor_dtypes`)."""
+    """A network with the layers of one stage on `device`, and the dtype of each tensor (see `tensor_dtypes`)."""
 
     network: GraphNetwork
     cut: NetworkCut
@@ -64,9 +64,9 @@ def split_network(
     dtype: torch.dtype,
     autocast: AbstractContextManager[object] | None = None,
 ) -> SplitNetwork:
-    """Leave the network, whole and on the CPU, the layers of `stage` alone (None: of no stage), in `dtype`.
+    """Keep only the layers of `stage` (None: of no stage) of a whole network on the CPU, in `dtype`.
 
-    Raises ConfigError, on all ranks, where layers of two stages share a weight: each would add its own gradient.
+    Raises ConfigError, on all ranks, if layers of two stages share a weight: each would add its own gradient.
     """
     cut = cut_network(network.graph, settings.balance, settings.schedule, len(settings.recompute))
     holder: dict[int, int] = {}
@@ -85,21 +85,21 @@ def split_network(
 
 
 def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtype: torch.dtype) -> None:
-    """Put the layers of `own` on a device, channels last, and let go of the values of all others. Weights that no layer
-    takes stay where the first layer is."""
+    """Move the layers of `own` to a device, channels last, and drop the values of all others. Weights of no layer stay
+    with the first layer."""
     modules = list(network.layers.values())
     kept = {id(tensor) for index in own for tensor in tensors_of(modules[index])}
     if 0 in own:
         taken = {id(tensor) for module in modules for tensor in tensors_of(module)}
         kept |= {id(tensor) for tensor in tensors_of(network)} - taken
     others = [index for index in range(len(modules)) if index not in own]
-    empty: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the old one, whose id stays its own, and that on `meta`
+    empty: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id: the old tensor, kept alive, and that on `meta`
     for module in network.modules():
         for values in (module._parameters, module._buffers):
             for name, tensor in list(values.items()):
                 if tensor is None or id(tensor) in kept:
                     continue
-                if id(tensor) not in empty:  # one for all that share it
+                if id(tensor) not in empty:  # one for all modules that share it
                     of_floats = tensor.is_floating_point()
                     meta = torch.empty_like(tensor, device="meta", dtype=dtype if of_floats else tensor.dtype)
                     is_weight = isinstance(tensor, nn.Parameter)
@@ -115,11 +115,11 @@ def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtyp
 def tensor_dtypes(
     network: GraphNetwork, autocast: AbstractContextManager[object] | None, device: torch.device
 ) -> tuple[torch.dtype, ...]:
-    """Return the dtype of each tensor of the graph: what a receiver allocates for one that another rank makes.
+    """Return the dtype of each tensor of the graph, by which a receiver allocates its buffers.
 
-    Masks and numbers of channels have one of their own; with autocast it depends on the layer and the device. So each
-    layer is tried on a few pixels, by itself, before other ranks' layers are let go. Changes no buffer. The network is
-    on the CPU or on `device`.
+    Masks and channel indices have their own dtypes; with autocast a dtype depends on the layer and the device. So each
+    layer is run on a few pixels, before other ranks' layers are dropped. Changes no buffer. The network is on the CPU
+    or on `device`.
     """
     graph, modules = network.graph, list(network.layers.values())
     channels = tensor_channels(graph, network.bands)

@@ -1,15 +1,15 @@
-"""Schedules: in which order each rank of a pipeline computes, sends and receives. Plain values, nothing is run.
+"""Schedules: the order in which each rank of a pipeline computes, sends and receives. Plain values; nothing runs.
 
 Symbols: n ranks (stages), m a micro-batch, M their number. A chunk is a run of layers. Chunk i is on rank i, but
-`folded` puts chunks r and 2n - 2 - r on rank r, the encoder's part and its mirror in the decoder.
+`folded` places chunks r and 2n - 2 - r on rank r: a part of the encoder and its mirror in the decoder.
 
     gpipe   all forwards, then all backwards, last one first (Huang et al., 2019): M micro-batches in flight
     1f1b    n - 1 - i forwards, then a forward and a backward in turn (Narayanan et al., 2019): at most n - i in flight
-    folded  in an order made for the chunks' times (`fastest`): at most 2n - 1 - c in flight at chunk c
+    folded  in an order chosen for the chunks' times (`fastest`): at most 2n - 1 - c in flight at chunk c
 
-Sends are non-blocking and receives wait: a receive stands right in front of what needs it, a send right after what made
-it. A tensor goes straight from the chunk that makes it to each chunk that takes it, its gradient straight back. Nothing
-is sent between chunks of one rank.
+Sends do not block, receives wait: a receive stands right before the pass that needs it, a send right after the pass
+that made the tensor. A tensor goes directly from its chunk to each chunk that reads it, and its gradient directly back.
+Chunks of one rank send each other nothing.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from tiledseg.geometry.graph import Graph
 
 FORWARD_SLOTS, BACKWARD_SLOTS = 1, 2  # the backward pass computes two gradients where the forward has one output
 
-# How often and how soon, as shares of the time of the slowest rank for a micro-batch. Finer steps gain 0.1 %.
+# Values that `fastest` tries (see `_urgent_first`), as shares of the slowest rank's time for a micro-batch. Finer steps
+# gain 0.1 %.
 _RATES = (0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
 _PATIENCE = (0.0, 0.05, 0.1, 0.2)
-_SAMPLE = 48  # micro-batches on which they are chosen
+_SAMPLE = 48  # micro-batches with which it tries them
 
 
 class ChunkTimes(NamedTuple):
-    """Times of each chunk, in any unit; `sending`: of what each but the last sends to the next (none: no time)."""
+    """Times of each chunk's passes, in any unit; `sending`: of the message from each chunk to the next (empty: 0)."""
 
     forward: Sequence[float]
     backward: Sequence[float]
@@ -42,11 +43,11 @@ class ChunkTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a pipeline: the schedule, the layers of each chunk, and whether each stage recomputes (`never`,
-    `except_last`, `always`).
+    """The settings of a pipeline: the schedule, the number of layers of each chunk, and the recompute mode of each
+    stage (`never`, `except_last`, `always`).
 
     `except_last`: all but the last micro-batch, whose backward pass comes soonest in `gpipe` (Huang et al., 2019).
-    `times` of the chunks make the orders that depend on them (see `compute_orders`); the same on all ranks.
+    `times`: of the chunks, for orders that depend on them (see `compute_orders`); the same on all ranks.
     """
 
     schedule: str
@@ -74,7 +75,7 @@ class Route:
 
 @dataclass(frozen=True)
 class ChunkMap:
-    """The rank of each chunk, and what travels between chunks: one route for each tensor and chunk that takes it."""
+    """The rank of each chunk, and the routes between chunks: one for each tensor and chunk that reads it."""
 
     ranks: tuple[int, ...]
     routes: tuple[Route, ...] = ()
@@ -88,7 +89,7 @@ class ChunkMap:
 
 
 class ChunkPass(NamedTuple):
-    """The forward or the `backward` pass of a chunk; after the latter nothing of the micro-batch is kept."""
+    """The forward or `backward` pass of a chunk for a micro-batch."""
 
     micro_batch: int
     chunk: int
@@ -96,8 +97,8 @@ class ChunkPass(NamedTuple):
 
 
 class MessageEnd(NamedTuple):
-    """One end of a message along `route`: its sender's, or (`arrives`) its receiver's; `peer` is the other end's rank.
-    Activations travel from source to target, a `gradient` from target to source."""
+    """One end of a message along `route`: the sender's, or (`arrives`) the receiver's. `peer`: the rank of the other
+    end. Activations travel from source to target, a `gradient` from target to source."""
 
     micro_batch: int
     route: Route
@@ -111,7 +112,7 @@ class MessageEnd(NamedTuple):
 
 
 class StageTurn(NamedTuple):
-    """A pass of a rank, the messages that it waits for, and those that are sent right after it."""
+    """A pass of a rank, with the messages that it waits for and those sent right after it."""
 
     receives: tuple[MessageEnd, ...]
     compute: ChunkPass
@@ -122,7 +123,7 @@ Program = tuple[tuple[StageTurn, ...], ...]  # of each rank, in order
 
 
 def most_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
-    """Return the most micro-batches that each chunk may hold at once, whatever the chunks' times."""
+    """Return the most micro-batches that each chunk may hold at once, for any times of the chunks."""
     chunks = len(chunk_ranks(schedule, stages))
     if schedule == "gpipe":
         return (micro_batches,) * chunks
@@ -130,11 +131,11 @@ def most_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int,
 
 
 def kept_of(schedule: str, in_flight: int, recompute: str) -> tuple[int, int]:
-    """Return, of the micro-batches that a chunk holds at once, how many with all activations at most, how many inputs
+    """Return, of the micro-batches that a chunk holds at once, the most with all activations, and those with inputs
     only.
 
-    With recomputation one has its activations while it goes backward. `except_last` keeps those of the last micro-batch
-    too, which goes backward first in gpipe (Huang et al., 2019), and last otherwise.
+    With recomputation one has its activations during its backward pass. `except_last` keeps those of the last
+    micro-batch too, whose backward pass is the first in gpipe (Huang et al., 2019) and the last otherwise.
     """
     if recompute == "never":
         return in_flight, 0
@@ -143,11 +144,8 @@ def kept_of(schedule: str, in_flight: int, recompute: str) -> tuple[int, int]:
 
 
 def chunk_routes(graph: Graph, runs: Sequence[tuple[int, int]]) -> tuple[Route, ...]:
-    """Return the routes between the chunks of nodes (first, stop). First those from each chunk to the next of what its
-    last node makes, then all that pass over nodes.
-
-    The network's input is with the first chunk, its outputs are wanted by the last one.
-    """
+    """Return the routes between chunks `runs` of nodes (first, stop): first those of each chunk's last tensor to the
+    next chunk, then skips. The first chunk has the network's input, and the last one needs its outputs."""
     chunks = [chunk for chunk, (first, stop) in enumerate(runs) for _ in range(first, stop)]
     chunks.append(chunks[-1])
     found = {
@@ -160,7 +158,7 @@ def chunk_routes(graph: Graph, runs: Sequence[tuple[int, int]]) -> tuple[Route, 
 
 
 def is_skip(route: Route, runs: Sequence[tuple[int, int]]) -> bool:
-    """Return True if a route passes over nodes: it does not go from the last node of a chunk to the next chunk."""
+    """Return True if a route does not go from the last node of a chunk to the next chunk: it passes over nodes."""
     return route.tensor != runs[route.target][0]
 
 
@@ -171,10 +169,10 @@ def program(schedule: str, pipeline: ChunkMap, micro_batches: int, times: ChunkT
 
 
 def forward_program(pipeline: ChunkMap, micro_batches: int) -> Program:
-    """Return the turns of every rank where nothing is trained: no backward passes, no gradients.
+    """Return the turns of every rank without training: no backward passes, no gradients.
 
-    A rank with two chunks does the first of as many micro-batches as fit into their way to the second, then one of each
-    in turn: no rank waits once the pipeline is full.
+    A rank with two chunks first runs its first chunk for as many micro-batches as fit on the way to its second chunk,
+    then alternates: no rank waits once the pipeline is full.
     """
     orders: list[list[ChunkPass]] = []
     for rank in range(pipeline.size):
@@ -191,10 +189,9 @@ def forward_program(pipeline: ChunkMap, micro_batches: int) -> Program:
 def compute_orders(
     schedule: str, stages: int, micro_batches: int, times: ChunkTimes | None = None
 ) -> list[list[ChunkPass]]:
-    """Return what each rank computes, in order; it depends on no skips.
+    """Return the passes of each rank, in order; they do not depend on skips.
 
-    `times`: the same on all ranks. Orders of ranks with several chunks are made for them (None: for ranks of equal
-    work). The other schedules have one order for all times.
+    `times`, the same on all ranks, decide the order of `folded` (None: ranks of equal work) and of no other schedule.
     """
     if schedule == "folded":
         return fastest(chunk_ranks(schedule, stages), micro_batches, times)
@@ -211,7 +208,7 @@ def compute_orders(
 
 
 def with_messages(order: Iterable[ChunkPass], pipeline: ChunkMap) -> tuple[StageTurn, ...]:
-    """Return each pass between its receives and its sends."""
+    """Return each pass with its receives and sends."""
     ranks, routes = pipeline.ranks, [route for route in pipeline.routes if not pipeline.is_local(route)]
     incoming = [[(r, ranks[r.source]) for r in routes if r.target == chunk] for chunk in range(len(ranks))]
     outgoing = [[(r, ranks[r.target]) for r in routes if r.source == chunk] for chunk in range(len(ranks))]
@@ -227,8 +224,8 @@ def with_messages(order: Iterable[ChunkPass], pipeline: ChunkMap) -> tuple[Stage
 
 
 def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes | None = None) -> list[list[ChunkPass]]:
-    """Return the order of the least makespan that is known for these times of chunks on `ranks`; without times, for
-    ranks of equal work. The law: whatever the times, every order is sound (`simulation.verify`)."""
+    """Return the order with the least makespan found for these times of chunks on `ranks` (None: ranks of equal work).
+    The law: for any times, the order can be replayed without a deadlock (`simulation.replay`)."""
     if times is None:
         shares = [1 / ranks.count(rank) for rank in ranks]
         times = ChunkTimes([FORWARD_SLOTS * share for share in shares], [BACKWARD_SLOTS * share for share in shares])
@@ -241,27 +238,27 @@ def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes | None =
 def _urgent_first(
     ranks: Sequence[int], chunk_times: ChunkTimes, micro_batches: int, rate: float, patience: float
 ) -> tuple[float, list[list[ChunkPass]]]:
-    """Return the makespan and the order in which each rank takes its most urgent pass.
+    """Return the makespan and the order in which each rank runs its most urgent pass.
 
     A micro-batch makes 2C passes over the C chunks, numbered in their order: forward through chunks 0 to C - 1, then
-    backward through C - 1 to 0. The urgency of a pass is the time by which it would have to start, were a micro-batch
-    to leave the pipeline every `rate`. Rather than take another pass, a rank waits up to `patience` for a more urgent
-    one; both are shares of the slowest rank's time. Chunk c holds at most C - c micro-batches, as in 1f1b.
+    backward through C - 1 to 0. The urgency of a pass is its latest start if a micro-batch is to leave the pipeline
+    every `rate`. A rank waits up to `patience` for a more urgent pass before it runs another. Both are shares of the
+    slowest rank's time. Chunk c holds at most C - c micro-batches, as in 1f1b.
     """
     chunks = len(ranks)
     place = (*ranks, *reversed(ranks))
     times = (*chunk_times.forward, *reversed(chunk_times.backward))
     sending = chunk_times.sending or (0.0,) * (chunks - 1)
-    waits = (0.0, *sending, 0.0, *reversed(sending), 0.0)  # for the message before each pass
+    waits = (0.0, *sending, 0.0, *reversed(sending), 0.0)  # time of the message before each pass
     own = [[number for number, at in enumerate(place) if at == rank] for rank in range(max(ranks) + 1)]
     slowest = max(sum(times[number] for number in passes) for passes in own)
     steps = [time + waits[number + 1] for number, time in enumerate(times)]
-    left = list(accumulate(reversed(steps)))[::-1]  # from the start of each pass to the end of the last
-    ends: list[list[float]] = [[] for _ in times]  # of the micro-batches that each pass has started
+    left = list(accumulate(reversed(steps)))[::-1]  # time from the start of each pass to the end of the last
+    ends: list[list[float]] = [[] for _ in times]  # end times of each pass, by micro-batch
     order: list[list[ChunkPass]] = [[] for _ in own]
 
     def ready_at(number: int) -> float:
-        """Return when the pass's next micro-batch can start; infinity where that is unknown, or its chunk is full."""
+        """Return the earliest start of the pass's next micro-batch; infinity if it is unknown or the chunk is full."""
         m = len(ends[number])
         if m == micro_batches or (number and len(ends[number - 1]) <= m):
             return math.inf
@@ -270,14 +267,14 @@ def _urgent_first(
         return ends[number - 1][m] + waits[number] if number else 0.0
 
     free = [0.0] * len(own)
-    events = [(0.0, rank) for rank in range(len(own))]  # when a rank may have something new to do
+    events = [(0.0, rank) for rank in range(len(own))]  # times at which a rank may be able to start a pass
     while events:
         now, rank = heapq.heappop(events)
         if free[rank] > now:
             continue
         soon = [number for number in own[rank] if ready_at(number) <= now + patience * slowest]
         if not soon:
-            continue  # it is called again when there is something
+            continue  # another event follows when a pass is ready
         number = min(soon, key=lambda number: (rate * slowest * len(ends[number]) - left[number], number))
         if ready_at(number) > now:
             continue

@@ -1,21 +1,21 @@
-"""A schedule before it runs: what each rank holds, how long it takes, and each rank's moves.
+"""The simulation of a schedule: micro-batches in flight, times, and each rank's moves.
 
-The model of time: a rank does its actions in order; a send costs the rank nothing, its messages leave one after the
-other; a receive waits for its message. Times are those of one micro-batch, all micro-batches alike.
+The model of time: a rank runs its passes in order; a send takes none of the rank's time, and its messages leave one
+after the other; a receive waits for its message. All micro-batches take equal times.
 
-To run a program over real messages a rank has to know which receives it posts when, and which sends are surely gone:
+To run a program over real messages, a rank must know when to post each receive, and which sends have completed:
 
-- A receive is posted before it is needed, so that the message travels while the rank computes. All computations of all
-  ranks have one common order, that of their starts in the simulation. A rank's sends belong to the computation before
-  them, and it posts a receive between the two of its own computations between which the sending one lies. So messages
-  from one rank to another are posted in one order on both.
-- A tensor that has been sent is kept until it has surely left: until something has come from its receiver that this one
-  sent later than it received. Nobody has to ask, and nobody waits.
+- A receive is posted ahead, so that the message travels while the rank computes. All computations of all ranks have one
+  common order, that of their starts in the simulation. A rank sends after its computation, and the receiver posts
+  between the two of its own computations that enclose the sending one. So two ranks post the messages between them in
+  the same order.
+- A sent tensor is kept until it has surely arrived: until its receiver's next message comes, which was sent after the
+  tensor's receipt. No rank asks or waits for it.
 
-Nothing can deadlock. Sends and receives are posted without waiting. A rank waits for a message only right before the
-computation that needs it, and the program has been replayed. A transport may carry out its messages one by one, in the
-order in which a rank starts them (NCCL): all ranks start all messages in the common order, so the first that is not
-finished has both ends at the head of their queues (docs/explanation/communication.md).
+Nothing can deadlock. Posting does not wait. A rank waits for a message only right before the computation that needs it,
+and the program has been replayed. A transport may process a rank's messages one by one in the order of their start
+(NCCL): all ranks start all messages in the common order, so the first unfinished one is at the head of both queues
+(docs/explanation/communication.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ends = tuple[MessageEnd, ...]
 
 
 class Span(NamedTuple):
-    """A computation and when it runs, in the unit of the times given."""
+    """A computation with its start and stop, in the unit of the simulated times."""
 
     action: ChunkPass
     start: float
@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """The computations of each rank, and their times."""
+    """The computations of each rank with their times."""
 
     spans: tuple[tuple[Span, ...], ...]
 
@@ -55,12 +55,12 @@ class Timeline:
 
     @property
     def busy_share(self) -> float:
-        """Computing time of all ranks / (ranks x makespan); 1 where nothing takes time."""
+        """Computing time of all ranks / (ranks x makespan); 1 if nothing takes time."""
         return sum(self.busy) / (len(self.spans) * self.makespan) if self.makespan else 1.0
 
 
 def in_flight(program: Program, chunks: int) -> tuple[int, ...]:
-    """Return the most micro-batches that each chunk has gone forward with and not yet backward."""
+    """Return the most micro-batches that each chunk holds between their forward and backward passes."""
     held, most = [0] * chunks, [0] * chunks
     for turns in program:
         for _, (_, chunk, backward), _ in turns:
@@ -75,7 +75,7 @@ def simulate(
     backward: Sequence[float],
     transfer: Callable[[Route], float] = lambda route: 0.0,
 ) -> Timeline:
-    """Return when each computation runs, for times of each chunk and of a message along each route."""
+    """Return the times of all computations, from the times of each chunk and of a message along each route."""
     order, stuck = replay(program)
     assert not stuck, f"the schedule cannot end: rank {stuck[0][0]} waits forever before {stuck[0][1].compute}"
     clock, link = [0.0] * len(program), [0.0] * len(program)
@@ -92,7 +92,7 @@ def simulate(
 
 
 def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
-    """Return all turns in an order in which each receive follows its send, and where each rank is stuck."""
+    """Return all turns in an order in which each receive follows its send, and the turns at which ranks are stuck."""
     position = [0] * len(program)
     coming: set[tuple[int, MessageEnd]] = set()
     order: list[Placed] = []
@@ -112,11 +112,8 @@ def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
 
 
 class Move(NamedTuple):
-    """One computation of a rank and the messages around it.
-
-    In this order: `posts` are posted, `receives` waited for, `released` sends known to be gone, `compute` done, `sends`
-    posted.
-    """
+    """A computation of a rank and the messages around it, in this order: post the receives `posts`, wait for
+    `receives`, release the completed sends `released`, run `compute`, post `sends`."""
 
     posts: Ends
     receives: Ends
@@ -127,16 +124,16 @@ class Move(NamedTuple):
 
 def itinerary(program: Program, rank: int) -> tuple[Move, ...]:
     """Return the moves of a rank."""
-    # The place of each rank's computations among all, by their simulated starts: one follows whatever it needs. If two
-    # start together, the one of the rank that has done more comes later: its messages are not needed yet.
+    # The place of each computation among all, by simulated starts: each follows those it depends on. If two start
+    # together, that of the rank that is further ahead comes later: its messages are not needed yet.
     chunks = 1 + max(turn.compute.chunk for turns in program for turn in turns)
     line = simulate(program, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)
     computations = sorted(
         (span.start, number, on) for on, spans in enumerate(line.spans) for number, span in enumerate(spans)
     )
     place = {(on, line.spans[on][number].action): at for at, (_, number, on) in enumerate(computations)}
-    # For a receive of this rank the sends that have arrived for certain once it is complete: those that the peer has
-    # received before it sent. Sends after which nothing comes are missing: they are waited for at the end.
+    # For each receive of this rank, the sends that have surely arrived once it completes: those that the peer received
+    # before it sent. Sends without a later message from the peer are waited for at the end of the run.
     releases: dict[MessageEnd, Ends] = {}
     for peer, turns in enumerate(program):
         arrived: Ends = ()
