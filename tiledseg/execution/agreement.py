@@ -1,4 +1,4 @@
-"""Every rank holds the same network: kept where a layer gathers statistics, checked where weights should just agree."""
+"""Agreement of the ranks on the network: buffers are averaged where they may differ, weights are checked."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from tiledseg.models.network import GraphNetwork
 
 
 def agree_on_buffers(network: GraphNetwork, communicator: Communicator, speaks: bool) -> None:
-    """Give every rank the mean of the running statistics of the ranks that speak. Collective.
+    """Give every rank the mean of the running statistics of the ranks with `speaks`. Collective.
 
-    A buffer that all speakers have alike, or one alone has (the exact case), stays to the last bit: sums are float64.
-    Several ranks have different buffers only where batch statistics are of tiles and not exact (parallel.exact false):
-    there the ranks must not drift apart.
+    A buffer that is the same on all of them, or on one rank only (the exact case), keeps its bits: sums are float64.
+    Buffers differ between ranks only if batch statistics are of tiles, which is not exact (parallel.exact false); the
+    mean keeps the ranks from drifting apart.
     """
-    moving = [m for m, layer in zip(network.layers.values(), network.graph.layers, strict=True) if layer.tracks]
-    buffers = [b for module in moving for b in module.buffers() if not b.is_meta]  # those of other stages: elsewhere
+    tracking = [m for m, layer in zip(network.layers.values(), network.graph.layers, strict=True) if layer.tracks]
+    buffers = [b for module in tracking for b in module.buffers() if not b.is_meta]  # meta: on another stage
     if communicator.size == 1 or not buffers:
         return
-    voices = torch.tensor(int(speaks))
-    communicator.all_reduce_sum(voices).wait()
-    if not voices:
+    speakers = torch.tensor(int(speaks))
+    communicator.all_reduce_sum(speakers).wait()
+    if not speakers:
         return
     for buffer in buffers:
         total = buffer.double() if speaks else torch.zeros_like(buffer, dtype=torch.float64)
         communicator.all_reduce_sum(total).wait()
-        mean = total / int(voices)
+        mean = total / int(speakers)
         buffer.copy_(mean if buffer.is_floating_point() else mean.floor())
 
 
 def check_agreement(network: nn.Module, mesh: Mesh, holders: Communicator) -> None:
-    """Raise TiledsegError on every rank unless all `holders` of the same layers hold the same bits. Collective."""
+    """Raise TiledsegError on every rank unless all `holders` of the same layers have the same bits. Collective."""
     if holders.size == 1:
         return
     digests = holders.gather_objects((mesh.rank, _digest(network)))
@@ -50,7 +50,8 @@ def check_agreement(network: nn.Module, mesh: Mesh, holders: Communicator) -> No
 
 
 def check_drawn_alike(network: nn.Module, mesh: Mesh, build: str) -> None:
-    """Raise ConfigError on every rank unless a function of somebody's has given all the same weights. Collective."""
+    """Raise ConfigError on every rank unless the user's function `build` gave all ranks the same weights.
+    Collective."""
     digests = mesh.communicator.gather_objects(_digest(network))
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is not None:
@@ -63,15 +64,15 @@ def check_drawn_alike(network: nn.Module, mesh: Mesh, build: str) -> None:
 
 
 def check_finite(network: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh, step: int) -> None:
-    """Raise TiledsegError on every rank where one holds a weight, or a number of its optimizer, that is not finite.
+    """Raise TiledsegError on every rank if a weight, or a number of the optimizer, is not finite on one. Collective.
 
-    Collective; asked before a checkpoint is written, so that every one there is can be gone on from. A loss that is not
-    finite has ended the run already, a step before; what the very last step did shows only here.
+    Called before a checkpoint is written, so that every checkpoint can be resumed. A loss that is not finite ends the
+    run a step earlier; the effect of the last step shows only here.
     """
     named = list(own_state(network).items())
     for entries in optimizer.state.values():
         named += [(f"the optimizer's {name}", value) for name, value in entries.items() if torch.is_tensor(value)]
-    # The sums of all take a sixteenth of the time of looking at each, and one wait for a GPU. A sum may overflow alone.
+    # Sums take a sixteenth of the time of testing each value, and one wait for a GPU. A sum may overflow: test again.
     devices = [[t.sum().double() for _, t in named if t.device == device] for device in {t.device for _, t in named}]
     finite = all(bool(torch.stack(sums).isfinite().all()) for sums in devices)
     wrong = None if finite else next((name for name, tensor in named if not tensor.isfinite().all()), None)
@@ -84,7 +85,7 @@ def check_finite(network: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mes
 
 
 def own_state(network: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights and buffers that this rank holds, by name; those of other stages have no values here."""
+    """Return the weights and buffers of this rank's layers, by name."""
     return {name: tensor for name, tensor in network.state_dict().items() if not tensor.is_meta}
 
 

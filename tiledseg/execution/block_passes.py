@@ -1,10 +1,10 @@
-"""Passes in which each tile, or each rank's part of an image, goes through the network in blocks, segment by segment;
-while training with a batch norm that learns all those of a step together.
+"""Passes that compute each tile, or each rank's part of an image, in blocks, segment by segment. With a training batch
+norm all images of a step go together.
 
-Tensors between segments are put on a shelf: in memory, or in a file. See `spatial.block_pass`, also for why it
-cannot deadlock. The ranks of an image in mode `layer` have the same images in the same order, so that they wait for
-each other in one order. Where the images of a step go together, a rank without one takes part in all sums of the norms.
-It also takes part in that of a loss that looks first, which lies between the forward and the backward ones.
+Tensors between segments lie on a shelf, in memory or a file. `spatial.block_pass` says why it cannot deadlock. In mode
+`layer` the ranks of an image have the same images in the same order, and so wait for each other in one order. If the
+images of a step go together, a rank without one takes part in all sums of the norms, and in that of a loss that looks
+first, between the forward and the backward sums.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from tiledseg.spatial.block_statistics import Together
 
 
 class BlockWork(NamedTuple):
-    """The means of computing tiles in blocks: at most so many rows and columns of them, which lie on `shelf` in
-    between. `axes`: the ranks that share an image."""
+    """Settings of passes in blocks. `blocks`: at most so many (rows, cols) a tile, which lie on `shelf` between
+    segments. `axes`: the ranks that share an image."""
 
     network: BlockNetwork
     blocks: tuple[int, int]
@@ -45,7 +45,8 @@ class BlockWork(NamedTuple):
 
 
 class BlockTile(NamedTuple):
-    """A micro-batch in blocks: a tile, or a rank's part. `output`: begins where the whole output does in the raster."""
+    """A micro-batch (a tile, or a rank's part) in blocks. `output`: its start is that of the whole output in the
+    raster."""
 
     network: BlockNetwork
     program: BlockProgram
@@ -53,7 +54,7 @@ class BlockTile(NamedTuple):
     micro_batch: MicroBatch
 
     def _in_raster(self, block: int) -> Box:
-        """Return what a block makes of the first output, in raster positions."""
+        """Return the box of a block's first output, in raster positions."""
         made = self.program.box(self.network.graph.results[0], block)
         return made.shift(self.output.row.start, self.output.col.start)
 
@@ -62,7 +63,7 @@ class BlockTile(NamedTuple):
         return self._in_raster(block).clip(self.micro_batch.tile.core).area > 0
 
     def piece(self, block: int, outputs: Outputs) -> Piece:
-        """Return the outputs on what the micro-batch owns of a block."""
+        """Return the outputs on the pixels of a block that the micro-batch owns."""
         made = self._in_raster(block)
         owned = made.clip(self.micro_batch.tile.core)
         first, *others = (cropped(output_BKHW, *owned.relative_to(made).slices) for output_BKHW in outputs)
@@ -73,8 +74,8 @@ Running = Sequence[tuple[BlockTile, Sample, ImagePass]]
 
 
 class BlockPasses(Passes):
-    """Tile by tile, or image by image, each in blocks; a piece is what a block owns of the outputs. `together`: while
-    training all of a step go segment by segment, since a batch norm sees all of them."""
+    """Passes tile by tile, or image by image, each in blocks; each block gives a piece. `together`: in training all
+    images of a step go through each segment together, for a batch norm over all of them."""
 
     sends = False
 
@@ -82,7 +83,7 @@ class BlockPasses(Passes):
         self.mode = mode
         self._work = work
         self._together = Together(work.axes.weights, mode.mesh.device) if together else None
-        self._dropouts = nn.ModuleList(dropouts(mode.network))  # each image tells them before its blocks are computed
+        self._dropouts = nn.ModuleList(dropouts(mode.network))  # each image sets their key before its blocks
 
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
@@ -94,14 +95,12 @@ class BlockPasses(Passes):
         for count in groups:
             with self._under_way(islice(timed, count), key) as (run, running):
                 if loss.looks_first and not again:
-                    with torch.no_grad():  # a block moves its statistics at its first run, which is this one
+                    with torch.no_grad():  # a block updates running statistics in this, its first run
                         for piece, sample in _pieces(running):
                             loss.look(piece, sample)
                     loss.agree()
 
-                def loss_of(
-                    tile: BlockTile, sample: Sample, block: int, outputs: Outputs
-                ) -> torch.Tensor | None:  # None where the tile owns none of the block
+                def loss_of(tile: BlockTile, sample: Sample, block: int, outputs: Outputs) -> torch.Tensor | None:
                     return loss([(tile.piece(block, outputs), sample)]) if tile.owns(block) else None
 
                 run.backward(*(partial(loss_of, tile, sample) for tile, sample, _ in running))
@@ -110,10 +109,9 @@ class BlockPasses(Passes):
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
         return 2 if looks_first and len(self._groups(parts)) > 1 else 1
 
-    def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
+    def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Piece, Sample]]:
         for sample in samples:
-            for piece, _ in self._outputs([sample]):
-                yield sample, piece
+            yield from self._outputs([sample])
 
     def _outputs(self, samples: Iterable[Sample], key: Key | None = None) -> Iterator[tuple[Piece, Sample]]:
         with self._under_way(samples, key, keep=False) as (_, running):
@@ -124,7 +122,7 @@ class BlockPasses(Passes):
         return sum(sum(map(tile.owns, tile.program.own)) for tile in tiles)
 
     def _groups(self, parts: Sequence[Part]) -> list[int]:
-        """Return how many of the parts go at once."""
+        """Return the numbers of parts that go together, in order."""
         return [len(parts)] if self._together else [1] * len(parts)
 
     def _tile(self, micro_batch: MicroBatch, together: bool = False) -> BlockTile:
@@ -138,7 +136,7 @@ class BlockPasses(Passes):
     def _under_way(
         self, samples: Iterable[Sample], key: Key | None = None, keep: bool = True
     ) -> Iterator[tuple[BlockPass, Running]]:
-        """Run samples through all segments but the last; with a `key` they are trained on."""
+        """Run samples through all segments but the last. `key`: given in training."""
         together = None if key is None else self._together
         own = list(samples)
         batches = [self.mode.micro_batches(Part(sample.image, sample.tile))[0] for sample in own]
@@ -147,7 +145,7 @@ class BlockPasses(Passes):
         with doing("%s, in blocks", what):
             images = []
             for sample, tile in zip(own, tiles, strict=True):
-                x_BCHW = torch.from_numpy(sample.x_CHW)[None]  # each window is brought to the device alone
+                x_BCHW = torch.from_numpy(sample.x_CHW)[None]  # windows are moved to the device one by one
                 begin = () if key is None else (partial(set_dropout_key, self._dropouts, key(sample.image)),)
                 images.append(Image(x_BCHW, tile.program, *begin))
             device = self.mode.mesh.device
@@ -166,7 +164,7 @@ class BlockPasses(Passes):
 
 
 def _pieces(running: Running) -> Iterator[tuple[Piece, Sample]]:
-    """Yield the outputs on what each block owns of each tile, without gradients."""
+    """Yield the piece of each block of each tile, without gradients."""
     for tile, sample, blocks in running:
         for block in tile.program.own:
             if tile.owns(block):

@@ -1,8 +1,8 @@
-"""Samples on their way to the device: the network's input, and classes; the precision of a run, with the same bits.
+"""Transfer of samples (input and classes) to the device; the precision of a run, and its determinism.
 
-The thread that has read a sample for a GPU copies its arrays into pinned memory and sends them on a stream of their
-own, while the network computes. The GPU waits for them at their first use, the host never (`memory.device`). So as
-many pinned buffers as samples are on their way, two by default (`data.workers`). A CPU takes the arrays as they are.
+The thread that has read a sample for a GPU copies its arrays into pinned memory and sends them on a stream of its own,
+while the network computes. The GPU waits for them at their first use, the host never (`memory.device`). There is a
+pinned buffer for each sample in flight, two by default (`data.workers`). A CPU uses the arrays themselves.
 """
 
 from __future__ import annotations
@@ -26,34 +26,31 @@ Send = Callable[[Sample], Sample]
 
 
 class Carried(NamedTuple):
-    """A sample's arrays on a device, and the event after which they are there. `labels_HW`: with their margin."""
+    """A sample's arrays on a device, complete after `event`. `labels_HW`: with their margin."""
 
     x_CHW: torch.Tensor
     labels_HW: torch.Tensor | None
     event: Any
 
     def await_all(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return input and labels, which the current stream may use: it waits, not the host."""
+        """Return input and labels after making the current stream wait for them; the host does not wait."""
         stream = api(self.x_CHW.device).current_stream(self.x_CHW.device)
         stream.wait_event(self.event)
         for tensor in (self.x_CHW, self.labels_HW):
             if tensor is not None:
-                tensor.record_stream(stream)  # its memory is not given out again before the stream is past it
+                tensor.record_stream(stream)  # its memory is not reused before the stream is past it
         return self.x_CHW, self.labels_HW
 
 
 def sender(device: torch.device) -> Send:
-    """Return a function that gives a sample back with its arrays on their way to `device`.
-
-    Any number of threads may call it at once.
-    """
+    """Return a thread-safe function that starts to copy a sample's arrays to `device` and returns the sample."""
     if not is_gpu(device):
         return lambda sample: sample
     gpu, stream = api(device), api(device).Stream(device)
 
     def send(sample: Sample) -> Sample:
         classes_HW = _labels(sample)
-        with gpu.device(stream.device), gpu.stream(stream):  # a new thread's own device is GPU 0
+        with gpu.device(stream.device), gpu.stream(stream):  # a new thread's current device is GPU 0
             x_CHW = _sent(sample.x_CHW, device)
             labels_HW = None if classes_HW is None else _sent(classes_HW, device)
         return replace(sample, carried=Carried(x_CHW, labels_HW, stream.record_event()))
@@ -66,15 +63,15 @@ def _sent(array: NDArray, device: torch.device) -> torch.Tensor:
 
 
 def network_input(sample: Sample, device: torch.device, is_untraced: bool = False) -> torch.Tensor:
-    """Return the context as a batch of one, x_BCHW, channels last: the faster layout, whose CPU kernels also give a
-    pixel the same bits whatever the size of the tile around it (docs/decisions/0002). `is_untraced`: as it is, for a
-    module that chooses its layout."""
+    """Return a sample's context as a batch of one, channels last: the faster layout, whose CPU kernels also give a
+    pixel the same bits in a tile of any size (docs/decisions/0002). `is_untraced`: in the array's layout, for a module
+    that chooses its own."""
     x_CHW = _sent(sample.x_CHW, device) if sample.carried is None else sample.carried.await_all()[0]
     return x_CHW[None] if is_untraced else x_CHW[None].contiguous(memory_format=torch.channels_last)
 
 
 def labels(sample: Sample, device: torch.device) -> torch.Tensor:
-    """Return the classes of a sample, with the margin that it was loaded with (`Sample.around`), else of its core."""
+    """Return the classes of a sample: with the margin of `Sample.around_HW` if it has one, else of its core."""
     if sample.carried is not None:
         carried_HW: torch.Tensor = sample.carried.await_all()[1]
         return carried_HW
@@ -93,15 +90,15 @@ INPUT_DTYPES: dict[str, DTypeLike] = {"fp32": np.float32, "fp64": np.float64, **
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Cast to the 16 bits of `bf16` or `fp16` where that is safe; nothing for the others."""
+    """Return torch's autocast for `bf16` or `fp16`, and an empty context for other precisions."""
     if precision not in CAST_DTYPES:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=CAST_DTYPES[precision])
 
 
 def use_one_kernel(on: bool) -> None:
-    """Take the same kernels for every tile in a forward pass, each adding in one order, without TF32; else TF32 and
-    cuDNN's choice by timing are allowed. All that a map needs."""
+    """Use the same kernels for every tile in a forward pass, each adding in one order, without TF32, as a map needs.
+    Off: allow TF32 and cuDNN's choice by timing."""
     torch.backends.cudnn.deterministic = on  # a transposed convolution's forward pass is a convolution's backward pass
     torch.backends.cuda.matmul.allow_tf32 = not on
     torch.backends.cudnn.allow_tf32 = not on
@@ -109,20 +106,20 @@ def use_one_kernel(on: bool) -> None:
 
 
 def make_deterministic(on: bool) -> None:
-    """Make the same inputs give the same bits, run after run, backward passes included."""
+    """Make runs bit-reproducible, backward passes included."""
     use_one_kernel(on)
     if on:
-        # cuBLAS reads this when it starts; without it two streams could share a workspace and change sums.
+        # cuBLAS reads this at its start; without it two streams could share a workspace and change sums.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # As `use_deterministic_algorithms`, which would also load and set the compiler: nothing is compiled here.
+    # Not `use_deterministic_algorithms`, which would also load and set the compiler.
     torch.set_deterministic_debug_mode("error" if on else "default")
-    # torch would write NaN over every new buffer first; nothing here reads what it has not written.
+    # torch would fill every new buffer with NaN; no code here reads uninitialised values.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def naming_disorder() -> Iterator[None]:
-    """Raise ConfigError where torch has no kernel that adds in one order: in functions of somebody's network."""
+    """Turn torch's error for a function without a deterministic kernel, in a user's network, into ConfigError."""
     try:
         yield
     except RuntimeError as error:

@@ -1,13 +1,13 @@
-"""Three ways of a rank to the halos of its pixels, with one result.
+"""Halo modes: three ways for a rank to get the halos of its pixels, with the same result.
 
-- `read`: a rank takes any tiles and reads their contexts from the raster;
-- `exchange`: a rank owns a block of an image's tiles, reads the block alone, and gets the halo of the input from its
+- `read`: a rank computes any tiles and reads their contexts from the raster;
+- `exchange`: a rank owns a block of an image's tiles, reads only the block, and gets the halo of the input from its
   neighbours once; then it computes tile by tile as in `read`;
-- `layer`: the ranks of an image compute every layer together, each its block, and exchange thin halos on the way.
+- `layer`: the ranks of an image compute every layer together, each its block, and exchange thin halos between layers.
 
-A mode says which parts of a step are a rank's, what the network runs on for each, and how its layers run on that.
-`passes` runs them, in one piece or in a pipeline, and turns each loaded part into pieces: outputs on the pixels that
-the rank owns. Training, validation and prediction use the pieces.
+A mode defines a rank's parts of a step, the network's inputs for each part, and how its layers run on them. Passes
+(`part_passes`, `pipeline_passes`) run the network and turn each loaded part into pieces: outputs on the pixels that the
+rank owns, for training, validation and prediction.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """The unit that a rank loads: a tile of an image, or its block, as it lies there or as a draw changes it."""
+    """The unit that a rank loads: a tile or a block of an image, augmented by `draw` if given."""
 
     image: int
     tile: Tile
@@ -46,22 +46,22 @@ class Part(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """The unit that the network runs on, the micro-batch of a pipeline: a tile of a part, or all of it."""
+    """The unit on which the network runs, the micro-batch of a pipeline: a tile of a part, or all of it."""
 
     image: int
     tile: Tile
     part: Tile
 
     def piece(self, *outputs_BKHW: torch.Tensor) -> Piece:
-        """Return what the micro-batch owns of the network's outputs on it."""
+        """Return the network's outputs on the pixels that the micro-batch owns."""
         rows, cols = self.tile.core_in_output.slices
         first, *others = (cropped(output_BKHW, rows, cols) for output_BKHW in outputs_BKHW)
         return Piece(first, self.tile.core, self.tile.core.relative_to(self.part.core), tuple(others))
 
 
 class Shared(NamedTuple):
-    """The input of a micro-batch as ranks own it along `rows` and `cols`, this one at `at` (row, col). `output`: where
-    the whole output begins in the raster. `where`: the tile's place in the image, where it is only a part of it."""
+    """The input of a micro-batch, cut over ranks by `rows` and `cols`; this rank is at `at` (row, col). `output`: its
+    start is that of the whole output in the raster. `where`: the tile's place if it is only a part of the image."""
 
     rows: Partition
     cols: Partition
@@ -73,7 +73,7 @@ class Shared(NamedTuple):
 @dataclass(frozen=True)
 class Piece:
     """The network's output on pixels that this rank owns: `core` in raster positions, `in_part` in the part's core.
-    `others`: further outputs on them, of a network that has some, where it is trained."""
+    `others`: the network's further outputs on them, in training."""
 
     logits_BKHW: torch.Tensor
     core: Box
@@ -83,22 +83,22 @@ class Piece:
 
 @dataclass(frozen=True)
 class ReadMode:
-    """Tiles are dealt to ranks by their size, wherever they lie; with stages, to pipelines.
+    """The mode `read`: tiles are dealt to ranks (with stages, to pipelines) by their size, from any place.
 
-    `batch`: how many tiles of one shape run at once. Which ones follows from the step alone, not from the ranks, that
-    are dealt whole batches: a float32 gradient is summed over a batch by its kernel.
+    `batch`: the most tiles of one shape that run at once. Batches follow from the step alone and are dealt whole, so
+    that float32 gradients, which a kernel sums over a batch, do not depend on the number of ranks.
     """
 
     network: GraphNetwork
     mesh: Mesh
     tilings: tuple[Tiling, ...]
     precision: str
-    axes: Axes | None = None  # of pipelines; without stages each rank is on its own
+    axes: Axes | None = None  # of pipelines; None without stages
     batch: int = 1
-    compiled: CompiledNetwork | None = None  # runs the passes that have gradients
+    compiled: CompiledNetwork | None = None  # for passes with gradients
 
     def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
-        """Return this rank's parts of a step, the same at each call; stages share theirs. No communication."""
+        """Return this rank's parts of a step; stages of a pipeline have the same. Does not communicate."""
         dealt = self.dealt(step)
         if self.axes is None:
             return dealt[self.mesh.rank]
@@ -124,16 +124,17 @@ class ReadMode:
         return self.mesh.device
 
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
-        """Return the inputs of the network for a part, one after the other."""
+        """Return the micro-batches of a part, in order."""
         return (MicroBatch(part.image, part.tile, part.tile),)
 
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
-        """Yield the network's input for each micro-batch of a loaded part. Collective over the ranks of its image in
-        mode `exchange`: with stages, over those of the first one."""
+        """Yield the network's input for each micro-batch of a loaded part. In mode `exchange` collective over the ranks
+        of its image; with stages, over those of the first stage."""
         yield network_input(sample, self.mesh.device, self.network.graph.is_untraced)
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
-        """Run nodes `first` to `stop` on a micro-batch. In mode `layer` collective over ranks of image and stage."""
+        """Run nodes `first` to `stop` on a micro-batch. In mode `layer` collective over the image's ranks of a
+        stage."""
         places = tile_places(self.network.graph, self.whole(micro_batch), micro_batch.tile.context)
         with autocast(self.precision, self.mesh.device):
             if self.compiled is not None and torch.is_grad_enabled():
@@ -142,29 +143,26 @@ class ReadMode:
                 self.network.run_nodes(tensors, first, stop, places)
 
     def whole(self, micro_batch: MicroBatch) -> Box:
-        """Return what the network reads in all of the raster that a tile is of."""
+        """Return the network's input on the whole raster of a tile."""
         return micro_batch.tile.whole or self.tilings[micro_batch.image].whole
 
     def shared(self, micro_batch: MicroBatch) -> Shared:
-        """Return how the ranks of its image own a micro-batch: here one has all of it."""
+        """Return the cut of a micro-batch over the ranks of its image: here one rank has all of it."""
         tile = micro_batch.tile
         rows, cols = (Partition((0, size)) for size in tile.context.shape)
         return Shared(rows, cols, (0, 0), tile.output, (self.whole(micro_batch), tile.context))
 
     def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
-        """Return (channels, height, width) of each tensor of the graph on a micro-batch, of this rank's block of it."""
+        """Return (channels, height, width) of this rank's block of each tensor of the graph on a micro-batch."""
         return tensor_shapes(self.network.graph, self.network.bands, *micro_batch.tile.context.shape)
 
     def speaks(self, parts: Sequence[Part]) -> bool:
-        """Return True if this rank's buffers count where ranks agree on theirs, after a step with `parts`."""
+        """Return True if this rank's buffers count in `agreement.agree_on_buffers` after a step with `parts`."""
         return len(parts) > 0
 
 
 def _batches(parts: Sequence[Part], most: int, shape: Callable[[Part], Any]) -> list[tuple[Part, ...]]:
-    """Make batches of one shape.
-
-    Those that are not full come last of their shape. In the parts' order where each is one.
-    """
+    """Make batches of at most `most` parts of one shape, ordered by shape; batches of one keep the parts' order."""
     if most == 1:
         return [(part,) for part in parts]
     by_shape: dict[Any, list[Part]] = {}
@@ -176,7 +174,7 @@ def _batches(parts: Sequence[Part], most: int, shape: Callable[[Part], Any]) -> 
 
 
 class ExchangeMode(ReadMode):
-    """The input's halo comes from the neighbours; after that, tile by tile as in mode read."""
+    """The mode `exchange`: the input's halo comes from the neighbours; then tile by tile as in mode `read`."""
 
     axes: Axes
 
@@ -212,7 +210,7 @@ class ExchangeMode(ReadMode):
 
 
 class LayerMode(ReadMode):
-    """All ranks of an image run every layer together. Nothing is computed twice (at fusion 1)."""
+    """The mode `layer`: all ranks of an image run every layer together. Nothing is computed twice (at fusion 1)."""
 
     def __init__(
         self,
@@ -237,8 +235,8 @@ class LayerMode(ReadMode):
         return tuple(part for batch in self.batches(parts)[at.replica :: replicas] for part in batch)
 
     def batches(self, parts: Sequence[Part]) -> list[tuple[Part, ...]]:
-        """Return which of a step's images, or of this rank's `share`, run at once. All ranks of an image return the
-        same, though blocks of two images may be of one shape on one rank and not on another."""
+        """Return the images of a step, or of this rank's `share`, in batches that run at once: the same on all ranks of
+        an image, though blocks of two images may have one shape on one rank and not on another."""
         cuts = [(image.rows.edges, image.cols.edges) for image in self._images]
         return _batches(parts, self.batch, lambda part: cuts[part.image])
 
@@ -252,13 +250,14 @@ class LayerMode(ReadMode):
         return Shared(image.rows, image.cols, micro_batch.tile.position, image.output, None)
 
     def norm_together(self, k: int, images: Sequence[tuple[MicroBatch, Tensors]]) -> None:
-        """Run node `k`, a batch norm, on all images of a step; these are this rank's. Collective over all ranks."""
+        """Run node `k`, a batch norm, over all images of a step; `images` are this rank's. Collective over all
+        ranks."""
         cuts = [(tensors, self._images[one.image].rows, self._images[one.image].cols) for one, tensors in images]
         with autocast(self.precision, self.mesh.device):
             self.spatial.norm_together(k, cuts, self.spatial.axes.weights, self.mesh.device)
 
     def no_gradients(self, k: int) -> None:
-        """Run the backward pass of `norm_together` on a rank that had no image."""
+        """Take part in the backward pass of `norm_together` without an image."""
         self.spatial.no_gradients(k, self.spatial.axes.weights, self.mesh.device)
 
     def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
@@ -268,11 +267,11 @@ class LayerMode(ReadMode):
         return tuple((count, *block.shape) for count, block in zip(channels, blocks, strict=True))
 
     def speaks(self, parts: Sequence[Part]) -> bool:
-        """Return True on one rank of an image: they have taken the same statistics: one of them speaks for all."""
+        """Return True on one rank of an image, since all its ranks have the same statistics."""
         at = self.spatial.axes.position
         return len(parts) > 0 and at is not None and (at.row, at.col) == (0, 0)
 
 
 def _images_of(step: Sequence[TileReference]) -> list[tuple[int, Draw | None]]:
-    """Return the images of a step in their order, each with the draw of all its tiles."""
+    """Return the images of a step in order, each with its draw."""
     return sorted({reference.image: reference.draw for reference in step}.items(), key=lambda image: image[0])

@@ -11,20 +11,19 @@ from tiledseg.architecture.network import Network
 from tiledseg.comm.mesh import Mesh, gather_facts
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.shapes import count_parameters
-from tiledseg.memory.device import CPU, api, free_bytes, is_gpu
+from tiledseg.memory.device import api, free_bytes, is_gpu
 from tiledseg.system.freed_memory import available_bytes, why_not_kept
 from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 
-_SHARE = 0.6  # of what is free: the rest is for the raster cache, the interpreter and fragmentation
-# A host's memory that is kept when it is freed lies in pieces: 1.13 to 1.22 times as much, measured (decision 0012).
+_SHARE = 0.6  # share of free memory for tensors; the rest is for the raster cache, the interpreter and fragmentation
+# Kept freed memory of a host is fragmented: a run holds 1.13 to 1.22 times as much, measured (decision 0012).
 _KEPT_OVER_RETURNED = 1.25
 
 
 def memory_per_rank(mesh: Mesh) -> int:
-    """Return the bytes that every rank may plan with: the least of their parts of what is free. Collective.
+    """Return the bytes that every rank may plan with: the least of the ranks' shares of free memory. Collective.
 
-    A GPU's free memory is divided among the ranks on that GPU, whatever number each calls it by; a host's among the
-    ranks on that host.
+    A GPU's free memory is divided among the ranks on that GPU, a host's among the ranks on that host.
     """
     facts = gather_facts(mesh.communicator, mesh.device, mesh.host)
     own = facts[mesh.rank]
@@ -33,28 +32,23 @@ def memory_per_rank(mesh: Mesh) -> int:
 
 
 def free_memory(mesh: Mesh, device: torch.device) -> int:
-    """Return the bytes that this rank may fill on a device: its part of what is free now. No message."""
+    """Return the bytes that this rank may fill on a device: its part of the memory free now. Does not communicate."""
     return int(_free_memory(device) * _SHARE / mesh.launch.local_size)
 
 
 def _free_memory(device: torch.device) -> int:
-    """Return the bytes that tensors may take of what nobody holds now, of the GPU or of the host."""
+    """Return the bytes of the GPU or the host that tensors may still take."""
     if is_gpu(device):
         return free_bytes(device)
     free = available_bytes()
     return free if why_not_kept(os.environ) else int(free / _KEPT_OVER_RETURNED)
 
 
-def host_memory() -> int:
-    """Return the bytes of the host that a rank may fill which alone on it wants some, whatever its device."""
-    return int(_free_memory(CPU) * _SHARE)
-
-
 def check_weights(network: Network, copies: int, precision: str, mesh: Mesh) -> None:
-    """Raise ConfigError where the host cannot hold the weights of its ranks, `copies` of each, whatever the tiles.
+    """Raise ConfigError if the host cannot hold `copies` of the weights for each of its ranks.
 
-    Every rank builds the whole network before it knows its part. Counted against all of the host's memory, free or
-    not: a network that is refused could not have been trained.
+    Every rank builds the whole network before it knows its part. The limit is the host's total memory, free or not: a
+    refused network could never be trained.
     """
     parameters = count_parameters(network.graph(), network.bands)
     ranks = mesh.launch.local_size
@@ -68,13 +62,13 @@ def check_weights(network: Network, copies: int, precision: str, mesh: Mesh) -> 
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget what a GPU held before, in `peak_memory`; a process's resident set cannot."""
+    """Reset the peak of a GPU for `peak_memory`. The peak of a process's resident set cannot be reset."""
     if is_gpu(device):
         api(device).reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the bytes that this rank has held at most: of its GPU since `reset_peak`, or its resident set."""
+    """Return the most bytes that this rank has held: of its GPU since `reset_peak`, else its peak resident set."""
     if is_gpu(device):
         return api(device).max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,7 +1,7 @@
-"""The passes of a run, from its plan: opens the axes, leaves each rank its stage's layers, and makes the mode.
+"""The passes of a run from its plan: opens the axes, keeps the layers of this rank's stage, and makes the mode.
 
-Training, validation and prediction open one and ask it for the passes over their rasters. Only what the plan asks for
-is imported: a run in mode `read` knows nothing of pipelines, blocks and layers that ranks share, and starts sooner.
+Training, validation and prediction open a `ParallelRun` and get from it the passes over their rasters. It imports only
+the modules that the plan needs: a run in mode `read` starts sooner without pipelines, blocks and shared layers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParallelRun:
-    """The common parts of the passes of one run: axes, network, and this rank's part of a pipeline.
-
-    `close()` is collective.
-    """
+    """The common parts of the passes of one run: axes, network, and this rank's part of a pipeline."""
 
     spread: Spread
     pipeline: PipelinePlan | None
@@ -55,26 +52,26 @@ class ParallelRun:
         store: str = "host",
         compiles: bool = False,
     ) -> ParallelRun:
-        """Put `network` (whole, on the CPU) on the device, channels last, in the dtype of `precision`; with stages,
-        the layers of this rank's stage: the values of the others are let go. `blocks`: tiles are computed in so many
-        (rows, cols), which lie in `store` in between. `compiles`: passes with gradients are compiled, of whole networks
-        in modes that share no layers.
+        """Move `network` (whole, on the CPU) to the device, channels last, in the dtype of `precision`. With stages
+        only the layers of this rank's stage are moved, and the others dropped. `blocks`: the (rows, cols) of blocks in
+        which tiles are computed, and which lie in `store` between segments. `compiles`: compile passes with gradients,
+        of whole networks in modes that share no layers.
 
-        Collective over all ranks of the mesh. Raises ConfigError where a layer cannot be spread.
+        Collective over all ranks of the mesh. Raises ConfigError if a layer cannot be spread.
         """
         alone = not spread.shares_images and pipeline is None
         axes = serial_axes(mesh.communicator) if alone else open_axes(mesh, spread.mesh)
         executor = None
         if pipeline is None:
             network.to(mesh.device, PARAMETER_DTYPES[precision])
-            if not network.graph.is_untraced:  # its code may ask for its own layout
+            if not network.graph.is_untraced:  # a module's own code may need its own layout
                 with_channels_last(network)
         else:
             from tiledseg.pipeline.executor import PipelineExecutor
             from tiledseg.pipeline.partition import split_network
 
             cast = autocast(precision, mesh.device) if precision in CAST_DTYPES else None
-            stage = None if axes.position is None else axes.position.stage  # outside the mesh a rank keeps no layer
+            stage = None if axes.position is None else axes.position.stage  # None: a rank outside the mesh
             split = split_network(network, pipeline, stage, mesh.device, PARAMETER_DTYPES[precision], cast)
             executor = None if stage is None else PipelineExecutor(split, axes)
         spatial = compiled = None
@@ -98,9 +95,8 @@ class ParallelRun:
     def over(self, tilings: Sequence[Tiling], batch: int = 1, spread: Spread | None = None) -> Passes:
         """Return the passes over images that are cut by `tilings`.
 
-        While training, up to `batch` tiles of one shape at once, of which there are none in stages and in mode `layer`.
-        `spread`: theirs, where it is another than the run's; then their tiles are dealt out, and computed by the
-        network as it is.
+        `batch`: the most tiles (in mode `layer`, images) of one shape that run at once in training. `spread`: that of
+        these passes if it differs from the run's; their tiles are then dealt out as in mode `read`.
         """
         how = spread or self.spread
         common = self.network, self.mesh, tuple(tilings), self.precision
@@ -126,7 +122,7 @@ class ParallelRun:
         return PipelinePasses(mode, self.executor, meter, self.pipeline.micro_batches, self.mesh.device)
 
     def close(self) -> None:
-        """End the axes, and the store of blocks. Collective."""
+        """Close the axes and the store of blocks. Collective."""
         if self.work is not None:
             self.work.shelf.close()
         self.axes.close()

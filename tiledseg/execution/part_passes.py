@@ -1,6 +1,6 @@
-"""Forward and backward passes over a rank's parts: the whole network on each micro-batch in turn, or in a pipeline.
+"""Forward and backward passes over a rank's parts: the interface, and the passes that run the whole network on a rank.
 
-The step, the validation and the map do not know which kind of passes they run (see `pipeline_passes`).
+Step, validation and map run any kind of passes (see also `pipeline_passes` and `block_passes`).
 """
 
 from __future__ import annotations
@@ -25,34 +25,31 @@ from tiledseg.models.network import Tensors
 from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.samples.dataset import Dataset, Sample
 
-Key = Callable[[int], DropoutKey]  # what the dropout of an image depends on
+Key = Callable[[int], DropoutKey]  # an image's number -> the key of its dropout
 
 
 class Loss(Protocol):
-    """The scalar to differentiate of a step's pieces.
-
-    Where it looks first, it wants the sums of the step before it says.
-    """
+    """The loss of a step's pieces. A loss that looks first needs sums over all pieces of the step (Dice, say)."""
 
     @property
     def looks_first(self) -> bool:
-        """True if it is to be shown all pieces beforehand, and then to `agree`, unless one call has them all."""
+        """True if all pieces must pass `look`, and then `agree` be called, unless one call gets all of them."""
 
     def look(self, piece: Piece, sample: Sample) -> None:
-        """Add a piece, which has no gradients, to the sums of the step."""
+        """Add a piece, without gradients, to the sums of the step."""
 
     def agree(self) -> None:
-        """Add up what each rank has looked at; once a step. Collective where it looks first, else nothing."""
+        """Add up the sums of all ranks, once a step. Collective if the loss looks first; else does nothing."""
 
     def __call__(self, pieces: Sequence[tuple[Piece, Sample]]) -> torch.Tensor:
-        """Return the scalar to differentiate of pieces that are at hand together. It agrees where that is not done."""
+        """Return the loss of pieces that are computed together, a scalar. Calls `agree` if that was not done."""
 
 
 class Passes(ABC):
-    """Passes over a mode's micro-batches. Methods that run the network are collective as the mode is, over stages too.
+    """Passes over a mode's micro-batches. Methods that run the network are collective over the mode's ranks and stages.
 
-    `loads`: this rank loads its parts; samples are drawn only where it is true. `loads_pixels`: it needs their pixels,
-    besides labels and validity. `sends`: parts go to the device whole; else window by window.
+    `loads`: this rank loads its parts. `loads_pixels`: it needs their pixels, besides labels and validity. `sends`:
+    parts are copied to the device whole, else window by window.
     """
 
     mode: ReadMode
@@ -62,33 +59,34 @@ class Passes(ABC):
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
-        """Differentiate the loss of every micro-batch of `parts`; return the seconds that were waited for samples.
+        """Differentiate the loss of every micro-batch of `parts`; return the seconds waited for samples.
 
-        `samples` come as often as `rounds` says.
+        `samples`: those of `parts`, repeated `rounds` times.
         """
 
     @abstractmethod
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
-        """Return how often `train` takes the samples of `parts`: twice where it has to look first by itself."""
+        """Return how often `train` reads the samples of `parts`: twice if a forward round must look first."""
 
     @abstractmethod
-    def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
-        """Yield the network's output on every micro-batch of `parts`, in order, where it is made. Without gradients."""
+    def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Piece, Sample]]:
+        """Yield the network's output on every micro-batch of `parts`, in order, on the rank that computes it. Without
+        gradients."""
 
     def pieces(self, parts: Sequence[Part]) -> int:
-        """Count the pieces that `outputs` gives on this rank."""
+        """Return the number of pieces that `outputs` yields on this rank."""
         return len(self._micro_batches(parts))
 
     def figures(self) -> tuple[float, float, int, int] | None:
-        """Return the seconds that this rank computed in the last `train`, and that its passes took, and the bytes and
-        messages that it sent to other stages; None without stages."""
+        """Return, for the last `train`, the seconds that this rank computed, the seconds of its passes, and the bytes
+        and messages that it sent to other stages; None without stages."""
         return None
 
     def _micro_batches(self, parts: Iterable[Part]) -> list[MicroBatch]:
         return [micro_batch for part in parts for micro_batch in self.mode.micro_batches(part)]
 
     def _look(self, pieces: Iterable[tuple[Piece, Sample]], loss: Loss) -> None:
-        """Show a loss all pieces beforehand, which are made without gradients and change no statistics."""
+        """Pass all pieces to `loss.look`, computed without gradients or updates of running statistics; then agree."""
         with torch.no_grad(), still_statistics([self.mode.network]):
             for piece, sample in pieces:
                 loss.look(piece, sample)
@@ -96,14 +94,14 @@ class Passes(ABC):
 
 
 _Loaded = tuple[Sample, MicroBatch, torch.Tensor]  # with the network's input
-_Batch = tuple[list[Sample], list[MicroBatch], Tensors]  # images of one shape on their way through the network
+_Batch = tuple[list[Sample], list[MicroBatch], Tensors]  # images of one shape between two runs of nodes
 
 
 class SerialPasses(Passes):
-    """The whole network on this rank, micro-batch by micro-batch; while training, up to `batch` of one shape at once.
+    """Passes of the whole network, micro-batch by micro-batch; in training up to `batch` of one shape at once.
 
-    The law holds for any `batch`: losses are taken of each tile by itself and added up, dropout is drawn for each, and
-    norms that measure the batch are never run so (`planning.run.fit`).
+    The law holds for any `batch`: the loss and the dropout of each tile are its own, and the plan never batches norms
+    over a batch or layers that depend on their place (`planning.run.memory`).
     """
 
     def __init__(self, mode: ReadMode, batch: int = 1) -> None:
@@ -124,7 +122,7 @@ class SerialPasses(Passes):
                 if left == 0:
                     reducer.overlap()
                 total = loss(pieces)
-                pieces.clear()  # the loss alone decides how long it needs the network's output
+                pieces.clear()  # the outputs are freed as soon as the backward pass has used them
                 total.backward()
         return timed.seconds
 
@@ -132,7 +130,7 @@ class SerialPasses(Passes):
         return 2 if looks_first and self.pieces(parts) > 1 else 1
 
     def _batches(self, samples: Iterable[Sample], most: int | None = None) -> Iterator[list[_Loaded]]:
-        """Yield micro-batches in their order, as many of one shape as may run at once."""
+        """Yield micro-batches in order, in batches of one shape that run at once."""
         held: list[_Loaded] = []
         for sample in samples:
             inputs = self.mode.inputs(sample)
@@ -142,7 +140,7 @@ class SerialPasses(Passes):
                     yield held
                     held = []
                 held.append(one)
-                del one  # the network alone decides how long it needs its input
+                del one  # the input is freed as soon as the network has used it
                 if len(held) == (most or self._batch):
                     yield held
                     held = []
@@ -150,7 +148,7 @@ class SerialPasses(Passes):
             yield held
 
     def _run(self, loaded: list[_Loaded], key: Key | None = None) -> list[tuple[Piece, Sample]]:
-        """Compute outputs on micro-batches of one shape as a batch; `loaded` is used up. `key`: they are trained on."""
+        """Compute outputs on micro-batches of one shape as a batch. Empties `loaded`. `key`: given in training."""
         samples, micro_batches = [sample for sample, _, _ in loaded], [micro_batch for _, micro_batch, _ in loaded]
         tensors = {0: batched([x_BCHW for _, _, x_BCHW in loaded])}
         loaded.clear()
@@ -162,9 +160,8 @@ class SerialPasses(Passes):
         pieces = (one.piece(*outputs_BKHW) for one, outputs_BKHW in zip(micro_batches, outputs, strict=True))
         return list(zip(pieces, samples, strict=True))
 
-    def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
-        for piece, sample in self._outputs(samples, most=1):
-            yield sample, piece
+    def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Piece, Sample]]:
+        return self._outputs(samples, most=1)
 
     def _outputs(
         self, samples: Iterable[Sample], key: Key | None = None, most: int | None = None
@@ -175,12 +172,12 @@ class SerialPasses(Passes):
 
 
 def _work(loaded: Sequence[_Loaded]) -> doing:
-    """Return the words for the watch."""
+    """Return the context that names a batch's first tile for the watch."""
     return doing("tile %d of image %d", loaded[0][1].tile.index, loaded[0][0].image)
 
 
 def batched(inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
-    """Join inputs of one shape, channels last; `unbatched` takes what the network makes of it apart again."""
+    """Concatenate inputs of one shape, channels last; `unbatched` splits the network's outputs again."""
     if len(inputs_BCHW) == 1:
         return inputs_BCHW[0]
     return torch.cat(inputs_BCHW).contiguous(memory_format=torch.channels_last)
@@ -191,15 +188,15 @@ def unbatched(output_BKHW: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 class StepPasses(SerialPasses):
-    """Serial passes, but for training: there all images of a step go through the network together, node by node.
+    """Serial passes that train all images of a step together, for batch norms over the step's images.
 
-    A batch norm that learns takes its statistics over all pixels of a step. So the images of a rank run up to such a
-    norm, a batch of one shape after the other, which the step alone makes. The norm takes all of them, with those of
-    the other ranks, and they run on, until one backward pass. Each batch has a use of the weights of its own, summed in
-    float64, as the norm's are: gradients are alike on any number of ranks.
+    A training batch norm takes its statistics over all pixels of a step. So the images of a rank run up to such a norm,
+    batch by batch of one shape; batches follow from the step alone. The norm runs on all of them, together with other
+    ranks' images; then they run on, until one backward pass. Gradients of weights are summed in float64 over the
+    batches and the norm's images: they do not depend on the number of ranks.
 
-    Nothing can deadlock: every rank makes the norms' sums over `axes.weights` in the order of the nodes, and backward
-    in the opposite one. A rank without an image sums zeros at the same places. The sums of gradients start after that.
+    Nothing can deadlock: every rank makes the norms' sums over `axes.weights` in the order of the nodes, backward in
+    reverse. A rank without an image sums zeros at the same places. The sums of gradients start after that.
     """
 
     mode: LayerMode
@@ -209,7 +206,7 @@ class StepPasses(SerialPasses):
         layers = mode.network.graph.layers
         self._norms = tuple(k for k, layer in enumerate(layers) if layer.statistics == "batch")  # over a step's images
         self._lending = Lending(mode.network.layers.values())
-        self._dropouts = nn.ModuleList(dropouts(mode.network))  # each image tells them before each run of nodes
+        self._dropouts = nn.ModuleList(dropouts(mode.network))  # each batch sets their keys before each run of nodes
 
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
@@ -237,7 +234,7 @@ class StepPasses(SerialPasses):
                 outputs = zip(*(unbatched(tensors.pop(result)) for result in graph.results), strict=True)
                 made = (one.piece(*each) for one, each in zip(micro_batches, outputs, strict=True))
                 pieces += zip(made, own, strict=True)
-                del outputs, made  # they hold the last tensors, which would live through the backward pass
+                del outputs, made  # their last tensors would live through the backward pass
             total = loss(pieces)
             del pieces
             if batches:
@@ -249,11 +246,11 @@ class StepPasses(SerialPasses):
         return timed.seconds
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
-        return 1  # all are at hand together
+        return 1  # one call of the loss gets all pieces
 
 
 def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int) -> Iterator[Sample]:
-    """Yield the samples of a rank's `parts` in order, one a thread loaded ahead and sent; none where it loads none."""
+    """Yield the samples of a rank's `parts` in order, one a thread loaded and sent ahead; none if it loads none."""
     pixels = passes.loads_pixels
     send = sender(passes.mode.device) if passes.sends else lambda sample: sample
     wanted = parts if passes.loads else ()
@@ -261,7 +258,7 @@ def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads:
 
 
 class TimedSamples:
-    """An iterator of samples that counts the seconds in which its consumer has waited."""
+    """An iterator of samples that sums up the seconds that its consumer waits."""
 
     def __init__(self, samples: Iterator[Sample]) -> None:
         self._samples = samples

@@ -1,6 +1,6 @@
-"""Passes in a pipeline: this rank does its stage's part of all micro-batches.
+"""Passes in a pipeline: this rank runs its stage for all micro-batches.
 
-The rank of the first chunk loads pixels, that of the last one labels; the others load nothing.
+The rank of the first chunk loads pixels, that of the last chunk labels; the others load nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tiledseg.models.network import Tensors
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.raster.samples.dataset import Sample
 
-_FORWARD_ROUND = 256  # micro-batches of a run without gradients between two flushes: bounds the plan of a large map
+_FORWARD_ROUND = 256  # micro-batches without gradients between two flushes: bounds the itinerary of a large map
 
 
 class PipelinePasses(Passes):
-    """One rank's part of a pipeline's passes; `executor` is None on a rank outside the mesh, which does nothing.
+    """One rank's part of a pipeline's passes. `executor`: None on a rank outside the mesh, which does nothing.
 
-    The time of the passes is that of `device`, as the time that it computes is: what it waits is never negative.
-    `round_size`: micro-batches between two flushes of the pipeline while training (None: all of a step).
+    The times of passes and of computing are both measured on `device`, so their difference, the waiting, is never
+    negative. `round_size`: micro-batches between two flushes of the pipeline in training (None: all of a step).
     """
 
     def __init__(
@@ -55,26 +55,22 @@ class PipelinePasses(Passes):
         with self._passes.running():
             if self._executor is not None:
                 self._executor.busy.reset()
-                if self.rounds(parts, loss.looks_first) > 1:  # all ranks of a pipeline have the same parts: all look
-                    self._look(self._outputs(timed, parts, key), loss)
+                if self.rounds(parts, loss.looks_first) > 1:  # alike on all ranks of a pipeline, which share the parts
+                    self._look(self.outputs(timed, parts, key), loss)
                 feed = _Feed(timed, self.mode, self.loads_pixels)
                 numbered = list(enumerate(self._micro_batches(parts)))
                 size = self._round_size or max(1, len(numbered))
                 for first in range(0, len(numbered), size):
                     last_round = first + size >= len(numbered)
                     batch = [_Staged(self.mode, one, n, feed, key, loss) for n, one in numbered[first : first + size]]
-                    # Until the last round no gradient is whole.
+                    # Gradients are complete only in the last round.
                     self._executor.train(batch, reducer.overlap if last_round else lambda parameters: None)
         return timed.seconds
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
         return 2 if looks_first and parts else 1
 
-    def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
-        for piece, sample in self._outputs(samples, parts):
-            yield sample, piece
-
-    def _outputs(
+    def outputs(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key | None = None
     ) -> Iterator[tuple[Piece, Sample]]:
         if self._executor is None:
@@ -96,7 +92,7 @@ class PipelinePasses(Passes):
 
 
 class _Feed:
-    """The samples of a rank's micro-batches by their numbers, each taken once; with the input where it is wanted."""
+    """The samples of a rank's micro-batches by number, each taken once; with `pixels`, also the network's inputs."""
 
     def __init__(self, samples: Iterator[Sample], mode: ReadMode, pixels: bool) -> None:
         self._samples, self._mode, self._pixels = samples, mode, pixels
@@ -104,7 +100,7 @@ class _Feed:
         self._waiting: dict[int, tuple[Sample, torch.Tensor | None]] = {}
 
     def take(self, number: int) -> tuple[Sample, torch.Tensor | None]:
-        """Return the sample and input of micro-batch `number`; those before it wait for their turn."""
+        """Return the sample and input of micro-batch `number`; earlier ones are kept until they are taken."""
         while number not in self._waiting:
             self._waiting.update([next(self._entries)])
         return self._waiting.pop(number)
@@ -118,7 +114,7 @@ class _Feed:
 
 
 class _Staged:
-    """A micro-batch as the executor takes it (see `pipeline.chunk`). Without `key` and `loss` it only goes forward."""
+    """A `pipeline.chunk.StagedBatch`. Without `key` and `loss` it only runs forward."""
 
     images = 1
 

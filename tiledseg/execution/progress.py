@@ -1,4 +1,4 @@
-"""Progress for a person at a terminal, on rank 0 only."""
+"""The display of progress for a user, on rank 0 only."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from tiledseg.system.console import say
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_QUIET_SECONDS = 10.0  # between lines where the output is a file, not a terminal
+_QUIET_SECONDS = 10.0  # between two lines if the output is no terminal
 T = TypeVar("T")
 
 
 class Shown(Protocol):
-    """A display of a part of the work while its items are gone through."""
+    """A display of progress over the items of a part of the work."""
 
     def __call__(self, items: Iterable[T], total: int, words: str) -> Iterator[T]:
-        """Yield the items, of which there are `total`; `words` say what is done with them."""
+        """Yield the `total` items; `words` name the work."""
 
 
 def unseen(items: Iterable[T], total: int, words: str) -> Iterator[T]:
-    """Go through a part of the work that nobody is shown: of a rank that is not the root."""
+    """Yield the items without a display, as on ranks other than 0."""
     return iter(items)
 
 
 class StepProgress:
-    """A bar with the time left on a terminal; else a line now and then, a line a step at verbosity 2; nothing at 0.
+    """A bar with the time left on a terminal, else a line every ten seconds; a line a step at verbosity 2, nothing at
+    0.
 
-    `total` 0: there is no work but the parts that `part` shows.
+    `total` 0: there are only the parts shown by `part`.
     """
 
     def __init__(self, total: int, done: int, verbosity: int) -> None:
@@ -52,7 +53,7 @@ class StepProgress:
         self.advance(line["step"], f"epoch {line['epoch']} loss {loss} {line['pixels_per_second'] / 1e6:.2f} Mpixel/s")
 
     def advance(self, done: int, words: str) -> None:
-        """Show that `done` of the total are done; `words` say what and how."""
+        """Show that `done` of the total are done, with `words`."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=words)
         elif self._verbosity == 2 or (self._verbosity and time.monotonic() - self._said > _QUIET_SECONDS):
@@ -60,7 +61,7 @@ class StepProgress:
             self.say(f"{done}/{self._total} {words}{self._left(done)}")
 
     def _left(self, done: int) -> str:
-        """Return the time left in words, from the rate so far; nothing where that says nothing."""
+        """Return the time left in words, from the rate so far; empty before the first step and at the end."""
         here = done - self._first
         if here < 1 or done >= self._total:
             return ""
@@ -68,11 +69,11 @@ class StepProgress:
         return f", {duration(seconds)} left"
 
     def restart(self, done: int) -> None:
-        """Take the rate from now on, where `done` are done."""
+        """Measure the rate from now on, with `done` steps already done."""
         self._first, self._begun = done, time.monotonic()
 
     def part(self, items: Iterable[T], total: int, words: str) -> Iterator[T]:
-        """Show a part of the work: a bar of its own on a terminal, as long as it lasts; nothing elsewhere."""
+        """Yield `items` under a bar of their own on a terminal; elsewhere show nothing."""
         if self._bar is None:
             yield from items
             return
@@ -85,7 +86,7 @@ class StepProgress:
             self._bar.remove_task(task)
 
     def say(self, words: str) -> None:
-        """Print one line for the user, whatever shows progress."""
+        """Print one line for the user, above the bar if there is one."""
         if self._verbosity == 0:
             return
         if self._bar is not None:
@@ -99,7 +100,7 @@ class StepProgress:
 
 
 def duration(seconds: float) -> str:
-    """Return a time for people."""
+    """Return a time in words: "90 s", "5 min", "2.5 h"."""
     minutes, hours = seconds / 60, seconds / 3600
     return f"{seconds:.0f} s" if seconds < 120 else f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
 

@@ -1,9 +1,9 @@
-"""Confusion matrix with the scores read from it, and the reliability of probabilities.
+"""The confusion matrix with its scores, and the reliability of probabilities.
 
-The matrix counts pixels in int64: rows are the truth, columns the prediction. Matrices of blocks, tiles or ranks
-add up exactly, so scores do not depend on how a raster was cut. So do the counts of confidences, whole numbers of 2^-24
-in bins: of the pixels mapped with a confidence of about 0.8, are 0.8 right? A pixel's confidence is the probability of
-the class that it is mapped as.
+The matrix counts pixels in int64: rows are the truth, columns the prediction. Matrices of blocks, tiles or ranks add up
+exactly, so scores do not depend on how a raster was cut. So do the counts of confidences in bins, in units of 2^-24. A
+pixel's confidence is the probability of its mapped class: of pixels with a confidence of about 0.8, 0.8 should be
+right.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tiledseg.errors import LabelError
 BINS = 20
 _UNITS = 1 << 24
 _CHUNK = 1 << 22
-"""Pixels counted at once: bounds the copies, and keeps the sums of `bincount`, float64, whole numbers below 2^53."""
+"""Pixels counted at once: bounds the copies, and keeps the float64 sums of `bincount` exact, below 2^53."""
 
 
 def confusion_matrix(
@@ -31,10 +31,10 @@ def confusion_matrix(
     ignore_index: int | None = 255,
     valid: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.int64]:
-    """Count pairs of (truth, prediction) pairs, shape (classes, classes).
+    """Count the pixels of each pair (truth, prediction): a matrix of shape (classes, classes).
 
-    `truth` and `prediction` are integer arrays of one shape. Pixels where either equals `ignore_index`, or where
-    `valid` is False, are left out. Raises LabelError for any other value outside 0 ... classes - 1.
+    `truth` and `prediction` are integer arrays of one shape. Pixels where either equals `ignore_index`, or `valid` is
+    False, are left out. Raises LabelError for any other value outside 0 ... classes - 1.
     """
     if truth.shape != prediction.shape:
         raise LabelError(f"truth has shape {truth.shape}, prediction {prediction.shape}; give arrays of one shape")
@@ -60,10 +60,10 @@ def confusion_matrix(
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of a confusion matrix; one entry a class in every tuple.
+    """Scores of a confusion matrix; tuples have an entry for each class.
 
-    A class absent from both truth and prediction has no score: NaN, null in `to_json`, left out of the means.
-    A class that is in one of them only scores 0. All scores of an empty matrix are NaN.
+    A class absent from both truth and prediction has no score: NaN, null in `to_json`, left out of the means. A class
+    in only one of them scores 0. All scores of an empty matrix are NaN.
     """
 
     accuracy: float
@@ -109,7 +109,7 @@ def scores(matrix: NDArray[np.int64]) -> Scores:
 
 
 def _ratio(part: NDArray, whole: NDArray, present: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return part / whole: 0 where the whole is 0 in a present class, NaN in absent ones."""
+    """Return part / whole for each class: 0 if the whole is 0, NaN for absent classes."""
     ratio = np.where(present, 0.0, math.nan)
     np.divide(part, whole, out=ratio, where=present & (whole > 0))
     return ratio
@@ -124,20 +124,16 @@ def _nullable(value: float) -> float | None:
 
 
 def empty_counts(classes: int) -> NDArray[np.int64]:
-    """Return the counts of no pixels: (3, classes, BINS).
-
-    A class mapped and a bin of confidence have three counts: the pixels, those of them that are right, and the sum of
-    their confidences in units of 2^-24.
-    """
+    """Return zero counts, of shape (3, classes, BINS): for each mapped class and bin of confidence the pixels, the
+    right ones among them, and the sum of their confidences in units of 2^-24."""
     return np.zeros((3, classes, BINS), np.int64)
 
 
 def reliability_counts(
     confidence_P: NDArray[np.floating], mapped_P: NDArray[np.integer], right_P: NDArray[np.bool_], classes: int
 ) -> NDArray[np.int64]:
-    """Return the counts (as `empty_counts`) of valid pixels: their confidence, the class they are mapped as, and
-    whether that is right. A confidence of exactly a bin's edge is in the higher bin, 1 in the last one; one that is no
-    number, of a network that gives none, counts as 0."""
+    """Return the counts (as `empty_counts`) of valid pixels with their confidence, mapped class, and True if it is
+    right. A confidence on a bin's edge is in the higher bin, 1 in the last one; NaN counts as 0."""
     counts = empty_counts(classes)
     for part in _chunks(confidence_P.size):
         confidence, right = np.nan_to_num(confidence_P[part].astype(np.float64)), right_P[part]
@@ -154,11 +150,8 @@ def _chunks(size: int) -> Iterator[slice]:
 
 
 def calibration_error(counts: NDArray[np.int64]) -> float | None:
-    """Return the expected calibration error (Guo et al.
-
-    2017): |share that is right - mean confidence| of each bin, of all classes together, weighted by its pixels; None
-    without a pixel.
-    """
+    """Return the expected calibration error (Guo et al., 2017): |share of right pixels - mean confidence| of each bin,
+    all classes together, weighted by the bin's pixels. None without pixels."""
     pixels, right, confidence = counts.sum(axis=1)
     if not pixels.any():
         return None
@@ -166,8 +159,8 @@ def calibration_error(counts: NDArray[np.int64]) -> float | None:
 
 
 def reliability_json(counts: NDArray[np.int64]) -> dict[str, object]:
-    """Return plain values: for each class that pixels are mapped as, and each bin, the pixels, those right, and the sum
-    of their confidences; and the calibration error."""
+    """Return plain values: for each mapped class and bin the pixels, the right ones, and the sum of their confidences;
+    and the calibration error."""
     pixels, right, confidence = counts
     return {
         "bins": BINS,

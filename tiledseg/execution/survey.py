@@ -1,7 +1,7 @@
-"""One look at every training pixel before the first step: statistics of the bands, that every label has a class, and,
-where asked, how many pixels each class has.
+"""The survey of all training pixels before the first step: statistics of the bands, a check that every label has a
+class, and on request the pixels of each class.
 
-The ranks share the blocks; the result has the same bits for any number of them.
+The ranks share the blocks; the result has the same bits for any number of ranks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tiledseg.raster.statistics import Normalization, Sums, finish, measure, sta
 
 
 class Survey(NamedTuple):
-    """The counts of labels: valid pixels of each class in each image, None where not asked. `labels`: pixels of each
-    class, whatever the images hold there; `unlabelled`: those of none."""
+    """The result of a survey. `counts`: valid pixels of each class in each image, or None. `labels`: pixels of each
+    class in all label rasters, valid in the image or not; `unlabelled`: pixels without a class."""
 
     normalization: Normalization
     counts: NDArray[np.int64] | None
@@ -43,13 +43,13 @@ def survey(
     """Return the normalisation of `images`, and with `count` the pixels of each class that are valid in image and
     label.
 
-    Collective; any rank's InputError (a label outside the classes, a block that cannot be read) is
-    raised on every rank. To count, the images are read once more: for which of their pixels are valid.
+    Collective. An InputError of any rank (a label outside the classes, a block that cannot be read) is raised on every
+    rank. `count` reads the images once more, for the validity of their pixels.
     """
     counts = np.zeros((len(images), label_map.count), np.int64) if count else None
 
     def look_at_labels() -> NDArray[np.int64]:
-        """Count the label pixels of this rank's share of the blocks by their number, and those that are valid."""
+        """Count the label pixels in this rank's share of the blocks by class number; add to `counts` the valid ones."""
         maps = [label_map.resolve(reader.info) for reader in labels]
         current: list[RasterReader] = []
         numbers = np.zeros(256, np.int64)
@@ -93,10 +93,8 @@ def survey_content(
     labels: Sequence[RasterReader],
     label_map: LabelMap,
 ) -> NDArray[np.int64]:
-    """Return `count_units` of all units, on every rank. Collective; any rank's InputError is raised on every rank.
-
-    All ranks agree, then gather, in this order, whatever they found: none waits for another.
-    """
+    """Return `count_units` of all units on every rank. Collective. An InputError of any rank is raised on every
+    rank."""
     mine = units[mesh.rank * len(units) // mesh.size : (mesh.rank + 1) * len(units) // mesh.size]
     with doing("counting labels by their places"):
         counts = mesh.on_all(lambda: count_units(mine, images, labels, label_map))

@@ -67,12 +67,12 @@ def windows_of(
     """Yield each window's scores, or, of several `views`, the mean of its probabilities (`share_image`)."""
     outputs = passes.outputs(samples, parts)
     with kept_between_tiles(passes.mode.network) if len(views) == 1 else nullcontext():
-        for sample, piece in outputs:
+        for piece, sample in outputs:
             scores_KHW = piece.logits_BKHW[0]
             if len(views) > 1:
                 scores_KHW = shares_of(scores_KHW).double()
                 for view in views[1:]:
-                    scores_KHW += _back(view, shares_of(next(outputs)[1].logits_BKHW[0]))
+                    scores_KHW += _back(view, shares_of(next(outputs)[0].logits_BKHW[0]))
                 scores_KHW /= len(views)
             yield piece.core, scores_KHW, sample.valid_HW[piece.in_part.slices]
             del piece, scores_KHW  # the GPU needs the memory for the next window

@@ -15,8 +15,9 @@ import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, InputError, MemoryLimitError, first_line
-from tiledseg.execution.memory import host_memory
+from tiledseg.execution.memory import free_memory
 from tiledseg.geometry.tiling import finest_grid
+from tiledseg.memory.device import CPU
 from tiledseg.memory.mover import HOST
 from tiledseg.memory.saved import Hooks
 from tiledseg.planning.run.memory import OffloadPlan
@@ -48,7 +49,7 @@ def offload_to(store: str, plan: OffloadPlan | None, mesh: Mesh) -> Offload | No
     from tiledseg.memory.file_store import free_bytes
     from tiledseg.memory.offload import LEAST, Offload, mover_to
 
-    limit = host_memory() // mesh.launch.local_size if store == HOST else free_bytes(store)  # ranks share their host's
+    limit = free_memory(mesh, CPU) if store == HOST else free_bytes(store)
     least = 1 if plan.chosen else LEAST
     return Offload(mover_to(store, mesh.device, limit), plan.staying, least, all_kept=not plan.chosen)
 

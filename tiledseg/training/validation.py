@@ -202,7 +202,7 @@ def validate(
         if not pieces:  # no pipeline's end: what it reads is shown
             samples = shown(samples, len(parts), "validation, reading")
         outputs = ticking(passes.outputs(samples, parts))
-        for sample, piece in shown(outputs, pieces, "validation") if pieces else outputs:
+        for piece, sample in shown(outputs, pieces, "validation") if pieces else outputs:
             sums, map_HW, confidence_HW = _measured(piece, sample, mesh.device, ignore_index)
             y_HW = _labels(piece, sample)
             valid_HW = y_HW != ignore_index
