@@ -1,6 +1,6 @@
-"""The torch module that computes a layer, from its description.
+"""The torch module of each layer, built from the layer's description.
 
-A new layer has a line in `BUILDERS`, and its module, if torch has none, beside the others of its kind.
+A new layer needs a line in `BUILDERS`, and a module beside the others of its kind if torch has none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 
 
 class ModuleSite(NamedTuple):
-    """The place of a module: node's name, layer (along columns too), inputs' channels; if it `overwrites` its input."""
+    """A node for which a module is built: name, layer along rows and `cols`, channels of the inputs; `overwrites`: it
+    may overwrite its input."""
 
     name: str
     layer: Any
@@ -54,14 +55,15 @@ NORMS: dict[str, Callable[[Norm, int], nn.Module]] = {
 
 
 def _convolution(at: ModuleSite, stride: str, *names: str) -> dict[str, Any]:
-    """Return the arguments of a convolution; `stride` and the options `names` are those along rows and columns."""
+    """Return the arguments of a convolution. `stride` and `names` name the layer's fields that become (row, col)
+    pairs."""
     pairs = {name: (getattr(at.layer, name), getattr(at.cols, name)) for name in ("kernel", stride, "dilation", *names)}
     made = {"in_channels": at.channels[0], "out_channels": at.layer.out_channels, "bias": at.layer.bias}
     return made | {"groups": at.layer.groups, "kernel_size": pairs.pop("kernel"), "stride": pairs.pop(stride), **pairs}
 
 
 def _pooling(at: ModuleSite) -> Any:
-    """Return kernel, stride, padding, dilation, (row, col) of each."""
+    """Return kernel, stride, padding and dilation, each as (row, col)."""
     return list(zip(at.layer.sizes, at.cols.sizes, strict=True))
 
 

@@ -1,10 +1,10 @@
-"""A network's training pass compiled as a whole: torch.compile fuses what comes between convolutions.
+"""A network's training pass compiled as a whole: torch.compile fuses the layers between convolutions.
 
-Bias, activation, norm, pooling and concatenation become a few kernels that read and write each tensor once. Sums inside
-these kernels come in another order than those of the plain layers, so results are equal up to the rounding of the
-network's precision. The same tile gives the same numbers on any rank. Each shape of tile is compiled once.
+Bias, activation, norm, pooling and concatenation become a few kernels that read and write each tensor once. These
+kernels sum in another order than the plain layers: results are equal up to the rounding of the network's precision. The
+same tile gives the same numbers on any rank. Each shape of tile is compiled once.
 
-Dropout's draws are made outside, where generators and hashes belong, and go in as tensors.
+Dropout is drawn outside the compiled function, by generators and hashes, and passed in as tensors.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
 
-SHAPES = 64  # of tiles and batches that are compiled; beyond them tiles run as they are
+SHAPES = 64  # most shapes of tiles and batches that are compiled; others run uncompiled
 INDUCTOR = "inductor"
 
 
 class CompiledNetwork:
-    """A compiled `GraphNetwork.run_nodes` for all nodes of `network`, which know no places."""
+    """A compiled `GraphNetwork.run_nodes` for all nodes of `network`, none of which depends on its place."""
 
     def __init__(self, network: GraphNetwork, backend: str | None = None) -> None:
         from torch import _dynamo, _inductor
 
         _dynamo.config.recompile_limit = max(SHAPES, _dynamo.config.recompile_limit)
         if torch.are_deterministic_algorithms_enabled():
-            _inductor.config.deterministic = True  # no kernel is chosen by its time
+            _inductor.config.deterministic = True  # else kernels are chosen by their times
         self._network = network
         channels = tensor_channels(network.graph, network.bands)
         self._dropouts = {
@@ -42,7 +42,7 @@ class CompiledNetwork:
         self._compiled: Any = torch.compile(_whole(network), dynamic=False, backend=backend or INDUCTOR)
 
     def run_nodes(self, tensors: Tensors) -> None:
-        """Run all nodes on an input, tensor 0, and put the outputs in its place."""
+        """Run all nodes on the input, tensor 0, and replace it by the outputs."""
         x_BCHW = tensors.pop(0)
         kept = {
             k: module.kept(channels, x_BCHW.device)
@@ -53,9 +53,10 @@ class CompiledNetwork:
 
 
 def _whole(network: GraphNetwork) -> Callable[[torch.Tensor, dict[int, torch.Tensor]], list[torch.Tensor]]:
-    """Return a function of the input and of the channels that dropouts keep, by their nodes."""
+    """Return a function of the input, and of the kept channels of dropouts by node."""
     graph, modules = network.graph, list[Any](network.layers.values())
-    assert len(graph.sources) == len(graph.released), "one list a node, made now: what makes them cannot be traced"
+    # Cached properties, computed before tracing, which cannot trace their code.
+    assert len(graph.sources) == len(graph.released), "one list a node"
 
     def run(x_BCHW: torch.Tensor, kept: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
@@ -70,7 +71,7 @@ def _whole(network: GraphNetwork) -> Callable[[torch.Tensor, dict[int, torch.Ten
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise ConfigError where torch.compile cannot make kernels for the device: for a GPU it makes a small one."""
+    """Raise ConfigError if torch.compile cannot make kernels for the device. On a GPU it compiles a small one."""
     if device.type != "cpu":
         try:
             torch.compile(torch.sin)(torch.zeros(8, device=device))

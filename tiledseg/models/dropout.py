@@ -1,9 +1,9 @@
-"""Dropout that does not know how the image is cut.
+"""Dropout that does not depend on how the image is cut.
 
-The channels dropped are drawn from a counter keyed by (seed, step, image, layer), never by rank or tile. So every tile
-of an image, on whatever rank, drops the same channels as the whole image would. A network that is called by itself,
-without keys, draws as torch's Dropout2d: from torch's generator, other channels at each call. Stochastic depth is one
-draw an image, for all channels.
+The dropped channels are drawn by a hash of (seed, step, image, layer), not of rank or tile. So every tile of an image,
+on any rank, drops the same channels as the whole image. A network that is called by itself, without keys, draws as
+torch's Dropout2d does: from torch's generator, other channels at each call. Stochastic depth is one draw an image, for
+all channels.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class DropoutKey:
 
 
 class ChannelDropout(nn.Module):
-    """A dropout of whole channels with `probability` while training; it scales the others by 1 / (1 - probability).
+    """A dropout of whole channels with `probability` in training, which scales the others by 1 / (1 - probability).
 
-    `keys`: the seed, step and image of the next draw, one for a whole batch or one an image; none for torch's
-    generator. `of_images`: all channels of an image have one draw.
+    `keys`: those of the next draw, one for a whole batch or one an image; empty for torch's generator. `of_images`: one
+    draw for all channels of an image.
     """
 
     def __init__(self, name: str, probability: float, of_images: bool = False) -> None:
@@ -52,18 +52,18 @@ class ChannelDropout(nn.Module):
         return self.dropped(x_BCHW, noted(lambda: self.kept(x_BCHW.shape[1], x_BCHW.device)))
 
     def dropped(self, x_BCHW: torch.Tensor, kept_BC: torch.Tensor) -> torch.Tensor:
-        """Return x with the channels that are `kept`, a row an image, or one for the whole batch."""
+        """Return x without the dropped channels. `kept_BC`: from `kept`, a row an image, or one for the whole batch."""
         return x_BCHW * (kept_BC.to(x_BCHW.dtype) / (1 - self.probability or 1.0))[:, :, None, None]
 
     def kept(self, channels: int, device: torch.device) -> torch.Tensor:
-        """Draw the channels that are kept by the keys: kept_BC, bool. The host does not wait for the device."""
+        """Draw the kept channels from the keys: kept_BC, bool. The host does not wait for the device."""
         drawn = torch.stack([_draw(key, self.name, 1 if self.of_images else channels) for key in self.keys])
         return sent(drawn >= self.probability, device)
 
 
 class LeafDepth(ChannelDropout):
-    """Stochastic depth at `path` in a module that is one node, in the layout of its author. Each call in a forward pass
-    has a draw of its own, for each of `images`."""
+    """Stochastic depth at `path` inside a module that is one node, in the module's own layout. Each call in a forward
+    pass has its own draw for each of `images`."""
 
     def __init__(self, path: str, probability: float) -> None:
         super().__init__("", probability, of_images=True)
@@ -88,6 +88,6 @@ def dropouts(network: nn.Module) -> Iterator[ChannelDropout]:
 
 
 def set_dropout_key(network: nn.Module, *keys: DropoutKey) -> None:
-    """Set the keys of every dropout's next draw: one a batch, or one an image; none for torch's generator."""
+    """Set the keys of every dropout's next draw: one for a batch, one an image, or none for torch's generator."""
     for module in dropouts(network):
         module.keys = keys[:1] if len(set(keys)) == 1 else keys

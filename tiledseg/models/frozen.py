@@ -1,8 +1,8 @@
-"""Weights: lent for a while, of several names, and not trained (chosen by patterns, marked in modules and graph).
+"""Weights that are frozen (by patterns of names), replaced for a while, or shared under several names.
 
-A weight whose factor of the learning rate is 0 wants no gradient of autograd. A node is frozen in the graph if none of
-its weights wants a gradient. The rest follows from the graph: no gradient is made of tensors before the first trained
-node, nothing is kept for it, and pipelines send none back.
+A weight with a learning rate factor of 0 requires no gradient. A node is frozen in the graph if none of its weights
+requires one. The graph then tells the rest: tensors before the first trained node get no gradient, nothing is kept for
+one, and pipelines send none back.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from tiledseg.models.network import GraphNetwork
 
 
 def factor_of(name: str, factors: Mapping[str, float]) -> float:
-    """Return the factor of the first pattern that fits a weight's name; 1 where none does."""
+    """Return the factor of the first pattern that matches a weight's name; 1 if none does."""
     return next((factor for pattern, factor in factors.items() if fnmatchcase(name, pattern)), 1.0)
 
 
 def freeze(network: GraphNetwork, factors: Mapping[str, float]) -> GraphNetwork:
-    """Have weights of a factor of 0 want no gradient, and return the network; those that its author froze stay so.
+    """Freeze weights with a factor of 0, and weights of no layer; return the network. Weights frozen before stay
+    frozen.
 
-    Nor do those that no layer takes, to which no gradient comes: an optimizer that had zeros in its place would let
-    them decay, which torch does not.
+    Weights of no layer get no gradient: with zeros in its place an optimizer would decay them, which torch does not.
     """
-    taken = {id(weight) for module in network.layers.values() for weight in _weights(module)}
+    used = {id(weight) for module in network.layers.values() for weight in _weights(module)}
     for name, parameter in network.parameters_by_node():
-        if factor_of(name, factors) == 0 or id(parameter) not in taken:
+        if factor_of(name, factors) == 0 or id(parameter) not in used:
             parameter.requires_grad_(False)
     network.graph = network.graph.with_frozen(frozen_nodes(network))
     return network
 
 
 def frozen_nodes(network: GraphNetwork) -> frozenset[str]:
-    """Return the nodes that have weights, none of which wants a gradient."""
+    """Return the nodes with weights of which none requires a gradient."""
     names = network.graph.names[1:]
     return frozenset(
         n for n, m in zip(names, network.layers.values(), strict=True) if _weights(m) and not is_trained(m)
@@ -46,7 +46,7 @@ def frozen_nodes(network: GraphNetwork) -> frozenset[str]:
 
 
 def is_trained(module: nn.Module) -> bool:
-    """Return True if a weight of it wants a gradient."""
+    """Return True if a weight of the module requires a gradient."""
     return any(weight.requires_grad for weight in _weights(module))
 
 
@@ -55,7 +55,7 @@ def _weights(module: nn.Module) -> list[nn.Parameter]:
 
 
 class Lending:
-    """The places in the modules of a network's nodes, in their order, of the parameters that are trained."""
+    """The trained parameters of a network's nodes, in order, which `lend` replaces for a while."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._nodes = [
@@ -70,7 +70,7 @@ class Lending:
 
     @contextmanager
     def lend(self, first: int, stop: int, made: Callable[[nn.Parameter], torch.Tensor]) -> Iterator[None]:
-        """Put what is `made` of each parameter of nodes `first` to `stop` (half-open) into its place for a while."""
+        """Replace each parameter of nodes `first` to `stop` (half-open) by `made(parameter)` inside."""
         places = [place for node in self._nodes[first:stop] for place in node]
         kept = [part._parameters[name] for part, name in places]
         try:
@@ -83,8 +83,7 @@ class Lending:
 
 
 def by_memory(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """Return the tensors in groups of those that share memory, in the order of their first names: a head that is
-    called twice, a bias of two layers."""
+    """Group tensors that share memory (such as a bias of two layers), in the order of their first names."""
     groups: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         groups.setdefault(tensor.untyped_storage().data_ptr() or id(tensor), {})[name] = tensor

@@ -1,4 +1,4 @@
-"""The network that is trained: the modules of a graph's nodes, and the interpreter that runs them."""
+"""The trained network: the modules of a graph's nodes, and the interpreter that runs them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tiledseg.models.normalise import Ranks
 if TYPE_CHECKING:
     from tiledseg.memory.saved import Hooks
 
-Tensors = dict[int, torch.Tensor]  # by their numbers in the graph
+Tensors = dict[int, torch.Tensor]  # by number in the graph
 NOWHERE: Places = {}
-Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]  # a node's number and inputs -> what it makes
+Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]  # a node's number and inputs -> its output
 
 
 def run_nodes(graph: Graph, compute: Compute, tensors: Tensors, first: int, stop: int) -> None:
-    """Run nodes `first` to `stop` (half-open), each by `compute`, which decides what a node is computed by; one that
-    goes by a memory policy is `GraphNetwork.by_policy`.
+    """Run nodes `first` to `stop` (half-open), each by `compute`; `GraphNetwork.by_policy` gives one for a memory
+    policy.
 
-    `tensors` holds what they take of earlier nodes; it is given what they make, and loses what nobody takes any more.
+    `tensors` holds the outputs of earlier nodes. New outputs are added, and removed after their last use.
     """
     for k in range(first, stop):
         tensors[k + 1] = compute(k, [tensors[source] for source in graph.sources[k]])
@@ -43,12 +43,12 @@ def run_nodes(graph: Graph, compute: Compute, tensors: Tensors, first: int, stop
 
 
 class GraphNetwork(nn.Module):
-    """The modules of a graph, one a node, each taking the node's inputs in their order.
+    """The modules of a graph, one a node, each taking the node's inputs in order.
 
-    Modules are named by their nodes, so a checkpoint does not depend on how the network is later cut or wrapped.
-    Where they are parts of somebody's module `whole`, its names stay: of weights, of buffers, of what it consists of.
-    `untrained`: why the graph is not what that module does in training; it then stays in evaluation. `form`: what the
-    module returns, with an `OutputPlace` in the place of each tensor; None for the output, or a tuple of several.
+    Modules are named by their nodes, so a checkpoint does not depend on how the network is later cut or wrapped. If
+    they are parts of a user's module `whole`, its names of weights, buffers and submodules stay. `untrained`: the
+    reason why the graph differs from that module in training; it then stays in evaluation. `form`: the module's return
+    value with an `OutputPlace` for each tensor; None for the output, or a tuple of several.
     """
 
     layers: Mapping[str, nn.Module]
@@ -66,12 +66,12 @@ class GraphNetwork(nn.Module):
         self.graph = graph
         self.bands = bands
         self.untrained = untrained
-        self.own_gradients: str | None = None  # why gradients of the graph would not be the module's
-        self.only_size: tuple[int, int] | None = None  # where the module is the graph's, and strides further, alone
-        self.origin: Any = None  # of a traced network, `tracing.state.Origin`
+        self.own_gradients: str | None = None  # the reason why the graph's gradients differ from the module's
+        self.only_size: tuple[int, int] | None = None  # the size, plus any strides, at which the module is its graph
+        self.origin: Any = None  # a traced network's `tracing.state.Origin`
         self.form = form
         self._offload: Hooks | None = None
-        self.recorded: Any = None  # of a traced network, `tracing.runs.Recorded`
+        self.recorded: Any = None  # a traced network's `tracing.runs.Recorded`
         if whole is None:
             names = (node.name.replace(".", "-") for node in graph.nodes)
             self._modules["layers"] = nn.ModuleDict(dict(zip(names, modules, strict=True)))
@@ -92,8 +92,8 @@ class GraphNetwork(nn.Module):
         self.register_load_state_dict_post_hook(forget_unnamed)
 
     def train(self, mode: bool = True) -> GraphNetwork:
-        """Set the mode, as of any module; norms whose statistics stand still are evaluated all the same. Raises
-        ConfigError for a network that only maps."""
+        """Set the mode; norms with constant statistics stay in evaluation. Raises ConfigError for a network that can
+        only map."""
         if mode and self.untrained:
             raise ConfigError(
                 f"the network was traced in evaluation, and trains otherwise: {self.untrained}; map with it"
@@ -107,25 +107,24 @@ class GraphNetwork(nn.Module):
         return self
 
     def hold_statistics(self) -> GraphNetwork:
-        """Make running statistics constants from now on, in training too; return the network."""
+        """Make running statistics constant from now on, also in training; return the network."""
         self.graph = self.graph.with_still_statistics()
         return self.train(self.training)
 
     def follow(self, policy: MemoryPolicy, offload: Hooks | None = None) -> GraphNetwork:
-        """Keep from now on for the backward pass what `policy` says, in all modes and stages; return the network.
-        Results stay the same to the last bit. `offload`: what keeps tensors that the policy wants moved.
-        """
-        assert offload or OFFLOAD not in policy.tensors, "nothing is there to hold tensors that are moved"
+        """Follow a memory policy from now on, in all modes and stages; return the network. Results keep their bits.
+        `offload`: the hooks for tensors that the policy offloads."""
+        assert offload or OFFLOAD not in policy.tensors, "a policy that offloads tensors needs hooks"
         self.graph, self._offload = self.graph.with_memory(policy), offload
         return self
 
     @property
     def memory(self) -> MemoryPolicy:
-        """The policy of what is kept for the backward pass."""
+        """The policy of tensors kept for the backward pass."""
         return self.graph.memory or keep_all(self.graph)
 
     def by_policy(self, graph: Graph, compute: Compute, policy: MemoryPolicy | None = None) -> Compute:
-        """Return `compute` that keeps for the backward pass what the network's policy says (or `policy`)."""
+        """Return `compute` under the network's memory policy, or under `policy`."""
         policy = policy or self.memory
         if policy.keeps_all or not torch.is_grad_enabled():
             return compute
@@ -134,7 +133,8 @@ class GraphNetwork(nn.Module):
         return Rebuilding(graph, policy, compute, list(self.layers.values()), self._offload)
 
     def parameters_by_node(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters in order by node and name, encoder0.conv0.weight; of somebody's module by its names."""
+        """Yield the parameters in order, with names as encoder0.conv0.weight; those of a user's module with its
+        names."""
         nodes = {f"layers.{node.name.replace('.', '-')}": node.name for node in self.graph.nodes}
         for name, parameter in self.named_parameters():
             parts = name.split(".", 2)
@@ -142,9 +142,10 @@ class GraphNetwork(nn.Module):
             yield (name if node is None else f"{node}.{parts[-1]}"), parameter
 
     def forward(self, x_BCHW: torch.Tensor, places: Places = NOWHERE) -> Any:
-        """Return the outputs, each of shape (B, channels, height, width), as `returned`; `places` as of `run_nodes`.
+        """Return the outputs, each of shape (B, channels, height, width), as `returned` does. `places`: see
+        `run_nodes`.
 
-        Raises ConfigError where a traced module has changed since, or does otherwise at such a size."""
+        Raises ConfigError if a traced module has changed, or computes something else at this size."""
         self.check_origin()
         (height, width), stride = x_BCHW.shape[2:], total_stride(self.graph)
         if self.only_size and ((height - self.only_size[0]) % stride or (width - self.only_size[1]) % stride):
@@ -159,14 +160,14 @@ class GraphNetwork(nn.Module):
         return self.returned(tuple(tensors[tensor] for tensor in self.graph.results))
 
     def check_origin(self) -> None:
-        """Raise ConfigError where the traced module has changed since."""
+        """Raise ConfigError if the traced module has changed."""
         if self.origin:
             self.origin.check()
 
     def returned(self, outputs: tuple[torch.Tensor, ...]) -> Any:
-        """Return the graph's outputs as the module does, in its list or dict; else the one there is, or a tuple.
+        """Return the graph's outputs in the module's own form (list, dict), else the output or a tuple of several.
 
-        A backward pass through them raises ConfigError where the module's gradients are its own."""
+        A backward pass through them raises ConfigError if the module's gradients differ from the graph's."""
         if self.own_gradients and torch.is_grad_enabled():
             outputs = tuple(_NoGradients.apply(output, self.own_gradients) for output in outputs)
         if self.form is not None:
@@ -174,8 +175,8 @@ class GraphNetwork(nn.Module):
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run_nodes(self, tensors: Tensors, first: int, stop: int, places: Places = NOWHERE) -> None:
-        """Run nodes as the function `run_nodes`, each by its module. `places`: of a tile, as `tile_places` gives them;
-        a node that has none takes its input for the whole image."""
+        """Run nodes as the function `run_nodes`, each by its module. `places`: a tile's, from `tile_places`; a node
+        without a place takes its input for the whole image."""
         modules: list[Any] = list(self.layers.values())
 
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
@@ -194,7 +195,7 @@ class GraphNetwork(nn.Module):
 
 
 class _NoGradients(torch.autograd.Function):
-    """A tensor as it is; its backward pass raises ConfigError with the reason."""
+    """The identity, whose backward pass raises ConfigError with the reason."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, reason: str) -> torch.Tensor:
@@ -208,18 +209,18 @@ class _NoGradients(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class OutputPlace:
-    """The place of one of a graph's outputs in what a module returns."""
+    """The place of one of a graph's outputs in a module's return value."""
 
     index: int
 
 
 def filled(form: Any, outputs: Sequence[torch.Tensor]) -> Any:
-    """Return lists, tuples and dicts with the outputs in their places."""
+    """Return `form` (lists, tuples, dicts) with the outputs in their places."""
     return tree_map(lambda leaf: outputs[leaf.index] if isinstance(leaf, OutputPlace) else leaf, form)
 
 
 class _Unnamed(nn.ModuleList):
-    """Modules whose weights have names elsewhere: no checkpoint holds them twice."""
+    """Modules whose weights have other names in the network: `state_dict` leaves them out."""
 
     def state_dict(self, *args: Any, destination: Any = None, **keywords: Any) -> Any:
         return {} if destination is None else destination
@@ -228,9 +229,9 @@ class _Unnamed(nn.ModuleList):
 class PooledBranchModule(BlockModule):
     """A branch of a pyramid (`geometry.shapes.PooledBranch`); `modules` are the inner nodes'.
 
-    Each rank adds up what it owns of each bin; one sum over the ranks gives the means to all, and all compute the
-    layers on these few. Then each makes its own block of the output, by weights from places in the image. The layers'
-    gradients are a rank's share, as of any layer; those of the means are summed once more.
+    Each rank sums its own pixels of each bin. One sum over the ranks gives all of them the means, on which each
+    computes the inner layers. Then each interpolates its own block of the output, by places in the image. Gradients of
+    the layers' weights are a rank's share, as of any layer; those of the means are summed over the ranks.
     """
 
     rows: PooledBranch
@@ -246,7 +247,7 @@ class PooledBranchModule(BlockModule):
     def on_block(self, place: BlockPlace, ranks: Ranks | None, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Compute a block. Collective over `ranks`, backward too, in the order of the nodes: it cannot deadlock."""
         dims, among = ((place.row, self.rows), (place.col, self.cols)), None if place.is_whole else ranks
-        shares = []  # the weight of each owned position in each bin's mean: (bins, positions), float64
+        shares = []  # weight of each owned position in each bin's mean: (bins, positions), float64
         for dim, layer in dims:
             size, weights = dim.sizes[0], torch.zeros(layer.bins, dim.owned.size, dtype=torch.float64)
             for index in range(layer.bins):
@@ -268,15 +269,13 @@ class PooledBranchModule(BlockModule):
 
 
 def with_channels_last(module: nn.Module) -> Any:
-    """Lay the weights of images channels last, in place, as `Module.to` does, which refuses those of several times."""
+    """Make the 4-dim weights channels last, in place. (`Module.to` refuses modules with 5-dim weights, of times.)"""
     return module._apply(lambda t: t.to(memory_format=torch.channels_last) if t.dim() == 4 else t)
 
 
 def build_network(graph: Graph, bands: int, seed: int | None = None) -> GraphNetwork:
-    """Build the modules of a graph for an input of `bands` channels.
-
-    `seed`: all weights are drawn from it alone (He's for leaky ReLU), so every rank draws the same.
-    """
+    """Build the modules of a graph for an input of `bands` channels. `seed`: draw all weights from it (He's for leaky
+    ReLU), alike on every rank."""
     channels = tensor_channels(graph, bands)
     modules = []
     for node, sources, writes in zip(graph.nodes, graph.sources, graph.overwrites, strict=True):

@@ -1,7 +1,7 @@
 """The norms of networks: torch's modules, computed on the CPU by `normalise`.
 
-On a GPU torch's own kernels run: they accumulate by Welford's rule in float32 and are faster there. So they do under
-torch.compile, which writes kernels itself. One pixel goes to torch everywhere, which refuses it by its own words.
+On a GPU torch's own kernels run: they accumulate by Welford's rule in float32 and are faster there. Under torch.compile
+torch's norms run too, since it writes kernels itself. An image of one pixel goes to torch, which raises its own error.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tiledseg.models.normalise import MomentSets, NormScope, Ranks, Slices, Stat
 
 
 class PixelNorm(nn.LayerNorm):
-    """Layer norm over the channels of each pixel: no pixel sees another."""
+    """Layer norm over the channels of each pixel."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input.movedim(1, -1)).movedim(-1, 1)
 
 
 class InstanceNorm(nn.InstanceNorm2d):
-    """Instance norm, without running statistics. On channels first torch's kernel is faster, but takes a gradient that
-    comes channels last for another (2.13, one image): it is brought to its order."""
+    """Instance norm, without running statistics. For channels first torch's kernel is faster, but misreads a
+    channels-last gradient (2.13, one image), which is therefore made contiguous."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if _is_own(input) and input.is_contiguous(memory_format=torch.channels_last):
@@ -43,8 +43,7 @@ class GroupNorm(nn.GroupNorm):
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch norm. Evaluated it scales and shifts by constants, as torch does. `in_place_of`: somebody's own norm, whose
-    mode it has at any time."""
+    """Batch norm; in evaluation torch's. `in_place_of`: the user's own norm, whose mode it always shares."""
 
     in_place_of: tuple[nn.Module, ...] = ()
 
@@ -66,11 +65,11 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 class StillBatchNorm(nn.BatchNorm2d):
-    """A batch norm whose running statistics are constants, in training too."""
+    """A batch norm with constant running statistics, also in training."""
 
     @staticmethod
     def of(norm: nn.Module) -> nn.Module:
-        """Return one with the weights and statistics of `norm`."""
+        """Return a `StillBatchNorm` with the weights and statistics of `norm`."""
         made = copy.copy(norm)
         made.__class__ = StillBatchNorm
         return made.eval()
@@ -90,10 +89,10 @@ def normed(
     ranks: Ranks | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Normalise a tensor, or a rank's block of it, by `norm`: `owned` pixels are measured, all are normed.
+    """Normalise a tensor, or a rank's block of it, by `norm`: measure the `owned` pixels, normalise all.
 
-    Collective over `ranks`, where given, backward too. Running statistics move as torch's. `dtype`: of the result (the
-    tensor's unless given).
+    Collective over `ranks` if given, backward too. Running statistics are updated as torch's. `dtype`: the result's
+    (None: the tensor's).
     """
     sharing = sharing_of(norm, x_BCHW)
     found = noted(lambda: measure(x_BCHW if owned is None else x_BCHW[owned], sharing, ranks))
@@ -103,7 +102,7 @@ def normed(
 
 
 def sharing_of(norm: StatisticsNorm, x_BCHW: torch.Tensor) -> MomentSets:
-    """Return the sets of values of a tensor, or of a block of one, that have one mean and variance."""
+    """Return the sets of values of a tensor, or a block, that share a mean and variance."""
     batch, channels = x_BCHW.shape[:2]
     times: int = getattr(norm, "times", 1)
     if isinstance(norm, nn.BatchNorm2d):
@@ -114,12 +113,12 @@ def sharing_of(norm: StatisticsNorm, x_BCHW: torch.Tensor) -> MomentSets:
 
 
 def each_time(norm: StatisticsNorm) -> bool:
-    """Return True if it measures each of several times by itself."""
+    """Return True if the norm measures each time by itself."""
     return bool(getattr(norm, "each", False))
 
 
 def takes_statistics(norm: nn.BatchNorm2d) -> bool:
-    """Return True if a batch norm measures its input now."""
+    """Return True if a batch norm measures its input in the present mode."""
     return norm.training or norm.running_mean is None
 
 
@@ -129,7 +128,7 @@ def _is_own(x: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def track(norm: StatisticsNorm, found: Statistics) -> None:
-    """Move the running mean and the running variance, which is unbiased, of a norm that has some and learns."""
+    """Update the running mean and (unbiased) variance of a batch norm in training, if it tracks them."""
     if not (isinstance(norm, nn.BatchNorm2d) and norm.training and norm.track_running_stats):
         return
     assert norm.running_mean is not None, "it tracks a mean"

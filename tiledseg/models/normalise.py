@@ -1,14 +1,14 @@
-"""Normalising a tensor by moments of its own, exact to the rounding of its dtype, whole or a block of it on each rank.
+"""Normalisation of a tensor by its own moments, exact to the rounding of its dtype: whole, or in blocks over ranks.
 
 On the CPU torch's own kernels sum channels-last tensors in float32 (2.13). At a mean of ten deviations group norm is
-off by 1.6e-3 and batch norm by 1e-4, and instance norm copies to another layout. Here all sums are float64, taken in
-pieces that fit a cache. A block and the whole image give the same scale and shift to the last bit or the one before, on
-any number of ranks. One multiplication and one addition are left in float32 (float64 for float64).
+off by 1.6e-3 and batch norm by 1e-4, and instance norm copies to another layout. Here all sums are float64, over pieces
+that fit a cache. Blocks on any number of ranks give the same scale and shift as the whole image, to the last bit or the
+one before. Only one multiplication and one addition are in float32 (float64 for float64).
 
-A block of an image: moments are of the pixels that a rank owns, all of its block is scaled. Each rank puts count, mean
-and variance into its own slot of a small tensor. The sum over the ranks holds all slots, and all merge them in one
-order (Chan et al., 1979), which loses no digits to a large mean. Backward sums a small tensor too. It cannot deadlock:
-forward and backward are one collective call each, of all ranks of the image, in the order of the layers.
+In blocks, each rank measures its own pixels and scales its whole block. It puts count, mean and variance into its slot
+of a small tensor. The sum over the ranks holds all slots, and every rank merges them in the same order (Chan et al.,
+1979), which loses no digits to a large mean. Backward sums a small tensor too. It cannot deadlock: forward and backward
+are one collective call each, of all ranks of the image, in the order of the layers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Waits(Protocol):
 
 
 class Ranks(Protocol):
-    """The ranks that share an image: what is asked of a communicator."""
+    """The ranks that share an image: the methods of a communicator that norms need."""
 
     @property
     def rank(self) -> int: ...
@@ -41,8 +41,8 @@ class Ranks(Protocol):
 
 
 class MomentSets(NamedTuple):
-    """The sets of channels and samples that have one mean and variance: each `groups`-th part of a sample's channels,
-    or, None, a channel of all samples. Channels of several `times`, one after the other, are in one set."""
+    """The sets of channels and samples that share a mean and variance: each of `groups` parts of a sample's channels,
+    or (None) a channel over all samples. A channel's `times`, which follow one another, are in one set."""
 
     batch: int
     channels: int
@@ -50,14 +50,14 @@ class MomentSets(NamedTuple):
     times: int = 1
 
     def gathered(self, v_BC: torch.Tensor) -> torch.Tensor:
-        """Return values of samples and channels, a row for each set."""
+        """Return values of shape (B, C) as a row for each set."""
         if self.groups is None:
             return v_BC.reshape(self.batch * self.times, -1).T
         sets = v_BC.reshape(self.batch, self.times, self.groups, -1)
         return sets.transpose(1, 2).reshape(self.batch * self.groups, -1)
 
     def spread(self, v_G: torch.Tensor) -> torch.Tensor:
-        """Return the value of each set for all its samples and channels: shape (B, C)."""
+        """Return each set's value for its samples and channels: shape (B, C)."""
         if self.groups is None:
             return v_G.repeat(self.times).expand(self.batch, -1)
         each = self.channels // (self.groups * self.times)
@@ -67,7 +67,7 @@ class MomentSets(NamedTuple):
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and biased variance of each set over all ranks, float64, and the count of its values."""
+    """The mean and biased variance of each set, float64, and the number of its values."""
 
     mean_G: torch.Tensor
     variance_G: torch.Tensor
@@ -76,11 +76,9 @@ class Statistics:
 
 @torch.no_grad()
 def measure(x_BCHW: torch.Tensor, sharing: MomentSets, ranks: Ranks | None = None) -> Statistics:
-    """Measure the values of all ranks, of which `x_BCHW` are this one's; each has at least one pixel.
-
-    Collective over `ranks`, where given.
-    """
-    if x_BCHW.device.type != "cpu":  # torch's kernel there accumulates in float32 by Welford's rule, as its norms do
+    """Return the statistics of the values of all ranks; `x_BCHW` are this rank's, at least one pixel. Collective over
+    `ranks` if given."""
+    if x_BCHW.device.type != "cpu":  # torch's kernel accumulates in float32 by Welford's rule, as its norms do
         variance, mean = torch.var_mean(at_least_single(x_BCHW), dim=(2, 3), correction=0)
         moments = mean.double(), variance.double()  # of each sample and channel over its pixels: shape (B, C)
     else:
@@ -91,7 +89,7 @@ def measure(x_BCHW: torch.Tensor, sharing: MomentSets, ranks: Ranks | None = Non
             counts.append(float(pixels))
             means.append(mean)
             variances.append(rows_BCHW.sub_(mean).square_().sum((2, 3)) / pixels)
-            del rows_BCHW  # before others are made
+            del rows_BCHW  # frees it before the next piece
         weights = torch.tensor(counts, dtype=torch.float64)[:, None, None]
         moments = merge(weights, torch.stack(means)[..., 0, 0], torch.stack(variances))
     means_GP, variances_GP = map(sharing.gathered, moments)
@@ -101,13 +99,13 @@ def measure(x_BCHW: torch.Tensor, sharing: MomentSets, ranks: Ranks | None = Non
 
 
 def joined_over(parts: Sequence[Statistics], channels: int, ranks: Ranks, device: torch.device) -> Statistics:
-    """Merge the statistics of `channels` sets of all ranks' parts. Collective; a rank may have none."""
+    """Merge the statistics of `channels` sets over the parts of all ranks. Collective; a rank may have no part."""
     nothing = (torch.zeros(size, dtype=torch.float64, device=device) for size in (channels, channels, 1))
     return over_ranks(joined(parts) if parts else Statistics(*nothing), ranks)
 
 
 def joined(parts: Sequence[Statistics]) -> Statistics:
-    """Merge the statistics of several parts in their order; one alone stays as it is to the last bit."""
+    """Merge the statistics of several parts in order; a single part keeps its bits."""
     if len(parts) == 1:
         return parts[0]
     counts, means, variances = (torch.stack([getattr(p, k) for p in parts]) for k in ("count", "mean_G", "variance_G"))
@@ -115,7 +113,7 @@ def joined(parts: Sequence[Statistics]) -> Statistics:
 
 
 def over_ranks(own: Statistics, ranks: Ranks) -> Statistics:
-    """Merge the statistics of all ranks, of which `own` are this one's. Collective."""
+    """Merge the statistics `own` of all ranks. Collective."""
     if ranks.size == 1:
         return own
     row = torch.cat([own.count, own.mean_G, own.variance_G])
@@ -126,21 +124,21 @@ def over_ranks(own: Statistics, ranks: Ranks) -> Statistics:
 
 
 def summed(sums: torch.Tensor, ranks: Ranks | None) -> torch.Tensor:
-    """Add up a tensor in its place over the ranks, where there are several. Collective."""
+    """Sum a tensor in place over several ranks, and return it. Collective."""
     if ranks is not None and ranks.size > 1:
         ranks.all_reduce_sum(sums).wait()
     return sums
 
 
 def merge(counts: torch.Tensor, means: torch.Tensor, variances: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and biased variance of all parts together, which lie along dim 0."""
+    """Return the mean and biased variance over all parts, which lie along dim 0."""
     total = counts.sum(0)
     mean = (counts * means).sum(0) / total
     return mean, (counts * (variances + (means - mean).square())).sum(0) / total
 
 
 class _Normalised(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) * weight + bias of each tensor, by moments of their `owned` parts together."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias of each tensor, by the moments of all their `owned` parts."""
 
     @staticmethod
     def forward(
@@ -160,7 +158,7 @@ class _Normalised(torch.autograd.Function):
             if bias_C is not None:
                 shift_BC = shift_BC + bias_C
             if x_BCHW.device.type == "cpu" and how.sharing.groups is None and how.dtype == x_BCHW.dtype:
-                # All samples have the same: a batch norm of constants is that to the last bit, and faster.
+                # All samples share scale and shift: torch's batch norm with constants gives the same bits, faster.
                 scale_C, shift_C = (v_BC[0].to(_wide(x_BCHW)) for v_BC in (scale_BC, shift_BC))
                 zeros_C, ones_C = torch.zeros_like(scale_C), torch.ones_like(scale_C)
                 results.append(torch.batch_norm(x_BCHW, scale_C, shift_C, zeros_C, ones_C, False, 0.0, 0.0, False))
@@ -201,9 +199,9 @@ class _Normalised(torch.autograd.Function):
 def moment_slopes(
     sums: torch.Tensor, mean_G: torch.Tensor, deviation_G: torch.Tensor, count: torch.Tensor, sharing: MomentSets
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (slope, level), each of shape (B, C): through the moments goes level + slope x to the gradient of
-    each measured value x. `sums`: the gradients of mean and deviation, summed over all who share them; `deviation_G`:
-    one over it."""
+    """Return (slope, level), each of shape (B, C): the moments add level + slope x to the gradient of each measured
+    value x. `sums`: the gradients of mean and deviation, summed over all ranks; `deviation_G`: 1 / sqrt(variance +
+    eps)."""
     to_mean_G, to_deviation_G = sums / count
     slope_G = -to_deviation_G * deviation_G**3  # 2 / N of the variance's gradient
     slope_BC = sharing.spread(slope_G)
@@ -213,7 +211,7 @@ def moment_slopes(
 def moment_gradient(
     x_BCHW: torch.Tensor, sums: torch.Tensor, found: Statistics, eps: float, sharing: MomentSets
 ) -> torch.Tensor:
-    """Return the share of the gradient of x that comes through the moments `found`, of whose values it is some."""
+    """Return the part of the gradient of x that comes through the moments `found`, measured over x and other values."""
     deviation_G = (found.variance_G + eps).rsqrt()
     slopes = moment_slopes(sums, found.mean_G, deviation_G, found.count, sharing)
     slope, level = (_per_channel(v, x_BCHW) for v in slopes)
@@ -221,7 +219,8 @@ def moment_gradient(
 
 
 class NormScope(NamedTuple):
-    """Sets of values, the part of the tensor that they are of (None: all), the result's dtype, who has the rest."""
+    """The scope of a norm on one tensor: the sets of values, the measured part (None: all), the result's dtype, and the
+    ranks that measure the rest."""
 
     sharing: MomentSets
     owned: Slices | None
@@ -232,11 +231,10 @@ class NormScope(NamedTuple):
 def normalise(
     tensors_BCHW: Sequence[torch.Tensor], norm: Any, found: Statistics, hows: Sequence[NormScope]
 ) -> tuple[torch.Tensor, ...]:
-    """Scale and shift each tensor by the weights of `norm` and the statistics `found` of all their owned parts. It is
-    differentiable once, as if these were computed in it. The backward pass is one collective call over the ranks of
-    `hows`, where given.
+    """Scale and shift each tensor by the weights of `norm` and the statistics `found` of all their owned parts.
 
-    Computed in float32, float64 for float64. Moments and sums of gradients are float64.
+    Differentiable once, also through the statistics; the backward pass is one collective call over the ranks of `hows`,
+    if given. Computed in float32 (float64 for float64); moments and sums of gradients are float64.
     """
     kind = tensors_BCHW[0].device.type
     with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):  # a rehearsal's tensors have no autocast
@@ -249,7 +247,7 @@ def normalise(
 def _gradient_sums(
     g_BCHW: torch.Tensor, x_BCHW: torch.Tensor, mean_BC: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum over pixels g, and of g (x - mean), of each sample and channel; float64."""
+    """Return the sums over pixels of g and of g (x - mean), for each sample and channel, float64."""
     if x_BCHW.device.type != "cpu":
         centred_BCHW = at_least_single(x_BCHW) - _per_channel(mean_BC, x_BCHW)
         wide_BCHW = at_least_single(g_BCHW)
@@ -259,7 +257,7 @@ def _gradient_sums(
         sums = g_rows.sum((2, 3))
         shifts += sums
         scales += g_rows.mul_(x_rows).sum((2, 3)) - mean_BC * sums
-        del g_rows, x_rows  # before others are made
+        del g_rows, x_rows  # frees them before the next piece
     return shifts, scales
 
 
@@ -271,7 +269,7 @@ def _input_gradient(
     level_BC: torch.Tensor,
     owned: Slices | None,
 ) -> torch.Tensor:
-    """Return g scale, and on the owned part what goes through the moments: level + slope x."""
+    """Return g scale, plus level + slope x (the part through the moments) on the owned part."""
     if owned is not None:
         scale, slope, level = (_per_channel(v, x_BCHW) for v in (scale_BC, slope_BC, level_BC))
         dx_BCHW = at_least_single(g_BCHW) * scale
@@ -288,7 +286,7 @@ def _input_gradient(
 
 
 def _per_channel(v_BC: torch.Tensor, x_BCHW: torch.Tensor) -> torch.Tensor:
-    """Return the values in the width of what is computed with x, to be broadcast over pixels."""
+    """Return the values for broadcast over the pixels of x, in the dtype of its computation."""
     return v_BC.to(_wide(x_BCHW)).reshape(*v_BC.shape, 1, 1)
 
 
@@ -297,13 +295,13 @@ def _wide(x: torch.Tensor) -> torch.dtype:
 
 
 def at_least_single(x: torch.Tensor) -> torch.Tensor:
-    """Return float32 of narrower values, others as they are."""
+    """Return narrower values as float32, others unchanged."""
     return x.float() if x.element_size() < 4 else x
 
 
 def _pieces(*tensors_BCHW: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
-    """Yield copies in float64 of a few rows of each tensor at a time, which the next ones overwrite: hundreds of
-    blocks, with small results between them, would tear the heap apart."""
+    """Yield float64 copies of a few rows of each tensor at a time, in the same memory: hundreds of blocks, with small
+    results between them, would fragment the heap."""
     copies: list[torch.Tensor] = []
     for parts in _rows(*tensors_BCHW):
         if not copies or copies[0].shape != parts[0].shape:
@@ -313,7 +311,7 @@ def _pieces(*tensors_BCHW: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
 
 
 def _rows(*tensors_BCHW: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Return a few rows of each tensor at a time, as many as fit a cache."""
+    """Yield views of a few rows of each tensor at a time, as many as fit a cache."""
     batch, channels, height, width = tensors_BCHW[0].shape
     rows = norm_rows(batch * channels, height, width)
     return zip(*(t.split(rows, dim=2) for t in tensors_BCHW), strict=True)

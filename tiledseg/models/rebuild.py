@@ -1,14 +1,13 @@
-"""Nodes run by a memory policy: some tensors are dropped after the forward pass, and computed once more when the
-backward pass asks for them.
+"""Execution of nodes under a memory policy: some tensors are dropped after the forward pass, and recomputed when the
+backward pass needs them.
 
-Autograd hands over what it keeps (saved-tensor hooks), node by node. One of the node's own tensors is recognised by its
-memory, while that is alive: no address outlives what it names. A tensor to rebuild has a `Home`, its memory, with the
-steps that wrote it. Any view of it comes back with the same strides. Other tensors that a node keeps come from a second
-run of it (`memory.second_run`).
+Saved-tensor hooks get the tensors that autograd keeps, node by node. A node's own inputs and output are recognised by
+their storage, while it lives. A tensor to rebuild has a `Home`: its memory, with the steps that wrote it. Any view of
+it comes back with the same strides. Other tensors that a node keeps come from its second run (`memory.second_run`).
 
-Gradients are the same to the last bit. The same nodes run on the same values, in the same precision, with the
-statistics, draws and halos that the first run has noted (`Notes`). Running statistics move once. The backward pass
-sends nothing on account of it, so that it can deadlock no more than before.
+Gradients are the same to the last bit: the same nodes run on the same values, in the same precision, with the
+statistics, draws and halos recorded in the first run (`Notes`). Running statistics are updated once. Rebuilding sends
+no messages, so it adds no deadlock.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]
 
 @dataclass(eq=False)
 class Home:
-    """The memory of a tensor to rebuild, shared by all who ask for it until the last has asked.
+    """The memory of a tensor to rebuild, shared by all its uses in the backward pass.
 
-    `steps` wrote it, in their order. `passing`: it is let go where it was made on the way to another tensor, since it
-    is made again for next to nothing (`geometry.memory_policy.passing`). `asks`: how many are still to ask for it.
-    `tensor`: itself, while it is shared.
+    `steps`: the nodes that wrote it, in order. `passing`: it is freed when it was only rebuilt for another tensor,
+    since it is cheap to rebuild again (`geometry.memory_policy.passing`). `asks`: the number of uses left. `tensor`:
+    the rebuilt tensor, until its last use.
     """
 
     layout: StorageView
@@ -48,13 +47,13 @@ class Home:
 
     @property
     def sources(self) -> set[Home]:
-        """The homes that it is computed from."""
+        """The homes from which it is computed."""
         views = (place for step in self.steps for place in step.places if isinstance(place, HomeView))
         return {view.home for view in views if view.home is not None}
 
 
 class HomeView(NamedTuple):
-    """A view of a tensor to rebuild, after so many writes; without a home, of the memory that a node writes over."""
+    """A view of a tensor to rebuild, after `writes` steps. `home` None: the memory that the node itself overwrites."""
 
     home: Home | None
     layout: StorageView
@@ -70,9 +69,9 @@ class HomeView(NamedTuple):
 
 @dataclass(eq=False)
 class RebuildStep:
-    """A node that may run once more: by the same function, in the same precision (`cast`).
+    """A node that may run again, by the same function and in the same precision (`cast`).
 
-    `places`: of its inputs. `wants`: those that had gradients. `versions`: of its weights.
+    `places`: the sources of its inputs. `wants`: True for inputs that required gradients. `versions`: its weights'.
     """
 
     compute: Callable[[list[torch.Tensor]], torch.Tensor]
@@ -84,7 +83,7 @@ class RebuildStep:
     notes: Notes = field(default_factory=Notes)
 
     def inputs(self, there: Mapping[Home | None, torch.Tensor]) -> list[torch.Tensor]:
-        """Return the inputs, of which `there` has the tensors to rebuild, and the memory that the node writes over."""
+        """Return the inputs. `there`: the rebuilt tensors, and (None) the memory that the node overwrites."""
         places = self.places
         return [place.get() if isinstance(place, KeptTensor) else place.over(there[place.home]) for place in places]
 
@@ -95,7 +94,7 @@ class RebuildStep:
             return self.compute(inputs)
 
     def save_again(self) -> None:
-        """Run the node once more with gradients, for the tensors that it saves."""
+        """Run the node again with gradients, for the tensors that it saves."""
         homes = {place.home for place in self.places if isinstance(place, HomeView)}
         there: dict[Home | None, torch.Tensor] = {home: _value(home) for home in homes if home is not None}
         inputs = [x.detach().requires_grad_(w) for x, w in zip(self.inputs(there), self.wants, strict=True)]
@@ -104,10 +103,9 @@ class RebuildStep:
 
 
 class Rebuilding:
-    """A run of nodes, in their order, as `compute` does it, that keeps of them what `policy` says.
+    """A `Compute` that runs nodes in order by `compute`, under a memory policy.
 
-    `offload` keeps the tensors that the policy wants moved. Other kept tensors go to the hooks that are in force around
-    it, if there are any.
+    `offload`: the hooks for tensors that the policy offloads. Other kept tensors go to the hooks in force around it.
     """
 
     def __init__(
@@ -121,7 +119,7 @@ class Rebuilding:
         self._graph, self._policy, self._compute, self._modules = graph, policy, compute, modules
         self._offload, self._around = offload, hooks_around()
         self._passing = passing(graph, policy)
-        self._homes: dict[int, Home] = {}  # of tensors to rebuild that are still to be taken
+        self._homes: dict[int, Home] = {}  # of tensors to rebuild that later nodes read
 
     def __call__(self, k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
         step = self._step(k, inputs)
@@ -141,7 +139,7 @@ class Rebuilding:
         if step is not None and not writes and self._policy.inside[k] == REBUILD:
             inside = SecondRun(step.save_again, f"node {k}")
         least = min(made.numel(), max(x.numel() for x in inputs))
-        weights = {weight.shape for weight in self._modules[k].parameters()}  # cast or not
+        weights = {weight.shape for weight in self._modules[k].parameters()}  # by shape: autocast may copy them
         for number, handle in enumerate(handles):
             memory = storage_key(handle.tensor)
             home, hooks = own.get(memory, (None, self._around))
@@ -160,7 +158,7 @@ class Rebuilding:
         return made
 
     def _step(self, k: int, inputs: list[torch.Tensor]) -> RebuildStep | None:
-        """Return the node as a step that may run once more, if one may want that; before it writes over its inputs."""
+        """Return the node as a step if the policy may run it again, else None. Called before the node runs."""
         if REBUILD not in (self._policy.tensors[k + 1], self._policy.inside[k]):
             return None
         places: list[HomeView | KeptTensor] = []
@@ -179,7 +177,7 @@ class Rebuilding:
     def _own_tensors(
         self, k: int, inputs: list[torch.Tensor], made: torch.Tensor, step: RebuildStep | None, writes: bool
     ) -> dict[int, tuple[Home | None, Hooks | None]]:
-        """Return for the memory of each of the node's own tensors its home, if it is rebuilt, and the hooks for it."""
+        """Return, for the storage of each input and of the output, its home (None: not rebuilt) and its hooks."""
         sources = zip(inputs, self._graph.sources[k], strict=True)
         own = {storage_key(x): (self._homes.get(source), self._hooks(source)) for x, source in sources}
         key = storage_key(made)
@@ -191,8 +189,8 @@ class Rebuilding:
         if home is not None:
             self._homes[k + 1] = home
             if writes:
-                assert step is not None, "a tensor to rebuild is written over by one that is not"
-                # No cycle: what is held here is to go as soon as nobody asks.
+                assert step is not None, "a tensor to rebuild is overwritten by one that is not"
+                # Without a reference cycle, memory is freed at once after the last use.
                 step.places = [
                     p._replace(home=None) if isinstance(p, HomeView) and p.home is home else p for p in step.places
                 ]
@@ -201,7 +199,7 @@ class Rebuilding:
 
 
 class _Asker:
-    """One who asks for a tensor to rebuild, once or more often."""
+    """A use of a tensor to rebuild, which autograd may call several times."""
 
     def __init__(self, home: Home, tensor: torch.Tensor) -> None:
         self._home, self._view, self._has_asked = home, HomeView.of(tensor, home), False
@@ -218,8 +216,8 @@ class _Asker:
 
 
 def _value(home: Home) -> torch.Tensor:
-    """Return what is in the memory, computed once more where it is not there, through a chain of any length."""
-    order: dict[Home, None] = {}  # all that has to be computed for it, each after what it is computed from
+    """Return a home's tensor, recomputed if necessary, through a chain of any length."""
+    order: dict[Home, None] = {}  # homes to compute, each after its sources
     pending = [(home, False)]
     while pending:
         each, expanded = pending.pop()
@@ -237,7 +235,7 @@ def _value(home: Home) -> torch.Tensor:
 
     for each in order:
         inputs: dict[Home | None, torch.Tensor] = {source: there(source) for source in each.sources}
-        own = torch.empty(0)  # until the first step has made it
+        own = torch.empty(0)  # replaced by the first step's result
         with torch.no_grad():
             for number, step in enumerate(each.steps):
                 result = step.run(step.inputs({**inputs, None: own}))

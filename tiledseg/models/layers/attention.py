@@ -1,10 +1,10 @@
-"""Attention over the image, whole or over ranks: keys and values of every rank pass by, one rank after the other.
+"""Attention over the image, on one rank or over the ranks that share it.
 
-Each rank in turn broadcasts its keys and values to those that share the image, so a rank holds those of one other at a
-time: bytes fall as 1 / ranks. All ranks merge them in the order of ranks, by a running maximum and sum (Milakov and
-Gimelshein, 2018), so the result does not depend on chance. Weights are computed for some queries at a time, and once
-more in the backward pass (Dao et al., 2022), so that no tensor of pairs is kept. Backward, the same blocks pass by, and
-a sum over the ranks takes each block's gradient home.
+Each rank in turn broadcasts its keys and values, so a rank holds those of one other rank at a time: memory falls as
+1 / ranks. All ranks merge them in the order of ranks, by a running maximum and sum (Milakov and Gimelshein, 2018), so
+results are reproducible. Weights are computed for some queries at a time, and recomputed in the backward pass (Dao et
+al., 2022), so that no tensor of pairs is kept. Backward repeats the broadcasts, and a sum over the ranks gives each
+rank the gradient of its block.
 
 It cannot deadlock: each broadcast and sum is one call of all ranks of the image, in the order of ranks and nodes.
 """
@@ -32,7 +32,7 @@ from tiledseg.models.normalise import Ranks, Slices, summed
 
 
 class PassingRanks(Ranks, Protocol):
-    """The ranks that share an image, which also broadcast."""
+    """The ranks that share an image, with the communicator's broadcast."""
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None: ...
 
@@ -40,8 +40,8 @@ class PassingRanks(Ranks, Protocol):
 class AttentionOverImage(BlockModule):
     """softmax(factor x queries x keys) x values over all pixels of the image, in `heads` parts of the channels.
 
-    Inputs and output: (batch, heads x channels of one, height, width); `rows` and `cols` say how much smaller keys and
-    values are. Weights are computed in float32, or in float64 for such inputs.
+    Inputs and output: (batch, heads x channels of a head, height, width). `rows` and `cols` give the smaller size of
+    keys and values. Weights are float32, or float64 for float64 inputs.
     """
 
     def __init__(self, rows: ImageAttention, cols: ImageAttention) -> None:
@@ -55,7 +55,7 @@ class AttentionOverImage(BlockModule):
     def on_block(
         self, place: BlockPlace, ranks: PassingRanks, q_BCHW: torch.Tensor, k_BCHW: torch.Tensor, v_BCHW: torch.Tensor
     ) -> torch.Tensor:
-        """Collective over `ranks`, as the module says."""
+        """Compute a block. Collective over `ranks`, as in the module's docstring."""
         if place.is_whole:
             return self.forward(q_BCHW, k_BCHW, v_BCHW)
         own = [self._own(at, layer) for at, layer in ((place.row, self.rows), (place.col, self.cols))]
@@ -69,7 +69,7 @@ class AttentionOverImage(BlockModule):
         return _image(_Passing.apply(*tokens, self.factor, counts, ranks), q_BCHW)
 
     def _own(self, at: DimPlace, layer: Any) -> slice:
-        """Return the place of the rank's own keys among those at hand."""
+        """Return the place of the rank's own keys in its local tensor."""
         first = Interval(0, 0) if at.whole else layer.required_input(at.read, 1)
         return layer.required_input(at.owned, 1).relative_to(first.start).slice
 
@@ -80,7 +80,7 @@ def _tokens(x_BCHW: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _image(y_BAND: torch.Tensor, like_BCHW: torch.Tensor) -> torch.Tensor:
-    """Return tokens as an image of as many rows and columns."""
+    """Return tokens as an image with the rows and columns of `like_BCHW`."""
     return y_BAND.transpose(1, 2).flatten(2).unflatten(1, like_BCHW.shape[2:]).permute(0, 3, 1, 2)
 
 
@@ -165,14 +165,15 @@ def _parts(queries: torch.Tensor, keys: torch.Tensor) -> Iterator[slice]:
 
 
 def gathered(x_BCHW: torch.Tensor, place: BlockPlace, ranks: PassingRanks) -> torch.Tensor:
-    """Return the whole image that ranks share, of the block of each. Collective over `ranks`, backward too."""
+    """Return the whole image from the blocks of all ranks. Collective over `ranks`, backward too."""
     own_BCHW = part_of(x_BCHW, place.owned(x_BCHW))
     made: torch.Tensor = _Gathered.apply(own_BCHW, place.row.blocks, place.col.blocks, ranks)
     return made
 
 
 class _Gathered(torch.autograd.Function):
-    """The whole image on each rank: each broadcasts its block, and backward a sum a block takes its gradient home."""
+    """The whole image on each rank, by a broadcast of each block. Backward, a sum a block gives its rank the
+    gradient."""
 
     @staticmethod
     def forward(
@@ -208,8 +209,7 @@ class WholeImageProducts(BlockModule):
     def on_block(
         self, place: BlockPlace, ranks: Ranks | None, a_BCHW: torch.Tensor, b_BCHW: torch.Tensor
     ) -> torch.Tensor:
-        """Collective over `ranks`, backward too: one call each, of all ranks of the image, in the order of the nodes,
-        so it cannot deadlock."""
+        """Compute a block. Collective over `ranks`, backward too, in the order of the nodes: it cannot deadlock."""
         among = None if place.is_whole else ranks
         made: torch.Tensor = _Products.apply(a_BCHW, b_BCHW, place.owned(a_BCHW), self.heads, among)
         return made

@@ -1,7 +1,5 @@
-"""Modules of ours that compute a rank's block of a tensor themselves: both stand in one place.
-
-A torch module has a twin for that in `spatial/`.
-"""
+"""Modules of our own that also compute a rank's block of a tensor. (A torch module has a twin for that in
+`spatial/`.)"""
 
 from __future__ import annotations
 
@@ -22,10 +20,10 @@ from tiledseg.models.normalise import Slices
 class DimPlace:
     """One dim of one layer on one rank, in positions of the whole tensors.
 
-    `read`: the first input at hand; where the layer pads, it includes what lies beyond the tensor's ends, filled in.
-    `given`: the output wanted. `owned`: the rank's own input. `sizes`: those of the whole input and output. `whole`:
-    the dim is not cut, `read` is all of it without padding, and the layer's own padding applies. `blocks`: what each
-    rank along the dim owns of the first input.
+    `read`: the local first input, including filled positions beyond the tensor's ends if the layer pads. `given`: the
+    output to compute. `owned`: the rank's own part of the input. `sizes`: of the whole input and output. `whole`: the
+    dim is not cut, `read` is all of it, and the layer pads itself. `blocks`: the parts of the first input that the
+    ranks along the dim own.
     """
 
     read: Interval
@@ -38,29 +36,29 @@ class DimPlace:
 
 @dataclass(frozen=True)
 class BlockPlace:
-    """Rows and columns: what is computed of a layer on one rank."""
+    """The part of a layer that one rank computes, along rows and columns."""
 
     row: DimPlace
     col: DimPlace
 
     @property
     def is_whole(self) -> bool:
-        """True if this rank has the whole tensor: any layer is then its undivided self."""
+        """True if this rank has the whole tensor."""
         return self.row.whole and self.col.whole
 
     def own_padding(self, padding: tuple[int, int]) -> tuple[int, int]:
-        """Return the layer's padding along dims that are not cut; along the others the layer reads it."""
+        """Return the layer's padding (row, col): 0 along dims that are cut, where `read` includes it."""
         return padding[0] if self.row.whole else 0, padding[1] if self.col.whole else 0
 
     def owned(self, x_BCHW: torch.Tensor) -> Slices | None:
-        """Return the place of the rank's own pixels in what it reads; None where that is all."""
+        """Return the slices of the rank's own pixels in its local input; None if they are all of it."""
         row, col = (at.owned.relative_to(at.read.start) for at in (self.row, self.col))
         if (row.size, col.size) == tuple(x_BCHW.shape[2:]):
             return None
         return slice(None), slice(None), row.slice, col.slice
 
     def crop_given(self, y_BCHW: torch.Tensor, factor: int | tuple[int, int] = 1) -> torch.Tensor:
-        """Crop `given` from all that is made of what is read, `factor` times as large (rows, cols)."""
+        """Crop `given` from the output of all of `read`, which is `factor` times as large (rows, cols)."""
         factors = (factor, factor) if isinstance(factor, int) else factor
         return self.crop(y_BCHW, (self.row.read.start * factors[0], self.col.read.start * factors[1]))
 
@@ -73,7 +71,7 @@ class BlockPlace:
 
 
 def whole_place(x_BCHW: torch.Tensor, factors: tuple[int, int] = (1, 1)) -> BlockPlace:
-    """Return the place of a layer that has the whole tensor, and makes `factors` times as many rows and columns."""
+    """Return the place of a layer on a whole tensor, whose output has `factors` times as many rows and columns."""
     sizes = zip(map(int, x_BCHW.shape[2:]), factors, strict=True)
     whole = [(Interval(0, size), size, size * factor) for size, factor in sizes]
     return BlockPlace(*(DimPlace(read, Interval(0, out), read, (size, out), True) for read, size, out in whole))
@@ -85,7 +83,7 @@ def part_of(x_BCHW: torch.Tensor, owned: Slices | None) -> torch.Tensor:
 
 
 def gradient_of_part(own_BCHW: torch.Tensor, owned: Slices | None, shape: torch.Size) -> torch.Tensor:
-    """Return the gradient of a tensor of which only the owned part has one."""
+    """Return the gradient of a tensor from that of its owned part, zero elsewhere."""
     if owned is None:
         return own_BCHW
     whole_BCHW = own_BCHW.new_zeros(shape)
@@ -93,13 +91,13 @@ def gradient_of_part(own_BCHW: torch.Tensor, owned: Slices | None, shape: torch.
     return whole_BCHW
 
 
-Places = Mapping[int, BlockPlace]  # by the node's number
+Places = Mapping[int, BlockPlace]  # by node number
 
 
 def tile_places(graph: Graph, whole: Box, context: Box) -> Places:
-    """Return for each node that asks for its place what it reads and gives on a tile of `context` of the image `whole`.
+    """Return the place, on the tile `context` of the image `whole`, of each node that depends on its place.
 
-    Raises GeometryError as `geometry.shapes.parts`.
+    Raises GeometryError as `geometry.shapes.parts` does.
     """
     asking = [k for k, layer in enumerate(graph.layers) if layer.asks_place]
     if not asking:
@@ -118,13 +116,13 @@ def _place(source: ContextPart, made: ContextPart) -> DimPlace:
 
 
 class BlockModule(nn.Module):
-    """A module that also computes a rank's part of its undivided self's output. `rows` and `cols` describe the layer
-    along rows and along columns.
+    """A module that also computes a rank's block of its output. `rows` and `cols` describe the layer along rows and
+    columns.
 
-    `on_block(place, ranks, *inputs)` returns the outputs `place.given` from what is read of each input, `place.read` of
-    the first; collective over `ranks`, those of the image, where its statistics are the image's. `on_tile(place,
-    *inputs)` returns all outputs of a tile that lies at `place`, for a layer that asks for it, without communication.
-    `fill` stands beyond the tensor's ends in what it reads.
+    `on_block(place, ranks, *inputs)` returns the outputs `place.given` from the windows of the inputs (`place.read` of
+    the first). It is collective over `ranks`, those of the image, if it takes statistics of the image. `on_tile(place,
+    *inputs)` returns all outputs of a tile at `place`, without communication, for a layer that depends on its place.
+    `fill`: the value beyond the tensor's ends.
     """
 
     fill = 0.0
@@ -137,20 +135,20 @@ class BlockModule(nn.Module):
 
     @classmethod
     def speaks_for_blocks(cls) -> bool:
-        """Return True if `on_block` belongs to this class's own `forward`: subclasses may compute anything."""
+        """Return True if one class defines both `forward` and `on_block`: a subclass may change one of them alone."""
         provider = next(base for base in cls.__mro__ if "forward" in vars(base) or "on_block" in vars(base))
         return {"forward", "on_block"} <= vars(provider).keys()
 
 
 def cropped(x_BCHW: torch.Tensor, rows: slice, cols: slice) -> torch.Tensor:
-    """Return a view of these rows and columns, or the tensor itself where that is all.
+    """Return a view of these rows and columns, or the tensor itself if they are all.
 
-    Its gradient keeps the layout. torch gives the gradient of a slice in rows of channels, whatever lies in memory, and
-    the layers before it go on so. A view by strides has one copy instead, into zeros that lie as the tensor does.
+    The gradient keeps the tensor's layout. torch gives the gradient of a slice channels first, and earlier layers keep
+    that layout. The gradient of a view by strides is one copy into zeros of the tensor's layout.
     """
     part_BCHW = x_BCHW[:, :, rows, cols]
     if part_BCHW.shape == x_BCHW.shape:
         return x_BCHW
     if not (torch.is_grad_enabled() and x_BCHW.requires_grad) or torch.compiler.is_compiling():
-        return part_BCHW  # of an exported network too, whose format has no strides
+        return part_BCHW  # also for export: its format has no strides
     return x_BCHW.as_strided(part_BCHW.shape, part_BCHW.stride(), part_BCHW.storage_offset())

@@ -1,7 +1,7 @@
-"""A convolution that gives a pixel the same bits whatever the size of the tile around it.
+"""Convolutions that give a pixel the same bits in a tile of any size.
 
-For a float32 convolution on a CPU torch takes its BLAS up to 20480 values, and oneDNN above. The two add in different
-orders. oneDNN adds in one order for all pixels and all sizes, so it is taken for every size (decision 0002).
+For a float32 convolution on a CPU torch uses its BLAS up to 20480 values and oneDNN above, which add in different
+orders. oneDNN adds in one order for all pixels and sizes, so it is used for every size (decision 0002).
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ def convolve(
     dilation: Pair,
     groups: int,
 ) -> torch.Tensor:
-    """Convolve as `functional.conv2d` does, by oneDNN for any size where it can."""
+    """Convolve as `functional.conv2d` does, by oneDNN if it can."""
     x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
     if isinstance(padding, str) or groups > 1 or not _has_steady_kernel(x_BCHW, weight):
         return functional.conv2d(x_BCHW, weight, bias, stride, padding, dilation, groups)
     if x_BCHW.shape[1] == 1:
-        # One channel is the same memory in both layouts, and oneDNN takes the other one: two copies at half the weight.
+        # With one channel both layouts have the same strides, and oneDNN takes channels first: double it, halve
+        # weights.
         x_BCHW, weight = x_BCHW.expand(-1, 2, -1, -1), (weight / 2).repeat(1, 2, 1, 1)
         weight = weight.contiguous(memory_format=torch.channels_last)
     return torch.mkldnn_convolution(x_BCHW, weight, bias, padding, stride, dilation, groups)
@@ -51,7 +52,7 @@ def convolve_transposed(
     groups: int,
     dilation: Pair,
 ) -> torch.Tensor:
-    """Convolve as `functional.conv_transpose2d` does, by oneDNN for any size where it can."""
+    """Convolve as `functional.conv_transpose2d` does, by oneDNN if it can."""
     if groups > 1 or any(output_padding) or not _has_steady_kernel(x_BCHW, weight):
         return functional.conv_transpose2d(x_BCHW, weight, bias, stride, padding, output_padding, groups, dilation)
     made: torch.Tensor = _Transposed.apply(x_BCHW, weight, bias, stride, padding, dilation)
@@ -59,7 +60,7 @@ def convolve_transposed(
 
 
 class _Transposed(torch.autograd.Function):
-    """oneDNN's transposed convolution of one group, with the gradients of the convolution it is the adjoint of."""
+    """oneDNN's transposed convolution of one group, differentiated as the adjoint of a convolution."""
 
     @staticmethod
     def forward(
@@ -96,20 +97,19 @@ class _Transposed(torch.autograd.Function):
 def by_torch(
     x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Pair, padding: Pair | str, *more: Any
 ) -> torch.Tensor:
-    """Convolve as `functional.conv2d` does, by the kernel that torch takes; `more`: dilation and groups."""
+    """Convolve by `functional.conv2d`, with torch's choice of kernel; `more`: dilation and groups."""
     x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
     return functional.conv2d(x_BCHW, weight, bias, stride, padding, *more)
 
 
-_VECTOR = 16  # float32 values of the widest registers
+_VECTOR = 16  # float32 values in the widest register
 
 
 def thinned(x_BCHW: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: Pair | str) -> tuple[torch.Tensor, Pair]:
-    """Return the pixels that a convolution of single pixels reads on a CPU, and its stride over them, 1.
+    """Return the pixels that a 1 x 1 convolution with a stride reads on a CPU, and the stride 1; else input and stride.
 
-    Such a convolution with a stride, on channels last, has a fault in oneDNN (torch 2.13; uxlfoundation/oneDNN#6035).
-    The gradient of its weight writes beyond its memory where there are fewer channels than a vector has values. So
-    oneDNN sees no stride, unless channels fill vectors.
+    On channels last oneDNN has a fault (torch 2.13; uxlfoundation/oneDNN#6035): the gradient of such a convolution's
+    weight writes beyond its memory if channels do not fill vectors. So oneDNN gets no stride then.
     """
     skips = max(weight.shape[2:]) == 1 < max(stride) and set(padding) == {0}
     if x_BCHW.device.type != "cpu" or not skips or x_BCHW.shape[1] % _VECTOR == 0:
@@ -119,10 +119,8 @@ def thinned(x_BCHW: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: P
 
 
 def _has_steady_kernel(x_BCHW: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return True if oneDNN computes these as they are: it has no float64, and torch hands it lower precision anyway.
-
-    Never within torch.compile, which can neither ask for oneDNN nor trace its convolution: it chooses kernels itself.
-    """
+    """Return True for tensors that oneDNN computes: float32 on the CPU. (It has no float64; lower precision torch gives
+    it anyway.) False under torch.compile, which cannot trace oneDNN's convolution and chooses kernels itself."""
     if torch.compiler.is_compiling():
         return False
     on = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
@@ -140,13 +138,13 @@ class ChosenConvolution(nn.Conv2d):
 
 
 class SteadyConvolution(ChosenConvolution):
-    """A convolution by the kernel that does not depend on the tensor's size, where there is one."""
+    """A convolution by a kernel that does not depend on the tensor's size, if there is one."""
 
     compute = staticmethod(convolve)
 
 
 class TorchConvolution(ChosenConvolution):
-    """A convolution by the kernel that torch takes, for modules of others."""
+    """A convolution with torch's choice of kernel, for users' modules."""
 
     compute = staticmethod(by_torch)
 
@@ -162,7 +160,8 @@ class OneDnnTransposed(nn.ConvTranspose2d):
 
 
 class FilterBank(BlockModule):
-    """Each channel convolved with each filter of a bank, zeros around; nobody trains them, no checkpoint holds them."""
+    """Convolution of each channel with each constant filter of a bank, zero padded. Checkpoints leave the filters
+    out."""
 
     filters: torch.Tensor
 

@@ -1,4 +1,5 @@
-"""Modules of several inputs that cover the same pixels, once cropped; on a block what is cropped is not brought."""
+"""Modules that join inputs or sum over the image. Joined inputs are cropped to the same pixels; a block gets them
+cropped."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from tiledseg.models.normalise import Ranks, Slices, summed
 
 JOINS: dict[type[geometry.Join], Callable[..., torch.Tensor]] = {
     geometry.Concatenate: partial(torch.cat, dim=1),
-    geometry.Add: partial(reduce, operator.add),  # from the first input to the last
+    geometry.Add: partial(reduce, operator.add),  # in the order of the inputs
     geometry.Multiply: partial(reduce, operator.mul),
 }
 
 
 class JoinModule(BlockModule):
-    """Crops each input by its number of pixels a side, and joins them, as its layer says."""
+    """A join of inputs, each cropped by its layer's number of pixels a side."""
 
     def __init__(self, layer: geometry.Join) -> None:
         super().__init__(layer)
@@ -57,11 +58,10 @@ class WholeImageMean(BlockModule):
 
 
 class BinMeans(torch.autograd.Function):
-    """The means of bins of an image over ranks, by the weights of `rows` and `cols`. Sums are float64. With a `weight`,
-    that of each pixel in the only bin, the mean of this bin is in each pixel at hand.
+    """The means of bins of an image over ranks, by the weights of `rows` and `cols`, with float64 sums. `weight`: that
+    of each pixel in a single bin, whose mean then fills all local pixels.
 
-    Collective over `ranks`, where given, backward too: one call each, of all ranks of the image, in the order of the
-    nodes, so it cannot deadlock.
+    Collective over `ranks` if given, backward too, in the order of the nodes: it cannot deadlock.
     """
 
     @staticmethod
@@ -75,8 +75,8 @@ class BinMeans(torch.autograd.Function):
         weight: float | None,
     ) -> torch.Tensor:
         own_BCHW = part_of(x_BCHW, owned)
-        each = []  # weighted sums over rows, of which only a run counts, all alike: shape (B, C, W), float64
-        for weights_H in rows:  # whose places are read on the host
+        each = []  # weighted sums over rows, of shape (B, C, W), float64; a bin's rows are a run of equal weights
+        for weights_H in rows:  # on the host
             counted = weights_H.nonzero()[:, 0].tolist() or [0, -1]
             sums = own_BCHW[:, :, counted[0] : counted[-1] + 1].sum(2, dtype=torch.float64)
             each.append(sums * weights_H[counted[0]])
@@ -100,8 +100,8 @@ class BinMeans(torch.autograd.Function):
 
 
 class WholeImageMax(BlockModule):
-    """The maximum of each channel over the image. The first of equal ones takes the gradient, row by row, as
-    `adaptive_max_pool2d` has it; with `even`, all share it, as `amax` has it."""
+    """The maximum of each channel over the image. The first of equal pixels, row by row, gets the gradient, as in
+    `adaptive_max_pool2d`; with `even` all share it, as in `amax`."""
 
     def __init__(self, even: bool = False) -> None:
         super().__init__(ImageMax(even))
@@ -118,8 +118,8 @@ class WholeImageMax(BlockModule):
 
 
 class _Max(torch.autograd.Function):
-    """The maxima over ranks. Each rank puts its own, the place of the first of each in the image, and their number into
-    its slot of a small tensor. The sum over the ranks holds all slots. Backward sums gradients, as a mean does."""
+    """The maxima over ranks. Each rank puts its own maxima, with the place of the first (`even`: the count), into its
+    slot of a small tensor. The sum over the ranks holds all slots. Backward sums gradients, as a mean does."""
 
     @staticmethod
     def forward(
@@ -166,7 +166,7 @@ class _Max(torch.autograd.Function):
 def _chosen(
     values: torch.Tensor, last: torch.Tensor, ranks: Ranks | None, even: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest values of all ranks, and of those that have them the count (`even`) or the least place."""
+    """Return the largest values over all ranks, with the count of pixels that have them (`even`) or the first place."""
     if ranks is None or ranks.size == 1:
         return values, last.double()
     slots = torch.zeros(ranks.size, 2, *values.shape, dtype=torch.float64, device=values.device)

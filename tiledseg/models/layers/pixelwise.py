@@ -1,7 +1,7 @@
-"""Modules called in the layout of their authors: functions of single pixels, and leaves whose footprint is declared.
+"""Modules called in their authors' layout: pointwise functions, and leaves with a declared footprint.
 
-No pixel of a function's output looks at another pixel, so a block is computed as an image is. Where all pixels are the
-same (after the mean of an image), one is computed for all.
+A pointwise function computes a block as it computes an image. If all pixels are the same (after the mean of an image),
+one is computed for all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMESPACES = (functional, torch, torch.Tensor)
 
 
 class PixelFunction(BlockModule):
-    """See `geometry.layers.pixelwise.Pixelwise`. Its weights are `given`, those of other modules, or its own."""
+    """The module of `geometry.layers.pixelwise.Pixelwise`. `given`: weights of other modules (None: its own)."""
 
     def __init__(self, layer: geometry.Pixelwise, given: Weights | None = None) -> None:
         super().__init__(layer)
@@ -51,12 +51,12 @@ class PixelFunction(BlockModule):
 
 
 class Weights(nn.Module):
-    """Parameters that are shared with whoever made them, constants, and buffers of other modules (module and name),
-    which are looked up each time: they may be replaced there."""
+    """Shared parameters, constants, and buffers of other modules as (module, name), which are looked up at each call,
+    since they may be replaced there."""
 
     def __init__(self, given: Sequence[torch.Tensor | tuple[nn.Module, str]]) -> None:
         super().__init__()
-        self._places: list[tuple[Any, str]] = []  # not modules of this one: a list hides them
+        self._places: list[tuple[Any, str]] = []  # in a list, so that modules are not registered as children
         for index, value in enumerate(given):
             if isinstance(value, tuple):
                 self._places.append(value)
@@ -68,18 +68,17 @@ class Weights(nn.Module):
             self._places.append((self, f"weight{index}"))
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return them in their order."""
         return [getattr(owner, name) for owner, name in self._places]
 
 
 def tensors_of(module: nn.Module) -> list[torch.Tensor]:
-    """Return a module's weights and buffers, and those of other modules that it looks up."""
+    """Return a module's weights and buffers, and those that it looks up in other modules."""
     looked_up = [tensor for each in module.modules() if isinstance(each, Weights) for tensor in each.tensors()]
     return [*module.parameters(), *module.buffers(), *looked_up]
 
 
 class OnePixel(BlockModule):
-    """A module that sees one pixel, for a tensor whose pixels are all the same: computed once."""
+    """A pointwise module for a tensor whose pixels are all the same: computes one and expands it."""
 
     def __init__(self, module: nn.Module, description: Layer) -> None:
         super().__init__(description)
@@ -94,7 +93,7 @@ class OnePixel(BlockModule):
 
 
 def resolve(name: str) -> Any:
-    """Return the function of torch of this name. Raises AttributeError where there is none."""
+    """Return torch's function of this name. Raises AttributeError if there is none."""
     if name.removeprefix("Tensor.") == "cumsum":
         return cumsum
     plain = name.removeprefix("Tensor.")
@@ -108,14 +107,15 @@ def resolve(name: str) -> Any:
 
 
 def cumsum(x: torch.Tensor, dim: int, **keywords: Any) -> torch.Tensor:
-    """Add up as torch's, which refuses numbers on a GPU where algorithms are to be deterministic."""
+    """Return torch's cumulative sum; on a GPU with deterministic algorithms, which torch refuses for floats, the
+    same."""
     if not (x.device.type != "cpu" and x.is_floating_point() and torch.are_deterministic_algorithms_enabled()):
         return x.cumsum(dim, **keywords)
     return torch.stack(list(accumulate(x.unbind(dim))), dim).to(keywords.get("dtype"))
 
 
 def to_layout(x_BCHW: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Return the tensor as the author of a function sees it: a view where torch can give one."""
+    """Return the tensor in the layout of a function's author: a view if possible."""
     if layout == Layout():
         return x_BCHW
     if layout.one_pixel:
@@ -131,7 +131,7 @@ def to_layout(x_BCHW: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def from_layout(y: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the tensor (batch, channels, height, width) of a function's result; `shape`: that of one of its inputs."""
+    """Return a function's result as (batch, channels, height, width); `shape`: that of an input."""
     if layout == Layout():
         return y
     batch, _, height, width = shape
@@ -151,32 +151,39 @@ def _atoms(factors: int) -> tuple[str, ...]:
 
 
 def computed(formula: Any, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor] = ()) -> torch.Tensor:
-    """Compute a formula, or the function of a layer, for these weights and tensors."""
-    arguments = _filled(formula.arguments, tensors, weights)
-    keywords = {name: _filled(value, tensors, weights) for name, value in formula.keywords}
+    """Compute a formula, or the function of a layer, from weights and tensors."""
+    arguments = filled(formula.arguments, tensors, weights)
+    keywords = {name: filled(value, tensors, weights) for name, value in formula.keywords}
     made = resolve(formula.function)(*arguments, **keywords)
     result: torch.Tensor = made if formula.part is None else made[formula.part]
     return result
 
 
-def _filled(value: Any, tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> Any:
+def filled(
+    value: Any,
+    tensors: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    constant: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """Return an argument with tensors and weights in its slots, formulas computed, and `constant` of all other
+    values."""
     if isinstance(value, FormulaSlot):
         return (weights if value.is_weight else tensors)[value.index]
     if isinstance(value, Formula):
         return computed(value, weights)
     if isinstance(value, Cut):
-        return slice(value.start, value.stop, value.step)
+        return slice(*(filled(each, tensors, weights, constant) for each in (value.start, value.stop, value.step)))
     if isinstance(value, tuple):
-        return tuple(_filled(each, tensors, weights) for each in value)
-    return value
+        return tuple(filled(each, tensors, weights, constant) for each in value)
+    return constant(value)
 
 
 TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 class Computed(nn.Module):
-    """A module of torch's whose tensors are computed each time, or looked up, in the tensors of other modules. `still`:
-    it stays in evaluation, so that its running statistics are constants."""
+    """A torch module whose weights and buffers are computed from, or looked up in, tensors of other modules at each
+    call. `still`: it stays in evaluation, with constant running statistics."""
 
     given: Weights
     formulas: Mapping[str, Any]
@@ -184,7 +191,7 @@ class Computed(nn.Module):
 
     @classmethod
     def of(cls, plain: nn.Module, formulas: Mapping[str, FormulaSlot | Formula], given: Weights) -> Any:
-        """Return `plain` with the tensors that these formulas give."""
+        """Return a copy of `plain` with its tensors given by formulas."""
         made: Any = copy.copy(plain)
         made.__class__ = cls
         made._parameters, made._buffers, made._modules = {}, {}, {}
@@ -193,14 +200,14 @@ class Computed(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name in TENSORS:
-            return _filled(self.formulas.get(name), (), self.given.tensors())
+            return filled(self.formulas.get(name), (), self.given.tensors())
         return super().__getattr__(name)
 
     def train(self, mode: bool = True) -> Computed:
         return super().train(mode and not self.still)
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        """Load nothing: its tensors have their names elsewhere."""
+        """Load nothing: the tensors belong to other modules."""
 
 
 _KINDS: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: TorchConvolution, InstanceNorm: InstanceNorm}
@@ -212,10 +219,10 @@ COMPUTED: dict[type[nn.Module], Any] = {
 
 
 class DeclaredModule(BlockModule):
-    """A module `leaf` of which `describe` states what it sees.
+    """A user's module `leaf` with a declared footprint, which `describe` returns.
 
-    It takes a tensor in `layout`, `more` arguments for an input of so many rows and columns, and `keywords`. It gives a
-    tensor in that layout, or a tuple that begins with one. `depths`: the rates of its stochastic depth, by path.
+    It takes a tensor in `layout`, the arguments that `more` returns for (leaf, rows, columns), and `keywords`. It
+    returns a tensor in that layout, or a tuple that begins with one. `depths`: its rates of stochastic depth, by path.
     """
 
     rows: DeclaredLeaf | WholeLeaf
@@ -252,7 +259,7 @@ class DeclaredModule(BlockModule):
 
     @contextmanager
     def _drawing(self, images: int) -> Iterator[None]:
-        """Put draws by keys in the places of the leaf's stochastic depth, which draws by the order of calls."""
+        """Replace the leaf's stochastic depth, which draws in the order of calls, by draws from keys."""
         paths = [depth.path.rpartition(".") for depth in self.depths]
         places = [(self.leaf.get_submodule(owner)._modules, name) for owner, _, name in paths]
         theirs = [modules[name] for modules, name in places]
@@ -265,11 +272,11 @@ class DeclaredModule(BlockModule):
                 modules[name], depth.name, depth.images, depth.calls = module, "", 0, 0
 
     def on_block(self, place: BlockPlace, ranks: Any, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Compute the windows of `place.given`. The module's own windows begin at its input's first pixel, so zeros
-        stand before and after, up to the next window that is not shifted. No window that is given has a zero in it but
-        what the module's mask keeps out. No communication, but of a leaf that sees the whole image."""
+        """Compute the windows of `place.given`. The leaf's windows begin at its input's first pixel, so the input is
+        padded with zeros to whole unshifted windows. Windows in `place.given` contain only zeros that the leaf masks.
+        Does not communicate, except for a leaf over the whole image."""
         if isinstance(self.rows, WholeLeaf):
-            # Collective. Each rank backpropagates from its own outputs: gradients of weights add up over ranks.
+            # Collective. Each rank differentiates its own outputs: gradients of weights add up over ranks.
             return self(x_BCHW) if place.is_whole else place.crop(self(gathered(x_BCHW, place, ranks)), (0, 0))
         dims = (place.row, self.rows), (place.col, self.cols)
         (top, bottom), (left, right) = (_beside(dim, layer) for dim, layer in dims)
@@ -279,8 +286,8 @@ class DeclaredModule(BlockModule):
 
 
 def _beside(place: DimPlace, layer: Any) -> tuple[int, int]:
-    """Return the positions that stand before and after what is read. Never a single window, which modules take for an
-    image without shifted ones: the other one stands where the image does not end."""
+    """Return the numbers of zeros before and after the positions read. There are at least two windows, since modules do
+    not shift a single one: the second is added on the side where the image goes on."""
     before, after = place.read.start % layer.size, -place.read.stop % layer.size
     single = layer.shift and place.read.size + before + after == layer.size < place.sizes[0]
     more = layer.size if single else 0
@@ -288,7 +295,7 @@ def _beside(place: DimPlace, layer: Any) -> tuple[int, int]:
 
 
 class ReturnedModule(BlockModule):
-    """A tensor as it is: see `geometry.layers.declared.Returned`."""
+    """The identity: see `geometry.layers.declared.Returned`."""
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         return x_BCHW

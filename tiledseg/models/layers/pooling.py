@@ -1,8 +1,8 @@
 """Pooling whose results do not depend on how an image is cut, and whose gradients are right on a GPU.
 
-Max pooling keeps no indices: torch's take 8 bytes each, and count the pixels of the tensor at hand. `MaxPoolModule`
-finds them again in its backward pass, by the same kernel, from its input, which is kept anyway. `MaxIndicesModule`
-counts the positions of its own window, row by row, in one byte.
+Max pooling keeps no indices: torch's take 8 bytes each, and count pixels of the local tensor. `MaxPoolModule`
+recomputes them in its backward pass, by the same kernel, from its input, which is kept anyway. `MaxIndicesModule` gives
+positions in the window, row by row, in one byte.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Sizes = tuple[Pair, Pair, Pair, Pair]  # kernel, stride, padding, dilation
 
 
 class MaxPoolModule(nn.MaxPool2d):
-    """torch's by `max_pool`."""
+    """nn.MaxPool2d by `max_pool`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if self.ceil_mode or self.return_indices:
@@ -45,7 +45,7 @@ def pair(value: int | Sequence[int]) -> Pair:
 
 
 class _MaxPooled(torch.autograd.Function):
-    """A max pooling that keeps its input only."""
+    """A max pooling that keeps only its input for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x_BCHW: torch.Tensor, sizes: Sizes) -> torch.Tensor:
@@ -63,7 +63,7 @@ class _MaxPooled(torch.autograd.Function):
 
 
 class AveragePoolModule(nn.AvgPool2d):
-    """torch's by `average_pool`."""
+    """nn.AvgPool2d by `average_pool`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         options = self.ceil_mode, self.count_include_pad, self.divisor_override
@@ -79,8 +79,8 @@ def average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> torch.Tensor:
-    """Average as `functional.avg_pool2d`, with its arguments. On a GPU the tensor itself is padded, for there torch's
-    gradient of a padded pooling in channels_last is another one (pytorch#188344, mended after torch 2.13)."""
+    """Average as `functional.avg_pool2d`, with its arguments. On a GPU pad the tensor first: torch's gradient of a
+    padded pooling in channels_last is wrong there (pytorch#188344, fixed after torch 2.13)."""
     kernel, step, (top, left) = pair(kernel_size), pair(stride or kernel_size), pair(padding)
     if input.device.type == "cpu" or not (top or left) or ceil_mode:
         options = ceil_mode, count_include_pad, divisor_override
@@ -96,10 +96,8 @@ def average_pool(
 
 
 class MaxIndicesModule(BlockModule):
-    """The position of each maximum in its window, uint8; of equal values the first, as torch's pooling takes it.
-
-    A window that reaches over the image's border counts its positions there too. A block's windows are the image's.
-    """
+    """The position of each maximum in its window, uint8; of equal values the first, as in torch's pooling. Positions
+    beyond the image's border count too."""
 
     fill = float("-inf")
 
@@ -127,7 +125,7 @@ class MaxIndicesModule(BlockModule):
 
 
 class MaxUnpoolModule(BlockModule):
-    """Each value at its index in its window of kernel x kernel outputs, zeros elsewhere."""
+    """Unpooling: each value at its index in its window of kernel x kernel outputs, zeros elsewhere."""
 
     def __init__(self, kernel: int) -> None:
         super().__init__(geometry.MaxUnpool(kernel))
@@ -144,7 +142,7 @@ class MaxUnpoolModule(BlockModule):
 
 
 class _Unpooled(torch.autograd.Function):
-    """An unpooling that keeps the indices only. Backward picks each value's gradient from its place."""
+    """An unpooling that keeps only the indices. Backward takes each value's gradient from its place."""
 
     @staticmethod
     def forward(ctx: Any, x_BCHW: torch.Tensor, indices_BCHW: torch.Tensor, kernel: int) -> torch.Tensor:
@@ -172,5 +170,5 @@ class _Unpooled(torch.autograd.Function):
 
 
 def _places(y_BCHW: torch.Tensor, kernel: int) -> list[tuple[int, torch.Tensor]]:
-    """Return for each position in a window the pixels there of all windows, as a view."""
+    """Return, for each position in a window, the view of that pixel of all windows."""
     return [(place, y_BCHW[:, :, place // kernel :: kernel, place % kernel :: kernel]) for place in range(kernel**2)]

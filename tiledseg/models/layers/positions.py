@@ -1,5 +1,5 @@
-"""Tensors that somebody's module computes from the size of its image alone, as codes of positions: made for the whole
-image, wherever a block stands, and cropped."""
+"""Tensors that a user's module computes only from its image's size, such as position encodings: computed for the whole
+image, and cropped to a block or tile."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout, Positions
+from tiledseg.geometry.layers.pixelwise import Formula, FormulaSlot, Layout, Positions
 from tiledseg.models.layers.block import BlockModule, BlockPlace, whole_place
-from tiledseg.models.layers.pixelwise import Weights, from_layout, resolve
+from tiledseg.models.layers.pixelwise import Weights, filled, from_layout, resolve
 from tiledseg.models.normalise import Ranks
 
 Size = tuple[int, int]
@@ -21,7 +21,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class SizeNumber:
-    """A number that follows the size: the image's rows (H), columns (W) or pixels (HW), its batch (B); and `more`."""
+    """A number that depends on the size: rows (H), columns (W), pixels (HW) or batch (B), plus `more`."""
 
     kind: str
     more: int = 0
@@ -31,13 +31,13 @@ class SizeNumber:
 
 
 class Program(nn.Module):
-    """Calls of torch in their order, of which the last gives a tensor for an image of any size. A `FormulaSlot` is the
+    """A sequence of torch calls, of which the last returns a tensor for an image of any size. A `FormulaSlot` is the
     result of an earlier call, or one of the `given` constants and buffers."""
 
     def __init__(self, steps: Sequence[Formula], given: Weights) -> None:
         super().__init__()
         self.steps, self.given = steps, given
-        self.largest = self.peak = 0  # values of the largest result, and of all that were held at once, at the last run
+        self.largest = self.peak = 0  # of the last run: elements of the largest result, and of all held at once
         last = {slot: at for at, step in enumerate(steps) for slot in _slots((step.arguments, step.keywords))}
         self.ended = [[slot for slot, use in last.items() if use == at] for at in range(len(steps))]
 
@@ -46,21 +46,14 @@ class Program(nn.Module):
         made, weights = list[Any](), self.given.tensors()
         self.largest = self.peak = 0
 
-        def filled(value: Any) -> Any:
-            match value:
-                case SizeNumber():
-                    return value.of(size, batch)
-                case FormulaSlot():
-                    return (weights if value.is_weight else made)[value.index]
-                case Cut():
-                    return slice(*map(filled, (value.start, value.stop, value.step)))
-                case tuple():
-                    return tuple(map(filled, value))
+        def here(value: Any) -> Any:
+            if isinstance(value, SizeNumber):
+                return value.of(size, batch)
             return device if isinstance(value, torch.device) else value
 
         for step, ended in zip(self.steps, self.ended, strict=True):
-            keywords = {name: filled(each) for name, each in step.keywords}
-            y = resolve(step.function)(*filled(step.arguments), **keywords)
+            keywords = {name: filled(each, made, weights, here) for name, each in step.keywords}
+            y = resolve(step.function)(*filled(step.arguments, made, weights, here), **keywords)
             made.append(y if step.part is None else y[step.part])
             counts = [each.numel() for each in made if each is not None]
             self.largest, self.peak = max(self.largest, counts[-1]), max(self.peak, sum(counts))
@@ -71,20 +64,20 @@ class Program(nn.Module):
 
 
 def _slots(value: Any) -> list[int]:
-    """Return the numbers of the earlier results among arguments."""
+    """Return the numbers of the earlier results that arguments contain."""
     if isinstance(value, FormulaSlot):
         return [] if value.is_weight else [value.index]
     return [slot for each in value for slot in _slots(each)] if isinstance(value, tuple) else []
 
 
 class PositionModule(BlockModule):
-    """The module of `geometry.layers.pixelwise.Positions`: its input gives the size alone. `programs`: by the dtype of
-    the network, of which an author may take theirs; the first for any other."""
+    """The module of `geometry.layers.pixelwise.Positions`: uses only its input's size. `programs`: by the dtype of the
+    input, from which an author may derive others; the first for any other dtype."""
 
     def __init__(self, layer: Positions, programs: Mapping[torch.dtype, Program], layout: Layout) -> None:
         super().__init__(layer)
         self.dtypes, self.programs, self.layout = list(programs), nn.ModuleList(programs.values()), layout
-        # The tensor of a whole image, of which all its tiles take parts, and its size and constants.
+        # The last image's state, constants, and whole tensor, for the other tiles of the image.
         self._last: tuple[object, list[torch.Tensor], torch.Tensor] | None = None
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:

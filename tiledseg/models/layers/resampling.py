@@ -1,10 +1,10 @@
-"""Upsampling and borders, whose results do not depend on how an image is cut.
+"""Upsampling and borders whose results do not depend on how an image is cut.
 
-Two of torch's upsampling kernels are replaced. With aligned corners their weights depend on the tensor at hand, whose
-ends they take for the image's. Here weights are quotients of integers: each output's place in the whole image times
-(N - 1) over (M - 1). And with deterministic algorithms torch has no CUDA kernel for the gradient of bilinear upsampling
-that adds in a fixed order, and refuses bicubic upsampling. The forward kernels are kept, and the gradient is a sum of
-outputs' gradients in an order of its own (`Taps`). On a CPU torch's kernels serve both ways.
+Two kinds of torch's upsampling kernels are replaced. With aligned corners, torch's weights depend on the local tensor's
+size. Here they are quotients of integers: each output's place in the whole image times (N - 1) over (M - 1). With
+deterministic algorithms, torch has no gradient of bilinear upsampling in a fixed order on CUDA, and refuses bicubic
+upsampling. Here torch's forward kernels are kept, and the gradient sums outputs' gradients in a fixed order (`Taps`).
+On a CPU torch's kernels are used both ways.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Pair = tuple[int, int]
 
 KERNELS = {"bilinear": torch.ops.aten.upsample_bilinear2d, "bicubic": torch.ops.aten.upsample_bicubic2d}
 ROWS = 2  # the dim of x_BCHW; columns are the next
-AT_ONCE = 1 << 16, 1 << 25  # values that are made at once: on a CPU what fits a cache, on a GPU
+AT_ONCE = 1 << 16, 1 << 25  # values computed at once: on a CPU (fits a cache), on a GPU
 
 
 class UpsampleModule(nn.Upsample):
@@ -40,7 +40,7 @@ class UpsampleModule(nn.Upsample):
 
 
 def upsample(x_BCHW: torch.Tensor, factors: Pair, mode: str) -> torch.Tensor:
-    """Upsample a tensor or a block by whole factors (row, col): nearest, bilinear or bicubic, not align_corners."""
+    """Upsample a tensor or a block by whole factors (row, col): nearest, bilinear or bicubic, without align_corners."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     if takes_own_adjoint(mode, x_BCHW.device.type, deterministic):
         made: torch.Tensor = Interpolated.apply(x_BCHW, factors, mode)
@@ -51,12 +51,12 @@ def upsample(x_BCHW: torch.Tensor, factors: Pair, mode: str) -> torch.Tensor:
 
 
 def takes_own_adjoint(mode: str, device: str, deterministic: bool) -> bool:
-    """Return True if torch's own adjoint would be slow, or is missing. Pure."""
+    """Return True if torch's adjoint is slow or missing. Pure."""
     return mode in KERNELS and device != "cpu" and deterministic
 
 
 class Interpolated(torch.autograd.Function):
-    """Bilinear or bicubic upsampling by torch's forward kernel, and back by sums in one order."""
+    """Bilinear or bicubic upsampling by torch's forward kernel, with a gradient summed in a fixed order."""
 
     @staticmethod
     def forward(ctx: Any, x_BCHW: torch.Tensor, factors: Pair, mode: str) -> torch.Tensor:
@@ -101,7 +101,7 @@ class Taps(NamedTuple):
 
 
 class DimTaps(NamedTuple):
-    """The taps of outputs, from inputs; and of inputs' gradients, from outputs'."""
+    """The taps of outputs in inputs (`forward`), and of inputs' gradients in outputs' (`backward`)."""
 
     forward: Taps
     backward: Taps
@@ -109,9 +109,9 @@ class DimTaps(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def dim_taps(read: Interval, given: Interval, sizes: tuple[int, int], mode: str = "aligned") -> DimTaps:
-    """Return taps of outputs `given` from inputs `read`, of `sizes` in all. `mode`: `aligned`, bilinear with the
-    corners' centres aligned; `bilinear` and `bicubic` (Keys with a = -3/4, as torch), with the corners aligned. Outputs
-    in a tile's halo that need inputs beyond `read` take its last one, unread."""
+    """Return the taps of outputs `given` in inputs `read`; `sizes`: of all inputs and outputs. `mode`: `aligned`
+    (bilinear with aligned corner centres), `bilinear` or `bicubic` (Keys with a = -3/4, as torch). Outputs in a tile's
+    halo that need inputs beyond `read` use its last one; they are cropped later."""
     inputs, outputs = sizes
     at = torch.arange(given.start, given.stop, dtype=torch.int64)
     if mode == "aligned":
@@ -127,7 +127,7 @@ def dim_taps(read: Interval, given: Interval, sizes: tuple[int, int], mode: str 
         first, weights = 0, [1 - t, t]
     places = torch.stack([lower + first + term for term in range(len(weights))], dim=1).clamp(0, inputs - 1)
     forward = Taps(places.sub(read.start).clamp(0, read.size - 1), torch.stack(weights, dim=1))
-    # For each input the outputs that it is a term of, in their order; filled up by weights of zero.
+    # For each input the outputs that have it as a term, in order, padded with weights of zero.
     flat, terms = forward.places.flatten(), len(weights)
     order, counts = flat.argsort(stable=True), flat.bincount(minlength=read.size)
     within = torch.arange(len(flat)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
@@ -185,7 +185,7 @@ def _sums(x: torch.Tensor, dim: int, taps: Taps) -> torch.Tensor:
 
 
 class BorderModule(BlockModule):
-    """The module of `geometry.layers.border.Border`, along rows and along columns, which have one mode."""
+    """The module of two `geometry.layers.resampling.Border`s of one mode, along rows and along columns."""
 
     rows: geometry.Border
     cols: geometry.Border
@@ -198,7 +198,7 @@ class BorderModule(BlockModule):
         return self._padded(x_BCHW, (self.cols.before, self.cols.after, self.rows.before, self.rows.after))
 
     def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
-        if self.rows.clamps:  # pixels are mirrored at the image's ends, where their originals are at hand
+        if self.rows.clamps:  # pixels are mirrored at the image's ends, where their originals are local
             dims = (place.row, self.rows), (place.col, self.cols)
             wanted = [layer.required_input(dim.given) for dim, layer in dims]
             pads = [
@@ -209,7 +209,7 @@ class BorderModule(BlockModule):
             starts = [dim.read.start - before for (dim, _), (before, _) in zip(dims, pads, strict=True)]
             row, col = (read.relative_to(start).slice for read, start in zip(wanted, starts, strict=True))
             return y_BCHW[:, :, row, col]
-        # Along dims that are cut, the positions that it reads are those that it gives.
+        # Along dims that are cut, it reads and gives the same positions.
         cols = (self.cols.before, self.cols.after) if place.col.whole else (0, 0)
         rows = (self.rows.before, self.rows.after) if place.row.whole else (0, 0)
         return self._padded(x_BCHW, (*cols, *rows))
@@ -224,7 +224,7 @@ class BorderModule(BlockModule):
 
 
 class Reflected(torch.autograd.Function):
-    """Padding by reflection whose gradients are sums of slices in one order: torch has none in one order on a GPU."""
+    """Reflection padding with a gradient summed over slices in a fixed order, which torch does not have on a GPU."""
 
     @staticmethod
     def forward(ctx: Any, x_BCHW: torch.Tensor, pads: tuple[int, int, int, int]) -> torch.Tensor:
@@ -245,7 +245,7 @@ class Reflected(torch.autograd.Function):
 
 
 def _mirrors(size: int, before: int, after: int) -> list[tuple[slice, slice]]:
-    """Return the parts of `size` padded positions, and what within to add each to: the inner ones, and both ends."""
+    """Return the parts of `size` padded positions (the inner ones, both ends), each with the inner slice it adds to."""
     last = size - before - after - 1
     ends = (slice(0, before), slice(1, before + 1)), (slice(size - after, size), slice(last - after, last))
     return [(slice(before, size - after), slice(None)), *ends]

@@ -1,7 +1,7 @@
-"""Convolutions and norms of images of several times, whose channels stand one after the other, the first time first.
+"""Convolutions and norms of images of several times, whose channels follow one another, the first time first.
 
-A tensor of the graph is (batch, times x channels, height, width). So times are channels to all that cuts images: halos,
-blocks, stages and memory.
+A tensor of the graph is (batch, times x channels, height, width): for halos, blocks, stages and memory, times are
+channels.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tiledseg.models.layers.convolution import ChosenConvolution, Pair, convolve
 
 
 class TimeSeries(nn.Module):
-    """A module of (batch, channels, times, height, width) as one of (batch, times x channels, height, width), whose
-    bands are all of the first time, then all of the second, and so on."""
+    """A wrapper that gives a module of (batch, channels, times, height, width) an input of (batch, times x channels,
+    height, width): all bands of the first time, then of the second, and so on."""
 
     def __init__(self, module: nn.Module, times: int) -> None:
         super().__init__()
@@ -31,13 +31,14 @@ class TimeSeries(nn.Module):
 
 
 def _at_each(volume: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Compute the image of each time by itself, of (batch, times, channels, height, width)."""
+    """Compute the image of each time of (batch, times, channels, height, width) by itself."""
     return compute(volume.flatten(0, 1)).unflatten(0, volume.shape[:2]).flatten(1, 2)
 
 
 class TimesConvolution(ChosenConvolution):
-    """A convolution of images of several times, by weights of (out, in, times, rows, columns), or those of an image at
-    each time. Kernel, stride, padding and dilation are those of rows and columns; `along`: those of times."""
+    """A convolution of images of several times, with weights (out, in, times, rows, columns), or (out, in, rows,
+    columns) for each time by itself. Kernel, stride, padding and dilation are of rows and columns; `along`: of
+    times."""
 
     times: OverTimes
     along: tuple[int, Any, int]  # stride, padding, dilation
@@ -58,7 +59,7 @@ class TimesConvolution(ChosenConvolution):
             each = weight if weight.dim() == 4 else weight.squeeze(2)
             return _at_each(volume, lambda x: convolve(x, each, bias, stride, padding, dilation, groups))
         x = volume.transpose(1, 2)
-        if isinstance(ahead, str) and not isinstance(padding, str):  # of a block, whose rows and columns have theirs
+        if isinstance(ahead, str) and not isinstance(padding, str):  # on a block, whose rows and columns are padded
             total = gap * (weight.shape[2] - 1) if ahead == "same" else 0
             x, ahead = functional.pad(x, (0, 0, 0, 0, total // 2, total - total // 2)), 0
         around: Any = padding if isinstance(padding, str) else (ahead, *padding)
@@ -67,8 +68,8 @@ class TimesConvolution(ChosenConvolution):
 
 
 class TimesTransposed(nn.ConvTranspose2d):
-    """A transposed convolution of images of several times, as `TimesConvolution`; `along` has the output padding too,
-    before the dilation."""
+    """A transposed convolution of images of several times, as `TimesConvolution`. `along`: stride, padding, output
+    padding, dilation."""
 
     times: OverTimes
     along: tuple[int, int, int, int]
@@ -88,7 +89,7 @@ class TimesTransposed(nn.ConvTranspose2d):
         groups: int,
         dilation: Pair,
     ) -> torch.Tensor:
-        """Convolve, with numbers of rows and columns as `functional.conv_transpose2d` takes them."""
+        """Convolve; arguments are those of `functional.conv_transpose2d`, of rows and columns."""
         volume = x_BCHW.unflatten(1, (self.times.read, -1))
         if weight.dim() == 4:
             how = weight, bias, stride, padding, output_padding, groups, dilation
@@ -100,7 +101,7 @@ class TimesTransposed(nn.ConvTranspose2d):
 
 
 class TimesBatchNorm(nn.BatchNorm2d):
-    """A batch norm of channels of several times, which are one channel of its own."""
+    """A batch norm whose channels each cover all times."""
 
     times: int
 
