@@ -1,4 +1,4 @@
-"""Half-open intervals of pixel positions along one dim, and boxes: an interval of rows and one of columns."""
+"""Half-open intervals of pixel positions along one dim, and boxes of rows x columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tiledseg.errors import GeometryError
 
 @dataclass(frozen=True, order=True)
 class Box:
-    """Rows x columns of a raster, in absolute raster positions unless a name says otherwise."""
+    """Rows x columns of a raster, in raster positions unless a name says otherwise."""
 
     row: Interval
     col: Interval
@@ -54,7 +54,8 @@ class Box:
         return self.shift(-origin.row.start, -origin.col.start)
 
     def blocks(self, height: int, width: int) -> Iterator[Box]:
-        """Cut this box, row-major, along the absolute multiples of `height` and `width`: blocks of a tiled file."""
+        """Cut this box, row-major, at multiples of `height` and `width` in raster positions, as blocks of a tiled
+        file."""
         for row in _cuts(self.row, height):
             for col in _cuts(self.col, width):
                 yield Box(row, col)
@@ -70,7 +71,7 @@ def _cuts(interval: Interval, step: int) -> Iterator[Interval]:
 
 @dataclass(frozen=True, order=True)
 class Interval:
-    """The positions `start, ..., stop - 1`. Positions may be negative: before the raster's first pixel."""
+    """The positions `start, ..., stop - 1`. Negative positions lie before the raster's first pixel."""
 
     start: int
     stop: int
@@ -94,14 +95,14 @@ class Interval:
         return self.start <= other.start and other.stop <= self.stop
 
     def clip(self, other: Interval) -> Interval:
-        """Return the part inside `other`: an empty one, at the nearer end of `other`, if they do not meet."""
+        """Return the part inside `other`; if they do not meet, an empty interval at the nearer end of `other`."""
         if other.start <= self.start and self.stop <= other.stop:
             return self
         start = min(max(self.start, other.start), other.stop)
         return Interval(start, max(start, min(self.stop, other.stop)))
 
     def outside(self, other: Interval) -> tuple[int, int]:
-        """Count the positions before `other` and those after it."""
+        """Return the numbers of positions before and after `other`."""
         return min(self.size, max(0, other.start - self.start)), min(self.size, max(0, self.stop - other.stop))
 
     def hull(self, other: Interval) -> Interval:

@@ -1,14 +1,14 @@
-"""A network as a value: an ordered list of nodes, each a layer with a name and the names of the tensors that it takes.
+"""A network as a value: an ordered list of nodes, each a layer with a name and the names of its input tensors.
 
-The order is that in which nodes run, and what balance lists count. A node makes one tensor, called as the node is;
-the network's input is called `input`. All else follows from the edges: what crosses a cut, how long a tensor lives,
-what may be written over. There is no table beside it.
+Nodes run in this order, which is also that of balance lists. A node makes one tensor, with the node's name; the
+network's input is called `input`. All else follows from the edges: tensors that cross a cut, lifetimes of tensors,
+in-place operations.
 
     input -> conv0 -> act0 -> pool -> conv1 -> up -> join -> head
                         \\_________________________/
 
-The node `join` is `Node("join", Concatenate(), ("act0", "up"))`; every other one takes the one before it.
-Tensors are also counted: 0 is the network's input, k + 1 what node k makes.
+The node `join` is `Node("join", Concatenate(), ("act0", "up"))`; every other node takes the tensor before it. Tensors
+are numbered: 0 is the network's input, k + 1 the output of node k.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ WORDS = KEEP, REBUILD, OFFLOAD
 
 
 class LossBytes(NamedTuple):
-    """The bytes of each pixel of the first output that a loss needs beyond the usual one: kept until its gradients are
-    computed, and at the peak until then."""
+    """Bytes for each pixel of the first output that a loss needs beyond the usual loss: `kept` until its gradients are
+    computed, and at the `peak` until then."""
 
     kept: float = 0.0
     peak: float = 0.0
@@ -41,14 +41,14 @@ USUAL_LOSS = LossBytes()
 
 @dataclass(frozen=True)
 class MemoryPolicy:
-    """A word of `WORDS` for each tensor's number (0 is the network's input), and, `inside`, for each node's."""
+    """A word of `WORDS` for each tensor, and (`inside`) for each node."""
 
     tensors: tuple[str, ...]
     inside: tuple[str, ...]
 
     @property
     def keeps_all(self) -> bool:
-        """True if nothing is done: autograd keeps what it keeps."""
+        """True if autograd keeps all that it saves."""
         return {*self.tensors, *self.inside} <= {KEEP}
 
 
@@ -56,8 +56,8 @@ class MemoryPolicy:
 class Node:
     """A layer in its place.
 
-    `inputs`: the names of the tensors that it takes; by default the output of the node before it. `cols`: the layer
-    along columns, where its geometry differs there (a kernel that is no square). `frozen`: no weight of it is trained.
+    `inputs`: the names of its input tensors; by default the output of the node before it. `cols`: the layer along
+    columns if its geometry differs there (a kernel that is no square). `frozen`: none of its weights is trained.
     `loss`: the memory of the first output's loss beyond the usual one.
     """
 
@@ -71,12 +71,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in the order in which they run, and the tensors that they are run for: by default that of the last one.
+    """Nodes in the order in which they run, and the names of the `outputs`: by default that of the last node.
 
-    `memory`: what is kept for a backward pass; all by default.
-
-    Raises ConfigError that lists every fault: two nodes of one name, an input that no earlier node makes, a wrong
-    number of inputs, a tensor that no node takes.
+    `memory`: the policy of tensors kept for a backward pass; None: all. Raises ConfigError that lists every fault: two
+    nodes of one name, an input that no earlier node makes, a wrong number of inputs, a tensor that no node reads.
     """
 
     nodes: tuple[Node, ...]
@@ -114,7 +112,7 @@ class Graph:
 
     @property
     def is_untraced(self) -> bool:
-        """True if a node is somebody's module as it is, on crops or on whole images."""
+        """True if a node is a user's untraced module, on crops or on whole images."""
         return any(isinstance(layer, Crops) for layer in self.layers)
 
     @cached_property
@@ -124,7 +122,7 @@ class Graph:
 
     @cached_property
     def sources(self) -> tuple[tuple[int, ...], ...]:
-        """The tensors that each node takes."""
+        """The input tensors of each node."""
         number = {name: tensor for tensor, name in enumerate(self.names)}
         return tuple(tuple(number[name] for name in node.inputs) for node in self.nodes)
 
@@ -135,7 +133,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes that take each tensor, in order; tensors of `outputs` are taken by a last one, numbered len."""
+        """The nodes that read each tensor, in order. Tensors of `outputs` have a last reader, number len(self)."""
         readers: list[list[int]] = [[] for _ in self.names]
         for index, sources in enumerate((*self.sources, self.results)):
             for source in sources:
@@ -144,7 +142,7 @@ class Graph:
 
     @cached_property
     def released(self) -> tuple[tuple[int, ...], ...]:
-        """The tensors that no later node takes, after each node."""
+        """The tensors whose last reader is each node."""
         released: list[list[int]] = [[] for _ in self.nodes]
         for tensor, nodes in enumerate(self.readers):
             if nodes[-1] < len(self):
@@ -153,8 +151,7 @@ class Graph:
 
     @cached_property
     def wants_gradient(self) -> tuple[bool, ...]:
-        """True for each tensor that has a gradient: trained weights stand before it, and it is no integer."""
-
+        """True for each tensor that has a gradient: it depends on trained weights, and is no integer."""
         has_weights = [not node.frozen and node.layer.parameters(1) > 0 for node in self.nodes]
 
         def step(k: int, inputs: list[bool]) -> bool:
@@ -164,13 +161,13 @@ class Graph:
 
     @cached_property
     def origins(self) -> tuple[int, ...]:
-        """The first tensor that shares the memory of each: some layers hand their input on."""
+        """The first tensor in the same memory as each: some layers return their input itself."""
         return tuple(self.fold(0, lambda k, inputs: inputs[0] if self.layers[k].hands_on else k + 1))
 
     @cached_property
     def overwrites(self) -> tuple[bool, ...]:
-        """True for each node that writes its output over its input: it can, no other node takes that tensor by any
-        name, and no backward pass needs it."""
+        """True for each node that overwrites its input: its layer can, no other node reads that tensor under any name,
+        and no backward pass needs it."""
         readers: dict[int, list[int]] = {}
         for tensor, nodes in enumerate(self.readers):
             own = [k for k in nodes if k == len(self) or not self.layers[k].hands_on]
@@ -182,15 +179,15 @@ class Graph:
         )
 
     def entering(self, first: int, stop: int) -> tuple[int, ...]:
-        """Return the tensors that nodes `first` to `stop` (half-open) take from before them."""
+        """Return the tensors that nodes `first` to `stop` (half-open) read and do not make."""
         return tuple(sorted({source for k in range(first, stop) for source in self.sources[k] if source <= first}))
 
     def leaving(self, first: int, stop: int) -> tuple[int, ...]:
-        """Return the tensors made by these nodes that later ones take, or the caller."""
+        """Return the tensors made by these nodes that later nodes or the caller read."""
         return tuple(tensor for tensor in range(first + 1, stop + 1) if self.readers[tensor][-1] >= stop)
 
     def overwritten(self, first: int, stop: int) -> tuple[int, ...]:
-        """Return those tensors entering these nodes that they write over."""
+        """Return the tensors entering these nodes that they overwrite."""
         origins = [self.sources[k][0] for k in range(first, stop) if self.overwrites[k]]
         for place, tensor in enumerate(origins):
             while tensor > first and self.layers[tensor - 1].hands_on:
@@ -199,7 +196,7 @@ class Graph:
         return tuple(sorted({tensor for tensor in origins if tensor <= first}))
 
     def fold(self, value: Value, step: Callable[[int, list[Value]], Value]) -> list[Value]:
-        """Return a value for each tensor: `value` for the input, `step` of node and inputs' values for others."""
+        """Return a value for each tensor: `value` for the input, `step(node, values of its inputs)` for others."""
         values = [value]
         for k, sources in enumerate(self.sources):
             values.append(step(k, [values[source] for source in sources]))
@@ -207,27 +204,27 @@ class Graph:
 
     @cached_property
     def skips(self) -> tuple[tuple[int, int], ...]:
-        """Edges that pass over nodes: the tensor, and the node that takes it."""
+        """Edges that pass over nodes: (tensor, reading node)."""
         return tuple((s, k) for k, sources in enumerate(self.sources) for s in sources if s != k)
 
     @cached_property
     def along_columns(self) -> Graph:
-        """The network along columns; the graph itself, which is that along rows, where all kernels are squares."""
+        """The network along columns. If all kernels are squares: the graph itself, which describes rows."""
         if all(node.cols is None for node in self.nodes):
             return self
         return self.with_layers([node.cols or node.layer for node in self.nodes])
 
     def with_layers(self, layers: Sequence[Layer]) -> Graph:
-        """Return the same nodes with other layers: those along the other dim."""
+        """Return the same nodes with other layers, alike along rows and columns."""
         nodes = (replace(node, layer=layer, cols=None) for node, layer in zip(self.nodes, layers, strict=True))
         return replace(self, nodes=tuple(nodes))
 
     def with_frozen(self, names: Collection[str]) -> Graph:
-        """Return the graph with these nodes frozen and no others."""
+        """Return the graph with only these nodes frozen."""
         return replace(self, nodes=tuple(replace(node, frozen=node.name in names) for node in self.nodes))
 
     def with_still_statistics(self) -> Graph:
-        """Return the graph with running statistics that are constants in training too."""
+        """Return the graph with running statistics that are constant, also in training."""
         return replace(self, nodes=tuple(replace(node, layer=node.layer.stilled) for node in self.nodes))
 
     def with_loss(self, loss: LossBytes) -> Graph:
@@ -247,7 +244,7 @@ def chain(layers: Iterable[tuple[str, Layer]]) -> Graph:
 
 @lru_cache(maxsize=16)
 def one_of_equals(graph: Graph) -> Graph:
-    """Return the first graph equal to this one: caches then compare no nodes."""
+    """Return the first graph equal to this one, so that caches compare by identity."""
     return graph
 
 

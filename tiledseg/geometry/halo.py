@@ -1,4 +1,4 @@
-"""Halo widths: the paper's formula, the exact minimum, and the one that tiles really get.
+"""Halo widths: the paper's formula, the exact minimum, and the halo of tiles.
 
 Symbols as in the paper (doi 10.1145/3404397.3404468): L levels, n_c convolutions a level, K kernel, S stride,
 P padding, N image side, d what one convolution takes off, epsilon the halo.
@@ -17,7 +17,7 @@ from tiledseg.geometry.shapes import is_legal_size, output_size, required_input,
 
 
 def paper_shrink(kernel: int, stride: int = 1, padding: int = 0, size: int = 0) -> float:
-    """Return the paper's d = (N(S-1) + K - 2P)/S - 1, the pixels that one convolution takes off a side of N pixels."""
+    """Return the paper's d = (N(S-1) + K - 2P)/S - 1: the pixels by which a convolution shrinks a side of N pixels."""
     return (size * (stride - 1) + kernel - 2 * padding) / stride - 1
 
 
@@ -27,7 +27,7 @@ def paper_halo(levels: int, convs_per_level: int, shrink: float) -> float:
 
 
 def paper_efficiency(size: tuple[int, int], grid: tuple[int, int], halo: float) -> float:
-    """Return the paper's efficiency E = T^2 / T'^2 with T = T' + 2 epsilon, of sides that may differ."""
+    """Return the paper's efficiency E = T^2 / T'^2 with T = T' + 2 epsilon, for sides that may differ."""
     tiles = [side / q for side, q in zip(size, grid, strict=True)]
     return math.prod((tile + 2 * halo) / tile for tile in tiles)
 
@@ -41,12 +41,11 @@ def paper_efficiency_linear(size: tuple[int, int], grid: tuple[int, int], halo: 
 class Footprint:
     """The pixels around a tile that a network needs, along either dim.
 
-    Core edges lie on multiples of `alignment`; the context reaches `before` pixels before the aligned core and `after`
-    pixels after it. `offset` is the position of the network's first output, counted from the context's first pixel
-    (0 for a padded network).
-    `mirror`: the context is mirrored at the raster's border (unpadded networks) instead of clipped there, where the
-    padding of the network's own convolutions takes over, as it would on the whole raster.
-    `unit`: edges lie on its multiples where a grid is coarse enough, so that crops of tiles fill batches.
+    Core edges lie on multiples of `alignment`; the context begins `before` pixels before the aligned core and ends
+    `after` pixels after it. `offset`: the first output's position, counted from the context's first pixel (0 for a
+    padded network). `mirror`: the context is mirrored at the raster's border (unpadded networks) instead of clipped
+    there, where the network's own padding applies as on the whole raster. `unit`: in a coarse enough grid, edges lie on
+    its multiples, so that crops of tiles fill batches.
     """
 
     alignment: int
@@ -58,7 +57,7 @@ class Footprint:
 
 
 def is_padded(graph: Graph) -> bool:
-    """Return True if the outputs are as many as the inputs, at sizes that are multiples of the alignment."""
+    """Return True if the output has the input's size, for sizes that are multiples of the alignment."""
     size = total_stride(graph) * 64
     return is_legal_size(graph, size) and all(output_size(each, size) == size for each in _dims(graph))
 
@@ -67,13 +66,13 @@ def is_padded(graph: Graph) -> bool:
 def minimum_halo(graph: Graph) -> tuple[int, int]:
     """Return the exact halo (before, after) of any core whose edges are multiples of the alignment.
 
-    The law: one pixel less and some output of some core depends on a pixel that its context lacks.
+    The law: with one pixel less, an output of some core depends on a pixel outside its context.
     """
     alignment = total_stride(graph)
     core = Interval(64 * alignment, 128 * alignment)
     needs = [(core, required_input(each, core).shift(-_offset(graph))) for each in _dims(graph)]
     if any(layer.padding_after and layer.clamps for each in _dims(graph) for layer in each.layers):
-        first = 128 * alignment  # pixels are mirrored at either end of an image
+        first = 128 * alignment  # also test the ends of an image, where pixels are mirrored
         for each in _dims(graph):
             sizes = tensor_sizes(each, next(n for n in range(first, first + 4 * alignment) if is_legal_size(each, n)))
             size = sizes[graph.results[0]]
@@ -86,8 +85,8 @@ def minimum_halo(graph: Graph) -> tuple[int, int]:
 def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True) -> Footprint:
     """Return the footprint of a network, with its smallest legal halo or at least `halo` pixels a side.
 
-    Raises GeometryError where `halo` is less than the exact minimum, unless `exact` is False. Raises it too where a
-    network's output has not as many pixels to a length as its input: tiles are cut of both by the same edges.
+    Raises GeometryError if `halo` is less than the exact minimum (unless `exact` is False), or if the output's
+    resolution differs from the input's: the same edges cut both into tiles.
     """
     for each in _dims(graph):
         scale = scales(each)[each.results[0]]
@@ -120,12 +119,11 @@ def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True)
 
 
 def _lost(graph: Graph) -> int:
-    """Count the pixels a side that the network takes off. GeometryError where rows and columns lose other numbers."""
+    """Return the pixels by which the network shrinks a side. Raises GeometryError if rows and columns differ."""
     lost = set()
     for each in _dims(graph):
         stride = total_stride(each)
-        # The first output needs this many inputs, less a coarse pixel a level where bilinear upsampling clamps at the
-        # end.
+        # The first output needs this many inputs, less a coarse pixel for each level whose bilinear upsampling clamps.
         first = max(1, required_input(each, Interval(0, 1)).stop - 2 * stride)
         size = next((n for n in range(first, first + 4 * stride) if is_legal_size(each, n)), None)
         if size is None:
@@ -141,7 +139,7 @@ def _lost(graph: Graph) -> int:
 
 
 def _dims(graph: Graph) -> tuple[Graph, ...]:
-    """Return the network along rows, and that along columns where it differs."""
+    """Return the network along rows, and along columns if it differs."""
     return (graph,) if graph.along_columns is graph else (graph, graph.along_columns)
 
 

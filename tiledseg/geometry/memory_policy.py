@@ -1,11 +1,11 @@
-"""A memory policy: a word for each tensor of a network, and its state between the forward and the backward pass.
+"""Memory policies: a word for each tensor of a network between the forward and the backward pass.
 
-`keep`; `rebuild`: the tensor is dropped, and computed once more from its node's inputs when the backward pass needs it;
-`offload`: it is moved to other memory, and comes back. A node has a word too, for large things that it keeps besides:
-windows with halos, padded copies, casts. Small things (statistics, a value a channel) are always kept.
+`keep`; `rebuild`: the tensor is dropped, and recomputed from its node's inputs when the backward pass needs it;
+`offload`: it is moved to other memory, and back. A node has a word too, for large tensors that it keeps besides:
+windows with halos, padded copies, casts. Small ones (statistics, a value a channel) are always kept.
 
-Several tensors may be one in memory, where a node hands its input on or writes over it: the first of them is their
-`home`, and one word holds for them all. A kept tensor that another one is rebuilt from is held as well.
+Several tensors may share one memory, if a node returns or overwrites its input: the first of them is their `home`, and
+they share one word. A kept tensor from which another is rebuilt is held as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import lru_cache
 from tiledseg.geometry.graph import KEEP, REBUILD, Graph, MemoryPolicy
 from tiledseg.geometry.shapes import scales, tensor_channels
 
-FEW_NODES = 6  # that are run for a tensor which is rebuilt for next to nothing
+FEW_NODES = 6  # most nodes that run to rebuild a cheap tensor
 
 
 def keep_all(graph: Graph) -> MemoryPolicy:
@@ -27,7 +27,7 @@ def keep_all(graph: Graph) -> MemoryPolicy:
 
 @lru_cache(64)
 def homes(graph: Graph) -> tuple[int, ...]:
-    """Return, for each tensor, the first that is the same in memory."""
+    """Return, for each tensor, the first tensor in the same memory."""
     layers = zip(graph.layers, graph.overwrites, strict=True)
     same = [layer.hands_on or overwrites for layer, overwrites in layers]
     return tuple(graph.fold(0, lambda k, inputs: inputs[0] if same[k] else k + 1))
@@ -35,7 +35,7 @@ def homes(graph: Graph) -> tuple[int, ...]:
 
 @lru_cache(64)
 def makers(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """Return, for each home, the nodes that compute its final values, in order; none for other tensors."""
+    """Return, for each home, the nodes that compute its final values, in order; for other tensors none."""
     nodes: list[list[int]] = [[] for _ in graph.names]
     for k, layer in enumerate(graph.layers):
         if not layer.hands_on:
@@ -45,7 +45,7 @@ def makers(graph: Graph) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(64)
 def origins_of(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """Return, for each home, those that it is computed from."""
+    """Return, for each home, the homes from which it is computed."""
     return tuple(
         tuple(dict.fromkeys(h for k in nodes for s in graph.sources[k] if (h := homes(graph)[s]) != home))
         for home, nodes in enumerate(makers(graph))
@@ -67,25 +67,26 @@ def asked(graph: Graph) -> tuple[tuple[int, ...], ...]:
 
 
 def can_rebuild(graph: Graph, tensor: int) -> bool:
-    """Return True if a tensor can be computed once more: it is not the network's input, nor a sum over an image."""
+    """Return True if a tensor can be recomputed: it is not the network's input, nor a sum over an image."""
     nodes = makers(graph)[homes(graph)[tensor]]
     return bool(nodes) and all(graph.layers[k].can_rebuild for k in nodes)
 
 
 def is_cheap(graph: Graph, home: int) -> bool:
-    """Return True if computing it once more costs a few operations a value."""
+    """Return True if recomputing a home takes a few operations a value."""
     return can_rebuild(graph, home) and all(graph.layers[k].is_cheap for k in makers(graph)[home])
 
 
 def spread(graph: Graph, word: Callable[[int], str], inside: Sequence[str] | str = KEEP) -> MemoryPolicy:
-    """Return the policy with these words of homes, for all tensors."""
+    """Return the policy with `word(home)` for all tensors of each home. `inside`: the words of nodes, or one for
+    all."""
     words = tuple(word(home) for home in homes(graph))
     return MemoryPolicy(words, (inside,) * len(graph) if isinstance(inside, str) else tuple(inside))
 
 
 def held(graph: Graph, policy: MemoryPolicy) -> tuple[bool, ...]:
-    """Return True for each home that exists when the forward pass ends (in its place, or offloaded): it is not rebuilt,
-    and a backward pass needs it or a tensor that is rebuilt from it."""
+    """Return True for each home that is kept or offloaded when the forward pass ends: it is not rebuilt, and a backward
+    pass needs it or a tensor that is rebuilt from it."""
     result = [False] * len(graph.names)
     needed = [bool(nodes) for nodes in asked(graph)]
     for home in reversed(range(len(graph.names))):
@@ -97,8 +98,8 @@ def held(graph: Graph, policy: MemoryPolicy) -> tuple[bool, ...]:
 
 
 def passing(graph: Graph, policy: MemoryPolicy) -> tuple[bool, ...]:
-    """Return True for each tensor that is freed after rebuilding another from it, though a later node needs it too.
-    Such a tensor is cheap, and at most `FEW_NODES` nodes, one after the other, make it of tensors that stay."""
+    """Return True for each rebuilt tensor that is freed after another was rebuilt from it, though a later backward pass
+    needs it too: it is cheap, and at most `FEW_NODES` nodes compute it from tensors that stay."""
     longest = [0] * len(graph.names)
     for home, sources in enumerate(origins_of(graph)):
         if is_cheap(graph, home) and policy.tensors[home] == REBUILD:
@@ -108,15 +109,15 @@ def passing(graph: Graph, policy: MemoryPolicy) -> tuple[bool, ...]:
 
 
 def compaction(graph: Graph, bands: int) -> MemoryPolicy:
-    """Return the policy that rebuilds what is nearly free: concatenations, upsamplings, pooled tensors, norms with
-    their activations. A few operations a value make these of what is kept anyway, or of something smaller."""
+    """Return the policy that rebuilds cheap tensors: concatenations, upsamplings, pooled tensors, norms with their
+    activations. A few operations a value compute these from tensors that are kept anyway, or from smaller ones."""
     return _chosen(graph, bands, lambda home: True)
 
 
 def recomputation(graph: Graph, bands: int) -> MemoryPolicy:
-    """Return the policy that rebuilds convolutions as well: it keeps what several nodes take (skips, residuals), and
-    what goes to another resolution. All within such a run of nodes is rebuilt from its beginning. In place of a tensor
-    that cheap nodes make of one other, that other is kept."""
+    """Return the policy that rebuilds convolutions too. It keeps tensors that several nodes read (skips, residuals) or
+    that change resolution; the nodes between two of these are rebuilt from the first. If cheap nodes compute such a
+    tensor from a single other one, that one is kept instead."""
     place, origins = homes(graph), origins_of(graph)
     steps = list(zip(scales(graph), scales(graph.along_columns), strict=True))
     readers: dict[int, set[int]] = {}
@@ -135,16 +136,16 @@ def recomputation(graph: Graph, bands: int) -> MemoryPolicy:
 
 @dataclass(frozen=True)
 class _Way:
-    """The homes to hold for a tensor, which else are not held, and the nodes to run for it, in the backward pass."""
+    """The homes to hold only for a tensor, and the nodes to run for it in the backward pass."""
 
     hold: frozenset[int] = frozenset()
     run: frozenset[int] = frozenset()
 
 
 def _chosen(graph: Graph, bands: int, keeps: Callable[[int], bool]) -> MemoryPolicy:
-    """Choose a word for each home. `keeps`: True for a home that takes work and is kept."""
+    """Choose a word for each home. `keeps`: True for a home that is not cheap and is kept."""
     dims = zip(tensor_channels(graph, bands), scales(graph), scales(graph.along_columns), strict=True)
-    values = [float(channels / (rows * cols)) for channels, rows, cols in dims]  # of each tensor, for an input pixel
+    values = [float(channels / (rows * cols)) for channels, rows, cols in dims]  # of each tensor, an input pixel
     ways: dict[int, _Way] = {0: _Way()}
     words = [KEEP] * len(graph.names)
     for home, sources in enumerate(origins_of(graph)):
@@ -162,14 +163,14 @@ def _chosen(graph: Graph, bands: int, keeps: Callable[[int], bool]) -> MemoryPol
         if len(run) <= FEW_NODES and sum(values[each] for each in hold) < values[home]:
             words[home] = REBUILD
             ways[home] = _Way(frozenset() if is_asked else hold, run)
-            if is_asked:  # from now on what it is rebuilt from is there
+            if is_asked:  # from now on its sources are held anyway
                 ways.update({source: _Way() for source in hold})
         else:
             ways[home] = _Way() if is_asked else _Way(frozenset({home}))
     policy = spread(graph, words.__getitem__)
     at_hand = [is_held or word == REBUILD for is_held, word in zip(held(graph, policy), policy.tensors, strict=True)]
-    at_hand[0] = False  # of nodes whose inputs exist anyway when they are rebuilt, and none is the network's own
-    free = [
+    at_hand[0] = False  # the network's input
+    free = [  # nodes whose inputs exist anyway in the backward pass
         layer.can_rebuild and all(at_hand[homes(graph)[source]] for source in sources)
         for layer, sources in zip(graph.layers, graph.sources, strict=True)
     ]
@@ -177,7 +178,7 @@ def _chosen(graph: Graph, bands: int, keeps: Callable[[int], bool]) -> MemoryPol
 
 
 def named_policy(graph: Graph, bands: int, word: str) -> MemoryPolicy:
-    """Return the policy that a configuration names; `none`, and `auto`, which waits for the plan, keep all."""
+    """Return the policy of a configuration's word. `none` keeps all, as does `auto`, which the plan decides later."""
     if word in ("auto", "none"):
         return keep_all(graph)
     return {"compact": compaction, "all": recomputation}[word](graph, bands)

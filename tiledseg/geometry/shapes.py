@@ -1,4 +1,4 @@
-"""The shapes of a network's tensors, from descriptions of its layers alone; a layer that is a network itself."""
+"""The shapes of a network's tensors, from its layers alone; and `PooledBranch`, a layer that contains a network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tiledseg.geometry.layers.resampling import Enlarging, Upsample
 
 @lru_cache(maxsize=64)
 def tensor_channels(graph: Graph, bands: int) -> tuple[int, ...]:
-    """Return the channels of each tensor, the input first. Raises GeometryError, with the node, if some do not fit."""
+    """Return the channels of each tensor, the input first. Raises GeometryError, with the node, if they do not fit."""
 
     def step(k: int, inputs: list[int]) -> int:
         try:
@@ -45,15 +45,15 @@ def _sizes(graph: Graph, size: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def count_parameters(graph: Graph, bands: int, trained: bool = False) -> int:
-    """Count the weights of all layers, or of those that are not frozen (`trained`)."""
+    """Count the weights of all layers, or (`trained`) of those that are not frozen."""
     channels = tensor_channels(graph, bands)
     nodes = ((node, channels[sources[0]]) for node, sources in zip(graph.nodes, graph.sources, strict=True))
     return sum(node.layer.parameters(count) for node, count in nodes if not (trained and node.frozen))
 
 
 def required_input(graph: Graph, out: Interval, sizes: Sequence[int] | None = None) -> Interval:
-    """Return the input positions on which the positions `out` of the outputs depend. `sizes`, of all tensors, clip them
-    to the tensors; layers may mirror positions there."""
+    """Return the input positions on which the positions `out` of the outputs depend. `sizes`: of all tensors, to which
+    positions are clipped or mirrored; None: of unlimited tensors."""
     need: dict[int, Interval] = dict.fromkeys(graph.results, out)
     for k in reversed(range(len(graph))):
         for index, source in enumerate(graph.sources[k]):
@@ -65,19 +65,19 @@ def required_input(graph: Graph, out: Interval, sizes: Sequence[int] | None = No
 
 @lru_cache(maxsize=1024)
 def tensor_sizes(graph: Graph, size: int) -> tuple[int, ...]:
-    """Return the positions of each tensor along one dim for `size` input positions.
+    """Return the size of each tensor along one dim for `size` input positions.
 
-    Raises GeometryError where a pooling would drop a remainder, a size falls to nothing, or tensors that meet differ:
-    the sizes for which the network is not the same function everywhere on the raster.
+    Raises GeometryError if a pooling drops a remainder, a size falls to 0, or joined tensors differ: at such sizes the
+    network is not the same function everywhere on the raster.
     """
 
     def step(k: int, sizes: list[int]) -> int:
         source, layer = graph.sources[k][0], graph.layers[k]
-        spare = graph.layers[source - 1].padding_after if source else 0  # padding at the end, which may be left over
+        spare = graph.layers[source - 1].padding_after if source else 0  # padding at the end, which may be dropped
         try:
             following = layer.output_size(*sizes)
             shrunk = layer.required_input(Interval(0, max(following, 1))).size
-            # Strided windows of kernel 1 skip pixels, at the end too: nothing is dropped that a longer input would use.
+            # Strided windows of kernel 1 skip pixels everywhere, so pixels skipped at the end are no remainder.
             fits = layer.is_padded or layer.arity > 1 or sizes[0] == following * _step(layer)
             if following < 1 or (following < sizes[0] and not (fits or shrunk <= sizes[0] <= shrunk + spare)):
                 words = f"it would turn {sizes[0]} pixels into {following} with a remainder; choose another size"
@@ -90,12 +90,12 @@ def tensor_sizes(graph: Graph, size: int) -> tuple[int, ...]:
 
 
 def output_size(graph: Graph, size: int) -> int:
-    """Return the positions of the first output. Raises GeometryError as `tensor_sizes`."""
+    """Return the size of the first output. Raises GeometryError as `tensor_sizes`."""
     return tensor_sizes(graph, size)[graph.results[0]]
 
 
 def is_legal_size(graph: Graph, size: int) -> bool:
-    """Return True if the network takes `size` pixels, along rows and columns, without dropping a remainder anywhere."""
+    """Return True if the network takes `size` pixels along rows and columns without dropping a remainder."""
     try:
         output_size(graph, size)
         output_size(graph.along_columns, size)
@@ -106,7 +106,7 @@ def is_legal_size(graph: Graph, size: int) -> bool:
 
 @lru_cache(maxsize=64)
 def total_stride(graph: Graph) -> int:
-    """Return the coarsest grid of the network, in input pixels: tiles that start on it see the same windows."""
+    """Return the coarsest grid of the network, in input pixels: tiles that start on it have the image's windows."""
     found = list[int]()
     for each in dict.fromkeys((graph, graph.along_columns)):
         steps = scales(each)
@@ -117,12 +117,12 @@ def total_stride(graph: Graph) -> int:
 
 
 def scales(graph: Graph) -> list[Fraction]:
-    """Return the input pixels a pixel of each tensor."""
+    """Return the input pixels per pixel of each tensor."""
     return graph.fold(Fraction(1), lambda k, inputs: graph.layers[k].scale(*inputs) * _step(graph.layers[k]))
 
 
 def _step(layer: Layer) -> Fraction:
-    """Return the input positions a step of the layer's output."""
+    """Return the input positions per output position of a layer."""
     if layer.window_grid > 1:
         span = (
             layer.required_input(Interval(layer.window_grid, layer.window_grid + 1)).start
@@ -139,9 +139,9 @@ def _step(layer: Layer) -> Fraction:
 
 
 def resized(nodes: Sequence[Node], name: str, source: str, like: str, mode: str = "bilinear") -> Node:
-    """Return a node after these that brings the tensor `source` to the size of the tensor `like`.
+    """Return a node, after `nodes`, that upsamples the tensor `source` to the size of the tensor `like`.
 
-    Raises ConfigError where that is not a whole number of times as large, whatever the input.
+    Raises ConfigError unless that is a whole number of times as large for any input.
     """
     graph = Graph(tuple(nodes), tuple(node.name for node in nodes))
     steps = dict(zip(graph.names, scales(graph), strict=True))
@@ -155,7 +155,7 @@ def resized(nodes: Sequence[Node], name: str, source: str, like: str, mode: str 
 
 
 class ContextPart(NamedTuple):
-    """The positions `at` of a tile's tensor along one dim, of `size` in the whole image."""
+    """The positions `at` of a tile's tensor along one dim, and the tensor's `size` for the whole image."""
 
     at: Interval
     size: int
@@ -163,10 +163,10 @@ class ContextPart(NamedTuple):
 
 @lru_cache(maxsize=256)
 def parts(graph: Graph, whole: Interval, context: Interval) -> tuple[ContextPart, ...]:
-    """Return the part of each tensor that a network makes of `context` along rows, where the image is `whole`. For
-    columns give `graph.along_columns`.
+    """Return the part of each tensor that a network computes from `context` along rows, in the image `whole`. For
+    columns pass `graph.along_columns`.
 
-    Raises GeometryError where the context does not begin a whole number of coarse pixels after the image.
+    Raises GeometryError unless the context begins a whole number of coarse pixels after the image.
     """
     ahead = context.start - whole.start
     sizes, own = (
@@ -186,11 +186,11 @@ def parts(graph: Graph, whole: Interval, context: Interval) -> tuple[ContextPart
 
 @dataclass(frozen=True)
 class PooledBranch(ImageLayer, Enlarging):
-    """A branch of a pyramid: the image's means over `bins` parts a dim, `inner` nodes on these, and their output
-    resized to `factor` times the size of the input, bilinear, with corners `aligned` or not.
+    """A branch of a pyramid: means over `bins` parts a dim of the image, `inner` nodes on these, and bilinear resizing,
+    with corners `aligned` or not, to `factor` times the size of the input.
 
-    Bin i of a dim of N positions is [floor(i N / bins), ceil((i + 1) N / bins)), as of torch's adaptive pooling.
-    `cells`: bins of both dims.
+    Bin i of a dim of N positions is [floor(i N / bins), ceil((i + 1) N / bins)), as in torch's adaptive pooling.
+    `cells`: the number of bins over both dims.
     """
 
     bins: int
@@ -208,7 +208,7 @@ class PooledBranch(ImageLayer, Enlarging):
         return count_parameters(self.inner, channels)
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
-        """Count partial means; backward their gradients."""
+        """Count the partial means; backward their gradients."""
         return channels * self.cells, channels * self.cells
 
     def computed(self, read: int, given: int) -> int:

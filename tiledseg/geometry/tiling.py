@@ -1,9 +1,8 @@
-"""The tiling of a raster: cores that cover every pixel once, each in a context that its outputs can be computed from.
+"""The tiling of a raster: cores that cover every pixel once, each in a context from which its outputs are computed.
 
-Core edges are snapped to the network's alignment, so the pooling grids of every tile are those of the whole raster. A
-raster whose sides are no multiples of the alignment is extended to the next one by mirroring its last rows and columns;
-the extension is context only, never core. The whole raster is the tiling of grid 1 x 1: "the same network on the whole
-raster" means on that context.
+Core edges lie on multiples of the network's alignment, so the pooling grids of every tile are those of the whole
+raster. A raster with other sides is extended to the next multiple by mirroring its last rows and columns; the extension
+is context, never core. "The network on the whole raster" means the context of the tiling with grid 1 x 1.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from tiledseg.geometry.halo import Footprint, round_up
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile, in absolute raster positions (row, col).
+    """One tile, in raster positions (row, col).
 
-    `core`: the pixels it owns. `context`: what the network reads; positions outside the raster are mirrored.
-    `output`: what the network's output covers; contains the core. `whole`: of a tile of no tiling, what the network
-    reads of its raster in all.
+    `core`: the pixels it owns. `context`: the network's input; positions outside the raster are mirrored. `output`: the
+    network's output, which contains the core. `whole`: the input for the whole raster, of a tile without a tiling.
     """
 
     index: int
@@ -36,7 +34,7 @@ class Tile:
 
     @property
     def core_in_output(self) -> Box:
-        """The core, counted from the output's first pixel: the crop that gives the tile's own predictions."""
+        """The core, counted from the output's first pixel: the crop of the tile's own predictions."""
         return self.core.relative_to(self.output)
 
 
@@ -75,11 +73,11 @@ class Tiling:
 
     @property
     def whole(self) -> Box:
-        """The pixels that the network reads in all; beyond the raster they are mirrored."""
+        """The network's input for the whole raster; positions beyond the raster are mirrored."""
         return Box(*(hull_of([span.context for span in spans]) for spans in (self.rows, self.cols)))
 
     def tile_at(self, row: float, col: float) -> Tile:
-        """Return the tile whose core has this place, or the nearest one."""
+        """Return the tile whose core contains the place (row, col), or the nearest tile."""
         i, j = (
             next((k for k, span in enumerate(spans) if place < span.core.stop), len(spans) - 1)
             for spans, place in ((self.rows, row), (self.cols, col))
@@ -104,7 +102,7 @@ def hull_of(intervals: Sequence[Interval]) -> Interval:
 def make_tiling(raster: tuple[int, int], grid: tuple[int, int], footprint: Footprint) -> Tiling:
     """Cut a raster of shape (height, width) into grid = (rows, cols) tiles for a network of this footprint.
 
-    Raises GeometryError where the raster is empty or the grid is finer than the alignment.
+    Raises GeometryError for an empty raster, or a grid finer than the alignment.
     """
     words = zip(("rows", "columns"), raster, grid, strict=True)
     rows, cols = (_tile_dim(word, size, parts, footprint) for word, size, parts in words)
@@ -112,25 +110,23 @@ def make_tiling(raster: tuple[int, int], grid: tuple[int, int], footprint: Footp
 
 
 def tile_around(core: Box, raster: tuple[int, int], footprint: Footprint, index: int = 0) -> Tile:
-    """Return a tile that owns any `core` of a raster of shape (height, width): its context is aligned, its edges need
-    not be.
-
-    Its pixels are those of any other tile that has them: its position in a grid says nothing.
-    """
+    """Return a tile with any `core` of a raster of shape (height, width). Its context is aligned, so its outputs are
+    those of any other tile; its position in a grid has no meaning."""
     rows, cols = (_span_around(part, size, footprint) for part, size in zip((core.row, core.col), raster, strict=True))
     whole = Box(*(_span_around(Interval(0, size), size, footprint).context for size in raster))
     return Tile(index, (0, 0), core, Box(rows.context, cols.context), Box(rows.output, cols.output), whole)
 
 
 def window_tile(raster: tuple[int, int], at: tuple[int, int], side: int, footprint: Footprint, index: int = 0) -> Tile:
-    """Return the window of `side` pixels that begins at `at` (row, col), multiples of the alignment, as a tile with its
-    exact halo; where the raster ends earlier, so does the window."""
+    """Return the window of `side` pixels that begins at `at` (row, col), multiples of the alignment, as a tile; it is
+    clipped at the raster's end."""
     rows, cols = (Interval(start, min(start + side, size)) for start, size in zip(at, raster, strict=True))
     return tile_around(Box(rows, cols), raster, footprint, index)
 
 
 def largest_window(raster: tuple[int, int], side: int, footprint: Footprint) -> tuple[int, int]:
-    """Return a raster that, as one tile, has the largest context of any window of `side` pixels in `raster`."""
+    """Return the shape of a raster that, as one tile, has the largest context of any window of `side` pixels in
+    `raster`."""
     aligned = round_up(side, footprint.alignment)
     around = 0 if footprint.mirror else footprint.before + footprint.after
     most = tuple(min(aligned + around, round_up(size, footprint.alignment)) for size in raster)
@@ -144,7 +140,7 @@ def finest_grid(raster: tuple[int, int], footprint: Footprint) -> tuple[int, int
 
 
 def context_sizes(size: int, parts: int, footprint: Footprint) -> list[int]:
-    """Return the context's pixels of each of `parts` tiles along a dim of `size` pixels; errors as make_tiling."""
+    """Return the context's size of each of `parts` tiles along a dim of `size` pixels; errors as `make_tiling`."""
     return [span.context.size for span in _tile_dim("pixels", size, parts, footprint)]
 
 
@@ -160,7 +156,7 @@ def _tile_dim(word: str, size: int, parts: int, footprint: Footprint) -> tuple[T
             f"give at most {units}"
         )
     last, unit = units * footprint.alignment, footprint.unit
-    if unit == 1 or 2 * parts * unit > last:  # too few of them for parts of one size
+    if unit == 1 or 2 * parts * unit > last:  # too coarse for tiles of about one size
         unit = footprint.alignment
     edges = [min(i * -(-last // unit) // parts * unit, last) for i in range(parts + 1)]
     extended = Interval(0, last)
@@ -180,11 +176,11 @@ def _span(aligned: Interval, size: int, extended: Interval, footprint: Footprint
         clipped = context.clip(extended)
         return TileSpan(core, clipped, clipped)
     start = context.start + footprint.offset
-    # A legal size of the input brings along outputs after the aligned core.
+    # The input's legal size may give outputs after the aligned core.
     return TileSpan(core, context, Interval(start, context.stop - footprint.offset))
 
 
 def tiling_efficiency(tiling: Tiling) -> float:
-    """Return the efficiency E of a raster: context pixels over core pixels, computed over owned. Ideally 1."""
+    """Return the efficiency E of a tiling: context pixels over core pixels. Ideally 1."""
     context = sum(span.context.size for span in tiling.rows) * sum(span.context.size for span in tiling.cols)
     return context / (tiling.raster[0] * tiling.raster[1])

@@ -11,11 +11,11 @@ from tiledseg.geometry.layers.layer import Layer, Shape
 
 @dataclass(frozen=True)
 class SlidingWindow(Layer):
-    """A layer that reads windows of one kernel, step by step."""
+    """A layer that reads windows of one kernel, at a stride."""
 
     @property
     def sliding(self) -> tuple[int, int, int]:
-        """Stride, padding, and reach: positions spanned by one window, less one."""
+        """Stride, padding, and reach (a window's extent in positions, less one)."""
         raise NotImplementedError
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:
@@ -34,7 +34,7 @@ class SlidingWindow(Layer):
 
 @dataclass(frozen=True)
 class _Weighted(Layer):
-    """A convolution's memory and width of values."""
+    """The memory and value widths of convolutions."""
 
     kept_inputs = (0,)
     owns_gradient = True
@@ -54,7 +54,7 @@ class _Weighted(Layer):
 
 @dataclass(frozen=True)
 class OverTimes:
-    """The times whose channels follow one another: of the input, of the output, and those that an output sees."""
+    """The numbers of times whose channels follow one another: of the input, of the output, and read by an output."""
 
     read: int = 1
     made: int = 1
@@ -66,9 +66,9 @@ ONE_TIME = OverTimes()
 
 @dataclass(frozen=True)
 class Convolution(SlidingWindow, _Weighted):
-    """A convolution; `padding` pixels of zeros on each side, and `extra` more after (even kernels, `same`).
+    """A convolution with `padding` zeros on each side, and `extra` more after (`same` with even kernels).
 
-    `across`: the kernel along the other dim; a square unless given. `times`: its channels are those of several times.
+    `across`: the kernel along the other dim; None: the same. `times`: for channels of several times.
     """
 
     out_channels: int
@@ -101,9 +101,9 @@ class Convolution(SlidingWindow, _Weighted):
 
 @dataclass(frozen=True)
 class FixedFilters(SlidingWindow, _Weighted):
-    """Each channel convolved with each of `filters`, square and of odd side, that nobody trains; zeros around.
+    """A convolution of each channel with each of the constant `filters` (square, of odd side), zero padded.
 
-    Output channel c * len(filters) + f is channel c by filter f. Rows of a filter are given from the top.
+    Output channel c * len(filters) + f is channel c by filter f. A filter's rows are given from the top.
     """
 
     filters: tuple[tuple[tuple[float, ...], ...], ...]
@@ -146,11 +146,11 @@ class TransposedConvolution(_Weighted):
 
     @property
     def reach(self) -> int:
-        """Output positions spanned by one input, less one."""
+        """The extent of one input's outputs in positions, less one."""
         return self.dilation * (self.kernel - 1)
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:
-        """Return at least one input: where kernel < stride, those beside an output between two blocks."""
+        """Return at least one input; if kernel < stride, an output between two blocks reads the inputs beside it."""
         first, last = out.start + self.padding, out.stop - 1 + self.padding
         start = min(-((self.reach - first) // self.step), first // self.step)
         stop = max(last // self.step, -((self.reach - last) // self.step)) + 1
@@ -176,7 +176,7 @@ class TransposedConvolution(_Weighted):
         return self._weights(channels) * self.times.read // self.step**2
 
     def unfolded(self, work: int, shape: Shape) -> int:
-        """Count the values of each input's block, before those of one place are added up."""
+        """Count the values of the inputs' blocks before they are summed."""
         return math.prod(shape) * self.kernel * (self.across or self.kernel) // (self.step**2 * self.groups)
 
     def _weights(self, channels: int) -> int:

@@ -1,8 +1,8 @@
-"""Leaves that nobody looks into: modules whose footprint their users state, and modules that run on crops of one size.
+"""Leaves that are not traced: modules with a footprint declared by the user, and modules that run on crops of one size.
 
-Crops lie on a grid fixed in the image: so a module of one input size maps images of any (decision 0020). A pixel's
-scores are the mean of those of all crops that cover it, each by the weight of the pixel's place in the crop. Grid,
-weights and the order of the sum (row by row of crops) follow from the image's size and `CropGrid` alone.
+Crops lie on a grid fixed in the image, so a module of one input size maps images of any size (decision 0020). A pixel's
+scores are the mean over all crops that cover it, weighted by the pixel's place in the crop. Grid, weights and the order
+of the sum (row by row of crops) follow from the image's size and `CropGrid` alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tiledseg.units import SINGLE_BYTES
 
 @dataclass(frozen=True)
 class Leaf(Layer):
-    """A module that tracing does not look into, of images whose sides are multiples of `size`. It has `weights` and
+    """A module that is not traced, for images whose sides are multiples of `size`. It has `weights` weights and
     `out_channels`; an output pixel takes `work` multiply-adds, and `kept` values for the backward pass."""
 
     out_channels: int
@@ -55,20 +55,20 @@ class Leaf(Layer):
         return self.kept * shape[1] * shape[2] * width
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        return 4 * max(inputs)  # the gradient of a hidden layer, as wide in all published blocks
+        return 4 * max(inputs)  # the gradient of a hidden layer, four times as wide in all published blocks
 
 
 @dataclass(frozen=True)
 class DeclaredLeaf(Leaf):
-    """A module that sees, for an output, the windows of `size` positions that meet its `stride` inputs and `reach` more
-    on either side. The windows begin at `shift` and its multiples in the image, whose ends clip them.
+    """A module whose output depends on the windows of `size` positions that meet its `stride` inputs and `reach` more
+    on either side. Windows begin at `shift` plus multiples of `size` in the image, and are clipped at its ends.
 
-    Between ranks a window belongs to one owner, who gives all of its outputs: the edge of the outputs moves to the
-    nearest window's. `Returned` brings it back.
+    Over ranks, a window's owner computes all of its outputs: the edge of the outputs moves to the nearest window's.
+    `Returned` moves it back.
 
         windows   |   0   |   1   |   2   |      an edge of inputs at the end of 0
-        shifted   | |   1   |   2   |   | |      the left rank computes the shifted window 1: half of it comes by an
-                                                 exchange, and half of what it gives goes back by another
+        shifted   | |   1   |   2   |   | |      the left rank computes the shifted window 1: half of its input comes by
+                                                 an exchange, and half of its output goes back by another
     """
 
     shift: int = 0
@@ -91,7 +91,7 @@ class DeclaredLeaf(Leaf):
 
     @property
     def moved(self) -> int:
-        """The positions by which an edge between windows that are not shifted moves."""
+        """The positions by which an edge between unshifted windows moves."""
         return self.output_edge(0)
 
     def fits_edge(self, *edges: int) -> bool:
@@ -100,7 +100,7 @@ class DeclaredLeaf(Leaf):
 
 @dataclass(frozen=True)
 class WholeLeaf(ImageLayer, Leaf):
-    """A module that sees the whole image. Over ranks each has the whole image of its input, and computes it all."""
+    """A module whose outputs depend on the whole image. Over ranks, each gathers the whole input and computes all."""
 
     stride = 1
     reach = 0
@@ -111,7 +111,7 @@ class WholeLeaf(ImageLayer, Leaf):
 
 @dataclass(frozen=True)
 class Returned(Layer):
-    """A tensor as it is, whose edges between ranks go back by `moved` positions: the results of shifted windows."""
+    """The identity, which moves edges between ranks back by `moved` positions, for the results of shifted windows."""
 
     moved: int = 0
 
@@ -125,7 +125,7 @@ class Returned(Layer):
 
 class Crop(NamedTuple):
     """A crop along one dim, in positions of the image. `read`: its pixels, mirrored beyond the image's ends; `used`:
-    those in the image whose scores count."""
+    the pixels in the image whose scores count."""
 
     read: Interval
     used: Interval
@@ -133,12 +133,12 @@ class Crop(NamedTuple):
 
 @dataclass(frozen=True)
 class CropGrid:
-    """Crops of `window` x `window` pixels, of which neighbours share the part `overlap` of a side.
+    """A grid of crops of `window` x `window` pixels, of which neighbours share the fraction `overlap` of a side.
 
     `blend`: the weight of a pixel by its place in the crop: `gaussian` (a deviation of an eighth of a side, at least
-    0.001), `cosine` (the square of a sine), `mean` (all alike), or `centre` (1 in the crop whose centre is nearest, 0
-    in others). `ends`: `inside`, the last crop is shifted until it ends with the image; `mirrored`, the grid begins
-    half an overlap before the image, and crops see mirrored pixels there. An image smaller than a crop is mirrored.
+    0.001), `cosine` (the square of a sine), `mean` (all alike), or `centre` (1 in the crop with the nearest centre, 0
+    in others). `ends`: `inside`, the last crop is shifted to end with the image; `mirrored`, the grid begins half an
+    overlap before the image, where pixels are mirrored. An image smaller than a crop is mirrored.
     """
 
     window: int
@@ -148,7 +148,7 @@ class CropGrid:
 
     @property
     def step(self) -> int:
-        """The pixels from one crop to the next."""
+        """The distance of neighbouring crops in pixels."""
         return max(1, int(self.window * (1 - self.overlap)))
 
     @property
@@ -171,18 +171,18 @@ class CropGrid:
         return [Crop(read, Interval(*edge)) for read, edge in zip(reads, pairwise(edges), strict=True)]
 
     def core(self, part: Interval, size: int) -> Interval:
-        """Return the core of a tile, whose context `part` reaches a crop beyond it, or to the image's ends."""
+        """Return the core of a tile with the context `part`, which extends a crop beyond it or to the image's ends."""
         more = self.window - 1
         return Interval(part.start + (more if part.start > 0 else 0), part.stop - (more if part.stop < size else 0))
 
     def needed(self, part: Interval, size: int) -> list[Crop]:
-        """Return the crops that count for the core of a tile of context `part`."""
+        """Return the crops whose scores count in the core of a tile with the context `part`."""
         core = self.core(part, size)
         return [crop for crop in self.crops(size) if crop.used.start < core.stop and crop.used.stop > core.start]
 
     @cached_property
     def weights(self) -> list[float]:
-        """The weights along one dim, of which a pixel of a crop has the product (at least 0.001 of `gaussian`)."""
+        """The weights along one dim. A pixel's weight is the product over both dims (at least 0.001 for `gaussian`)."""
         middle, side = (self.window - 1) / 2, self.window
         if self.blend == "gaussian":
             return [math.exp(-(((place - middle) / (side / 8)) ** 2) / 2) for place in range(side)]
@@ -193,9 +193,9 @@ class CropGrid:
 
 @dataclass(frozen=True)
 class Crops(Layer):
-    """A module that is not looked into, with `weights` parameters, and scores of `classes`: run on the crops of `grid`,
-    or (None) on whole images alone. `kept`, `work`: bytes that autograd keeps of a crop, in float32, and multiply-adds
-    of a pixel, as measured; 0 where nobody trains it."""
+    """An untraced module with `weights` parameters and scores of `classes`, run on the crops of `grid`, or (None) only
+    on whole images. `kept`, `work`: measured bytes that autograd keeps of a crop in float32, and multiply-adds of a
+    pixel; 0 if it is not trained."""
 
     grid: CropGrid | None
     classes: int
@@ -209,7 +209,7 @@ class Crops(Layer):
 
     @property
     def usual_grid(self) -> int:
-        """Two crops: tiles then have even numbers of new ones a dim, which fill batches of 4."""
+        """Two steps of crops: tiles then have an even number of new crops a dim, which fill batches of 4."""
         return 2 * self.grid.step if self.grid else 1
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:

@@ -1,4 +1,4 @@
-"""Layers that take several tensors of one size, and those of which every pixel takes something of the whole image."""
+"""Layers that join several tensors, and layers whose every output depends on the whole image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tiledseg.units import SINGLE_BYTES
 
 @dataclass(frozen=True)
 class Join(Layer):
-    """A layer of several inputs that cover the same pixels once `crops` pixels are cut from each side of each."""
+    """A layer of several inputs that cover the same pixels after `crops` pixels are cut from each side of each."""
 
     crops: tuple[int, ...] = (0, 0)
 
@@ -43,7 +43,7 @@ class Join(Layer):
         return sizes[0]
 
     def output_edge(self, edge: int, *others: int) -> int:
-        """Return that of the last input, which is cropped the least where it skips the others' layers."""
+        """Return the last input's edge: a skip's last input is cropped the least."""
         return (edge, *others)[-1] - self.crops[-1]
 
     def fits_edge(self, *edges: int) -> bool:
@@ -84,12 +84,12 @@ class Multiply(Join):
         return equal_channels(*(every if max(every) == 1 else [count for count in every if count > 1]))
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        """Return a gate's gradient, which first has all channels."""
+        """Return the bytes of a gate's gradient before it is summed over channels."""
         return max(inputs) if min(inputs) < max(inputs) else 0
 
 
 def equal_channels(*channels: int) -> int:
-    """Return the one number of channels. Raises GeometryError where they differ."""
+    """Return the common number of channels. Raises GeometryError if they differ."""
     if len(set(channels)) > 1:
         raise GeometryError(f"it takes tensors of one number of channels, not of {' and '.join(map(str, channels))}")
     return channels[0]
@@ -97,7 +97,7 @@ def equal_channels(*channels: int) -> int:
 
 @dataclass(frozen=True)
 class ImageLayer(Layer):
-    """A layer of which every pixel takes something of the whole image: `takes`, in words."""
+    """A layer whose every output depends on the whole image; `takes` says in words on what."""
 
     takes: ClassVar[str]
     statistics = "image"
@@ -118,20 +118,20 @@ class ImageMean(ImageLayer):
     is_flat = True
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
-        """Count sums; backward those of gradients."""
+        """Count the sums; backward the gradients' sums."""
         return channels, channels
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
         return self.held_bytes(input_bytes, shape)
 
     def held_bytes(self, input_bytes: int, shape: Shape) -> int:
-        return input_bytes // (shape[1] * shape[2])  # one in memory too
+        return input_bytes // (shape[1] * shape[2])  # all pixels share one value in memory
 
 
 @dataclass(frozen=True)
 class ImageProducts(ImageLayer, Join):
-    """The sum over the image of each pixel's outer product of two tensors, in `heads` parts of their channels, in every
-    pixel: what linear attention, and attention between channels, share."""
+    """The sum over the image of the outer products of two tensors' channels, in `heads` parts, in every pixel: for
+    linear attention, and attention between channels."""
 
     heads: int = 1
     out_channels: int = 1
@@ -149,12 +149,13 @@ class ImageProducts(ImageLayer, Join):
         return self.out_channels, self.out_channels
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        return max(inputs) if self.out_channels > self.heads else 0  # to bring the heads' channels together
+        return max(inputs) if self.out_channels > self.heads else 0  # a copy that gathers the heads' channels
 
 
 @dataclass(frozen=True)
 class ImageMax(ImageLayer):
-    """The maximum of each channel over the image. Its gradient goes to the first of equal ones, or `even` to all."""
+    """The maximum of each channel over the image. Its gradient goes to the first of equal pixels, or (`even`) to
+    all."""
 
     even: bool = False
 
@@ -163,7 +164,7 @@ class ImageMax(ImageLayer):
     is_flat = True
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
-        """Count maxima, and their places or numbers, in a slot of each rank; backward sums."""
+        """Count maxima, with their places or counts, in a slot for each rank; backward sums."""
         return 2 * channels * ranks, channels
 
     @property
@@ -176,11 +177,10 @@ WEIGHTS_AT_ONCE = 1 << 22  # the most weights of queries and keys in memory, ove
 
 @dataclass(frozen=True)
 class ImageAttention(ImageLayer):
-    """softmax(`factor` x queries x keys) x values, in `heads` parts of the channels. Its inputs are queries, keys and
-    values.
+    """softmax(`factor` x queries x keys) x values, in `heads` parts of the channels, from queries, keys and values.
 
-    Keys and values are `ratio` times smaller along the dim, as SegFormer reduces them. Queries stay where they are.
-    Keys and values of all ranks pass by, rank by rank (`models.layers.attention`); `passing` says so in a plan.
+    Keys and values are `ratio` times smaller along the dim, as SegFormer reduces them. Over ranks, each rank's keys and
+    values are broadcast in turn to all (`models.layers.attention`); `passing`: True in the plan of such a run.
     """
 
     heads: int = 1
@@ -197,7 +197,7 @@ class ImageAttention(ImageLayer):
     is_cheap = False
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:
-        """Return the queries of `out`, or the keys and values at their place: those of other places pass by."""
+        """Return the queries of `out`, or the keys and values at their place; those of other places are broadcast."""
         return Interval(out.start // self.ratio, -(-out.stop // self.ratio)) if index else out
 
     def output_size(self, size: int, *others: int) -> int:
@@ -218,13 +218,12 @@ class ImageAttention(ImageLayer):
         return others[-1]
 
     def kept_besides(self, shape: Shape, width: int) -> int:
-        return (
-            max(width, SINGLE_BYTES) * self.heads * shape[1] * shape[2]
-        )  # the logarithm of each query's sum of weights
+        """Return the bytes of the logarithm of each query's sum of weights."""
+        return max(width, SINGLE_BYTES) * self.heads * shape[1] * shape[2]
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        """Return nothing for torch's kernel; over ranks, wide copies of queries, of a block that passes, and of their
-        gradients, and two sets of weights."""
+        """Return 0 for torch's kernel; over ranks, the bytes of wide copies of queries, of a block of keys and values,
+        and of their gradients, and of two sets of weights."""
         if not self.passing:
             return 0
         queries = shape[1] * shape[2]

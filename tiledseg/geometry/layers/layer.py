@@ -1,14 +1,14 @@
-"""A layer as a value, without its weights: it states everything about itself, once.
+"""A layer as a value, without its weights: the one description of its geometry, cost and memory.
 
-- Geometry along one dim (kernels are square). `required_input`: the positions of an input that some outputs depend on.
-  `output_size`: of an input's size. `output_edge`: where an edge between two ranks' inputs falls among the outputs
-  (each to the rank that holds the middle of its input). Positions below 0 or beyond the size are padding.
+- Geometry along one dim (kernels are square). `required_input`: the positions of an input on which some outputs depend.
+  `output_size`: for an input's size. `output_edge`: the place in the output of an edge between two ranks' inputs (an
+  output belongs to the rank that has the middle of its input). Positions below 0 or beyond the size are padding.
 - Channels: `output_channels`, `parameters`, and `multiply_adds` of an output pixel.
-- Statistics: the images or pixels that it measures, if any: a part of the image cannot compute them alone.
-- Autograd: what it keeps for the backward pass, what it writes over, and how gradients of its inputs are made.
+- Statistics over the image or the batch, which a part of the image cannot compute alone.
+- Autograd: tensors kept for the backward pass, in-place operations, and the gradients of the inputs.
 
-Methods take one value for each input, in their order. The defaults here hold for a layer of single pixels; the layers
-in the files beside this one override them.
+Methods take one value for each input, in order. The defaults here hold for a pixelwise layer; the layers in the other
+files override them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ Shape = tuple[int, int, int]  # (channels, height, width)
 class Layer:
     """A layer that works pixel by pixel on one tensor: geometry and channels unchanged, no weights."""
 
-    asks_place: ClassVar[bool] = False  # its weights differ from place to place, so it takes the place of a part
-    overwrites: ClassVar[bool] = False  # it can write its output over its input, and then keeps this one tensor
+    asks_place: ClassVar[bool] = False  # depends on its place in the image, which a tile or block must pass
+    overwrites: ClassVar[bool] = False  # can overwrite its input by its output, and then keeps only this tensor
     keeps_output: ClassVar[bool] = False  # the backward pass needs its output
-    owns_gradient: ClassVar[bool] = False  # its backward pass makes new gradients of its inputs, which may be added to
+    owns_gradient: ClassVar[bool] = False  # its inputs' gradients are new tensors that may be written to
     straightens_gradient: ClassVar[bool] = False  # its backward pass copies an output's gradient of another layout
-    can_rebuild: ClassVar[bool] = True  # one rank alone can recompute its output; of norms the statistics are kept
-    is_flat: ClassVar[bool] = False  # all pixels of its output are one in memory
+    can_rebuild: ClassVar[bool] = True  # one rank alone can recompute its output (norms keep their statistics)
+    is_flat: ClassVar[bool] = False  # all pixels of its output share one value in memory
+    sees_all: ClassVar[bool] = False  # each output depends on all positions of the later inputs, sent rank by rank
 
     @property
     def arity(self) -> int:
@@ -43,66 +44,66 @@ class Layer:
     # Geometry.
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:
-        """Return the positions of input `index` that the outputs `out` depend on."""
+        """Return the positions of input `index` on which the outputs `out` depend."""
         return out
 
     def within(self, read: Interval, size: int) -> Interval:
-        """Return the part of an input of `size` positions that it takes to read `read`, maybe beyond the ends."""
+        """Return the positions of an input of `size` that give `read`, which may reach beyond the ends."""
         return read.clip(Interval(0, size))
 
     def output_size(self, size: int, *others: int) -> int:
-        """Return the number of outputs for inputs of these sizes. Raises GeometryError where these do not fit."""
+        """Return the number of outputs for inputs of these sizes. Raises GeometryError if they do not fit."""
         return size
 
     def output_edge(self, edge: int, *others: int) -> int:
-        """Return where an edge between two ranks' inputs falls among the outputs."""
+        """Return the place in the output of an edge between two ranks' inputs."""
         return edge
 
     @property
     def window_grid(self) -> int:
-        """The positions on whose multiples a part of its input has to begin."""
+        """A part of its input must begin at a multiple of this."""
         return 1
 
     @property
     def usual_grid(self) -> int:
-        """The positions on whose multiples tiles lie well, but need not lie."""
+        """Tiles best begin at multiples of this."""
         return 1
 
     def scale(self, *scales: Fraction) -> Fraction:
-        """Return the scale of the input that its output lies on; scales are pixels of the image a position."""
+        """Return the scale (image pixels a position) of its output before its own stride, from those of its inputs."""
         return max(scales)
 
     def fits_edge(self, *edges: int) -> bool:
-        """Return True if inputs cut at these edges need no exchange but the halos of convolutions."""
+        """Return True if inputs cut at these edges need no exchange beyond convolutions' halos."""
         return True
 
     def computed(self, read: int, given: int) -> int:
-        """Return the outputs computed from `read` positions of a cut dim; all but `given` are cropped."""
+        """Return the number of outputs computed from `read` positions of a cut dim; all but `given` are cropped."""
         return given
 
     @property
     def is_padded(self) -> bool:
-        """True if it pads: it then may lose positions at the end of its input, which are padding as well."""
+        """True if it pads: positions that it loses at the input's end are then padding, no remainder."""
         return False
 
     @property
     def padding_after(self) -> int:
-        """Positions at the end of its output that are nothing but padding: the layer after it may lose as many."""
+        """Positions at the end of its output that are only padding: the next layer may lose as many."""
         return 0
 
     @property
     def pads_with_zeros(self) -> bool:
-        """True if what it reads beyond the tensor's ends is zero, or would be if it padded."""
+        """True if it takes positions beyond the tensor's ends as zero."""
         return False
 
     @property
     def clamps(self) -> bool:
-        """True if it makes what lies beyond the tensor's ends by itself, of what lies within: it reads no others."""
+        """True if it computes positions beyond the tensor's ends from those within: it reads no others."""
         return False
 
     @property
     def keeps_zero(self) -> bool:
-        """True if it works pixel by pixel and makes zeros of zeros: it may then come after zero padding."""
+        """True if it is pixelwise and maps zero to zero: it may then come after zero padding."""
         return False
 
     def crop(self, index: int) -> int:
@@ -111,13 +112,13 @@ class Layer:
 
     @property
     def uncropped(self) -> Layer:
-        """The layer for inputs from which these have been cut."""
+        """The layer for inputs that are already cropped."""
         return self
 
     # Channels.
 
     def output_channels(self, channels: int, *others: int) -> int:
-        """Return the channels of its output for inputs of these channels: its `out_channels`, if it has that field."""
+        """Return the channels of its output for inputs of these channels: its field `out_channels` if it has one."""
         made: int = getattr(self, "out_channels", channels)
         return made
 
@@ -133,37 +134,32 @@ class Layer:
 
     @property
     def statistics(self) -> str | None:
-        """The pixels of its statistics: `image`, of each image; `batch`, of all; None: at most a pixel's channels."""
+        """The scope of its statistics: `image`, each image; `batch`, all images; None: at most a pixel's channels."""
         return None
 
     @property
     def tracks(self) -> bool:
-        """True if training moves running statistics, which are constants where the network is mapped."""
+        """True if training updates running statistics."""
         return False
 
     @property
     def is_still(self) -> bool:
-        """True if running statistics are constants in training too."""
+        """True if running statistics are constant, also in training."""
         return False
 
     @property
     def stilled(self) -> Layer:
-        """The layer whose running statistics, if it has some, are constants in training too."""
+        """The layer with constant running statistics."""
         return self
 
     @property
     def needs_pixels(self) -> bool:
-        """True if a single pixel of a channel is too little for its statistics."""
+        """True if its statistics need more than one pixel of a channel."""
         return False
 
     def in_words(self, module: str | None) -> str:
-        """Return what takes statistics, in words: `module` of a foreign network, or (None) a configuration's key."""
+        """Return the words for its statistics: of `module` in a user's network, or (None) of a configuration's key."""
         return f"{module or 'the network'} takes statistics"
-
-    @property
-    def sees_all(self) -> bool:
-        """True if each output takes a product with all positions of the later inputs, which pass from rank to rank."""
-        return False
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         """Count the values of an all-reduce between the ranks of an image, forward and backward."""
@@ -173,7 +169,7 @@ class Layer:
 
     @property
     def hands_on(self) -> bool:
-        """True if its output is its input, the same tensor."""
+        """True if it returns its input itself."""
         return False
 
     @property
@@ -183,48 +179,50 @@ class Layer:
 
     @property
     def protects_output(self) -> bool:
-        """True if no other layer may write over its output."""
+        """True if no other layer may overwrite its output."""
         return self.keeps_output or self.overwrites
 
     @property
     def gradient(self) -> str:
-        """The kind of its inputs' gradients: `new` tensors; `same`, the output's; `parts`, views of it; or `none`."""
+        """The kind of its inputs' gradients: `new` tensors, the `same` as the output's, `parts` (views) of it, or
+        `none`."""
         return "new"
 
     @property
     def returns_view(self) -> bool:
-        """True if its output is a view of another tensor: what is written over it is copied in the backward pass."""
+        """True if its output is a view: the backward pass copies the gradient of an in-place layer after it."""
         return False
 
     @property
     def is_cheap(self) -> bool:
-        """True if computing it once more takes a few operations a value."""
+        """True if recomputing it takes a few operations a value."""
         return True
 
     def kept_besides(self, shape: Shape, width: int) -> int:
-        """Return the bytes kept besides inputs and output, for an output of `shape`; `width`: of a value."""
+        """Return the bytes kept besides inputs and output, for an output of `shape` and `width` bytes a value."""
         return 0
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
-        """Return the bytes that its backward pass takes at once for the new gradient of an input of so many bytes."""
+        """Return the peak bytes for the new gradient of an input of `input_bytes`."""
         return input_bytes
 
     def held_bytes(self, input_bytes: int, shape: Shape) -> int:
-        """Return the bytes of a new gradient in memory; `shape`: the output's."""
+        """Return the bytes of the new gradient of an input in memory; `shape`: the output's."""
         return input_bytes
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        """Return the bytes that the backward pass allocates besides, and frees again; `inputs`: bytes of each."""
+        """Return the further bytes that its backward pass allocates and frees; `inputs`: bytes of each input."""
         return 0
 
     def unfolded(self, work: int, shape: Shape) -> int:
-        """Count the values that a kernel copies to multiply matrices, for `work` multiply-adds, an output `shape`."""
+        """Count the values that a kernel copies to multiply matrices, for `work` multiply-adds and an output
+        `shape`."""
         return 0
 
     def input_width(self, at_hand: int, width: int) -> int:
-        """Return the bytes of a value that it computes from; its input has `at_hand` and the precision `width`."""
+        """Return the bytes a value from which it computes: its input has `at_hand`, the run's precision `width`."""
         return at_hand
 
     def output_width(self, at_hand: int, width: int) -> int:
-        """Return the bytes of a value of its output."""
+        """Return the bytes a value of its output."""
         return at_hand

@@ -1,4 +1,4 @@
-"""Layers of single pixels: norms, activations, and any function of torch's, called in the layout of its author."""
+"""Pixelwise layers: norms, activations, and any torch function, called in its author's layout."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.units import DOUBLE_BYTES, norm_bytes, norm_work_bytes
 
-# Functions whose output nothing is differentiated through; truths take one byte each.
+# Functions whose output has no gradient; truth values take one byte each.
 TRUTHS = frozenset(
     ["eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "logical_and", "logical_or", "logical_not", "logical_xor"]
 )
 CONSTANT = TRUTHS | {"detach"}
-# Memory of functions, by a rule that plans 0 to 30 % too much for published networks: those of which autograd keeps
-# nothing, those of several steps, which keep a tensor more; all others keep their inputs.
+# Memory of functions, by a rule that plans 0 to 30 % too much for published networks: autograd keeps nothing of
+# KEEPS_NOTHING, one tensor more of COMPOSED (several steps), and the inputs of all others.
 _KEEPS_NOTHING = "add sub rsub neg cat contiguous pad expand mean sum type_as"
 KEEPS_NOTHING = CONSTANT | frozenset(_KEEPS_NOTHING.split())
 COMPOSED = frozenset(("softmin", "normalize", "layer_norm", "glu"))
@@ -31,7 +31,7 @@ class FormulaSlot:
 
 @dataclass(frozen=True)
 class Formula:
-    """A tensor computed from weights alone, each time anew; `part` of what the function gives, if that is several."""
+    """A tensor computed from weights at each call; `part`: which of the function's results, if it returns several."""
 
     function: str
     arguments: tuple[object, ...]
@@ -50,11 +50,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class Layout:
-    """The dims in which a function sees a tensor of (batch, channels, height, width).
+    """The dims in which a function gets a tensor of (batch, channels, height, width).
 
-    They are `B`, `C`, `H`, `W`, each once, in any order; neighbours in one word are one dim (`B HW C`: tokens).
-    `channels`: the factors of C, where it has been split; the dims are then `C0`, `C1`. `one_pixel`: all pixels are the
-    same, and H and W are 1, or left out.
+    They are `B`, `C`, `H`, `W`, each once, in any order; several in one tuple are one dim (`B HW C`: tokens).
+    `channels`: the factors of C if it is split; the dims are then `C0`, `C1`. `one_pixel`: all pixels are the same, and
+    H and W are 1 or left out.
     """
 
     dims: tuple[tuple[str, ...], ...] = (("B",), ("C0",), ("H",), ("W",))
@@ -64,10 +64,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pixelwise(Layer):
-    """`function` of torch, called with `arguments` and `keywords`, in which a `FormulaSlot` stands for a tensor.
+    """A pointwise torch `function`, called with `arguments` and `keywords`, in which a `FormulaSlot` stands for a
+    tensor.
 
-    Each pixel of its output depends on that pixel of its inputs alone. It gives `out_channels`, and has weights of the
-    shapes `weights`. `before` are the layouts of its inputs, `after` that of its output.
+    It has `out_channels`, and weights of the shapes `weights`. `before`: the layouts of its inputs; `after`: that of
+    its output.
     """
 
     function: str
@@ -77,11 +78,9 @@ class Pixelwise(Layer):
     before: tuple[Layout, ...] = (Layout(),)
     after: Layout = field(default_factory=Layout)
     weights: tuple[tuple[int, ...], ...] = ()
-    part: int | None = None  # of a function that gives several tensors
+    part: int | None = None  # of a function that returns several tensors
 
-    protects_output = (
-        True  # a view, or all pixels one in memory, or needed by the backward pass: only the function knows
-    )
+    protects_output = True  # it may be a view, flat, or needed by the backward pass
 
     @property
     def arity(self) -> int:
@@ -118,23 +117,20 @@ class Pixelwise(Layer):
 
 @dataclass(frozen=True)
 class Positions(Layer):
-    """A tensor of `out_channels` that is computed from the size of the whole image alone, with `whole_values` values a
-    pixel of it at once. Its input says how large that is."""
+    """A tensor of `out_channels` computed only from the size of the whole image, which its input tells, with at most
+    `whole_values` values a pixel in memory."""
 
     out_channels: int
     whole_values: int = 0
 
     asks_place = True
-    protects_output = True  # all images are one in memory
+    protects_output = True  # all images share one tensor
     gradient = "none"
-
-    def output_channels(self, channels: int, *others: int) -> int:
-        return self.out_channels
 
 
 @dataclass(frozen=True)
 class OfOnePixel(Layer):
-    """A layer with `weights` weights of a tensor whose pixels are all the same: computed for one, and taken for all."""
+    """A layer with `weights` weights on a tensor whose pixels are all the same: computed for one pixel."""
 
     out_channels: int
     weights: int = 0
@@ -160,7 +156,7 @@ class ZeroAtZero(Layer):
 
 @dataclass(frozen=True)
 class Mark(Layer):
-    """A place of its own for a tensor that a later layer takes up: it hands its input on."""
+    """The identity: names a tensor that a later layer reads."""
 
     keeps_zero = True
     hands_on = True
@@ -169,7 +165,8 @@ class Mark(Layer):
 
 @dataclass(frozen=True)
 class Dropout(Layer):
-    """Dropout of whole channels with `probability`, the same over the whole image; `of_images`: of all at once."""
+    """Dropout of whole channels with `probability`, the same over the whole image; `of_images`: of all channels at
+    once."""
 
     probability: float = 0.0
     of_images: bool = False
@@ -185,7 +182,7 @@ class Dropout(Layer):
         return "same" if self.hands_on else "new"
 
     def kept_besides(self, shape: Shape, width: int) -> int:
-        return width * (1 if self.of_images else shape[0])  # factors
+        return width * (1 if self.of_images else shape[0])  # a factor for each draw
 
     def output_width(self, at_hand: int, width: int) -> int:
         return width
@@ -204,17 +201,17 @@ class Activation(Layer):
 
 @dataclass(frozen=True)
 class Sigmoid(Layer):
-    """1 / (1 + exp(-x)): what a gate multiplies by."""
+    """1 / (1 + exp(-x)), for gates."""
 
     keeps_output = True
 
 
 @dataclass(frozen=True)
 class Norm(Layer):
-    """Normalisation over `kind`: none, pixel (channels of each pixel), instance, group or batch.
+    """A norm of `kind` none, pixel (channels of each pixel), instance, group or batch.
 
-    `affine`: True if it has weights. `running`: True for a batch norm with running statistics; `still`: True if these
-    are constants in training too. `times`: a weight is that of a channel of so many times.
+    `affine`: it has weights. `running`: a batch norm has running statistics; `still`: these are constant, also in
+    training. `times`: a channel's weight serves this many times.
     """
 
     kind: str = "none"
@@ -249,7 +246,7 @@ class Norm(Layer):
 
     @property
     def needs_pixels(self) -> bool:
-        return self.statistics is not None and self.kind != "group"  # which has several channels
+        return self.statistics is not None and self.kind != "group"  # a group has several channels
 
     def in_words(self, module: str | None) -> str:
         return f"model.norm is {self.kind}" if module is None else f"'{module}' is a norm of kind {self.kind}"
@@ -258,7 +255,7 @@ class Norm(Layer):
         return self.groups if self.kind == "group" else channels // self.times
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
-        """Count a number, means and variances in a slot of each rank; backward gradients of mean and deviation."""
+        """Count the count, means and variances in a slot for each rank; backward gradients of mean and deviation."""
         sets = self.statistic_sets(channels)
         return ((1 + 2 * sets) * ranks, 2 * sets) if self.statistics else (0, 0)
 
@@ -276,11 +273,11 @@ class Norm(Layer):
 
     @property
     def returns_view(self) -> bool:
-        return self.kind == "pixel"  # it computes in another layout
+        return self.kind == "pixel"  # computed in another layout
 
     def kept_besides(self, shape: Shape, width: int) -> int:
-        """Return the bytes of statistics; 0 where these are constants. Pixel norm has a mean and a deviation a pixel.
-        Others have, in float64, a scale a channel, a mean and a deviation a channel or group, and their count."""
+        """Return the bytes of statistics; 0 if they are constant. Pixel norm has a mean and a deviation a pixel. Others
+        have, in float64, a scale a channel, a mean and a deviation a set, and the count."""
         channels, height, columns = shape
         if self.still:
             return 0
@@ -289,7 +286,7 @@ class Norm(Layer):
         return DOUBLE_BYTES * (channels + 2 * self.statistic_sets(channels) + 1)
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
-        # The rows in which sums are taken are let go before it is made.
+        # Rows copied for sums are freed before the gradient is made.
         return max(input_bytes, norm_work_bytes(*shape)) if self.statistics else input_bytes
 
     def input_width(self, at_hand: int, width: int) -> int:

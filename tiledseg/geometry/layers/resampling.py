@@ -1,4 +1,4 @@
-"""Pooling, upsampling, and borders: fewer pixels, and as many again."""
+"""Pooling, upsampling, and borders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INDEX_BYTES = 8  # torch's index of a maximum
 
 @dataclass(frozen=True)
 class Pool(SlidingWindow):
-    """Pooling over windows of `kernel`, which touch unless `stride` says otherwise; a broken last one is left out."""
+    """Pooling over windows of `kernel`, at `stride` (None: the kernel); an incomplete last window is dropped."""
 
     kernel: int = 2
     stride: int | None = None
@@ -48,13 +48,13 @@ class MaxPool(Pool):
     kept_inputs = (0,)
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
-        """Add the indices, which are computed again and freed."""
+        """Return the bytes of the gradient and of the recomputed indices."""
         return input_bytes + INDEX_BYTES * shape[0] * shape[1] * shape[2]
 
 
 @dataclass(frozen=True)
 class AveragePool(Pool):
-    """Average pooling; padding counts as zeros, or not at all."""
+    """Average pooling; padding counts as zeros or is left out."""
 
     pads_with_zeros = True
     kept_inputs = (0,)
@@ -62,11 +62,8 @@ class AveragePool(Pool):
 
 @dataclass(frozen=True)
 class MaxIndices(Pool):
-    """The place of each maximum in its window, as an integer of one byte, row by row: the same however the image is
-    cut.
-
-    Nothing is differentiated through it. Raises GeometryError for windows of more positions than a byte counts.
-    """
+    """The place of each maximum in its window, row by row, as an integer of one byte, which does not depend on how the
+    image is cut. Raises GeometryError for windows of more positions than a byte counts."""
 
     gradient = "none"
 
@@ -81,7 +78,7 @@ class MaxIndices(Pool):
 
 
 class Enlarging(Layer):
-    """A layer that makes `factor` x `factor` pixels of each."""
+    """A layer that computes `factor` x `factor` pixels from each."""
 
     factor: int  # a field of each kind
 
@@ -100,8 +97,8 @@ class Enlarging(Layer):
 
 @dataclass(frozen=True)
 class MaxUnpool(Enlarging):
-    """An unpooling: each value at the place of its index (the second input, of `MaxIndices`) in a window of `factor` x
-    `factor` outputs, and zeros elsewhere."""
+    """Unpooling: each value at the place given by the second input (`MaxIndices`) in a window of `factor` x `factor`
+    outputs, and zeros elsewhere."""
 
     factor: int = 2
 
@@ -117,13 +114,14 @@ class MaxUnpool(Enlarging):
         return edges[0] == edges[1]
 
     def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        """Return a byte for each value: a mask of one place of the windows."""
+        """Return the bytes of a mask of one place of the windows: a byte for each value."""
         return shape[0] * shape[1] * shape[2] // self.factor**2
 
 
 @dataclass(frozen=True)
 class Upsample(Enlarging):
-    """Upsampling by `factor`: `nearest`; `bilinear`, of two pixels a dim, or `bicubic`, of four; not align_corners."""
+    """Upsampling by `factor`: `nearest`, `bilinear` (from two pixels a dim) or `bicubic` (four), without
+    align_corners."""
 
     mode: str = "nearest"
     factor: int = 2
@@ -143,10 +141,10 @@ class Upsample(Enlarging):
 
 @dataclass(frozen=True)
 class AlignedUpsample(Enlarging):
-    """Bilinear upsampling by `factor` with the corners' centres aligned (align_corners=True): output o of M takes the
-    input at o (N - 1) / (M - 1) of N. So its weights depend on the place in the image, and on the image's size.
+    """Bilinear upsampling by `factor` with aligned corner centres (align_corners=True): output o of M reads the input
+    at o (N - 1) / (M - 1) of N. Its weights depend on the place in the image and the image's size.
 
-    The input that an output reads is given for all sizes at once: from less than a pixel before o / factor to there.
+    `required_input` covers all sizes: from less than a pixel before o / factor up to it.
     """
 
     factor: int = 2
@@ -163,7 +161,8 @@ class AlignedUpsample(Enlarging):
 
 @dataclass(frozen=True)
 class PixelShuffle(Enlarging):
-    """`factor`^2 channels of a pixel become one of `factor` x `factor` pixels, row by row (Shi et al., 2016)."""
+    """Depth to space: `factor`^2 channels of a pixel become `factor` x `factor` pixels, row by row (Shi et al.,
+    2016)."""
 
     factor: int = 2
 
@@ -175,7 +174,7 @@ class PixelShuffle(Enlarging):
 
 @dataclass(frozen=True)
 class PixelUnshuffle(Layer):
-    """`factor` x `factor` pixels of a channel become channels of one pixel, row by row: space to depth."""
+    """Space to depth: `factor` x `factor` pixels of a channel become channels of one pixel, row by row."""
 
     factor: int = 2
 
@@ -202,10 +201,9 @@ MIRRORED = ("reflect", "replicate")
 
 @dataclass(frozen=True)
 class Border(Layer):
-    """A border: `before` positions put before the tensor and `after` after it; negative numbers are cut off.
+    """A border of `before` positions before the tensor and `after` after it; negative numbers crop.
 
-    `mode`: `constant`, of `value`; `reflect`, the positions beside the end one in reverse; `replicate`, the end one
-    again and again.
+    `mode`: `constant` (`value`), `reflect` (positions beside the last one, in reverse) or `replicate` (the last one).
     """
 
     before: int
@@ -213,13 +211,13 @@ class Border(Layer):
     value: float = 0.0
     mode: str = "constant"
 
-    is_padded = True  # or cut on purpose: what it loses at the ends is no remainder
+    is_padded = True  # positions that it crops are no remainder either
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:
         return out.shift(-self.before)
 
     def within(self, read: Interval, size: int) -> Interval:
-        """Return also the positions that are mirrored, from the end one on."""
+        """Return the positions within the input, including those that are mirrored."""
         inside = super().within(read, size)
         if self.mode not in MIRRORED:
             return inside

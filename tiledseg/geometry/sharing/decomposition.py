@@ -1,11 +1,11 @@
-"""Blocks that ranks own along one dim, the messages after which every rank holds its window, and the mesh of ranks.
+"""Partitions of a dim over ranks, the exchanges that give every rank its window, and the mesh of ranks.
 
 Positions are those of the whole tensor, from 0. A window may be wider than the rank's own block, by more than its
-neighbours own: each part comes straight from its owner. It may be narrower (a crop). It may reach beyond the tensor,
-where no rank owns anything: there the receiver fills in the layer's padding.
+neighbours own: each part comes directly from its owner. It may be narrower (a crop). Beyond the tensor, where no rank
+owns positions, the receiver fills in the layer's padding.
 
-Three laws hold for any partition and windows. Rank r receives from q what q sends to r. The parts that a rank keeps and
-receives cover its window within the tensor, each position once. Every part comes from its owner.
+Three laws hold for any partition and windows: rank r receives from q the parts that q sends to r; the parts that a rank
+keeps and receives cover its window within the tensor, each position once; every part comes from its owner.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TileSizes = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Partition:
-    """The positions 0, ..., edges[-1] - 1 of one dim, cut into blocks that are not empty: `edges` rise from 0."""
+    """The positions 0, ..., edges[-1] - 1 of one dim, cut into non-empty blocks: `edges` rise from 0."""
 
     edges: tuple[int, ...]
 
@@ -36,7 +36,7 @@ class Partition:
 
     @staticmethod
     def even(size: int, parts: int) -> Partition:
-        """Return `parts` blocks whose sizes differ by one at most."""
+        """Return `parts` blocks whose sizes differ by at most one."""
         return Partition(tuple(i * size // parts for i in range(parts + 1)))
 
     @property
@@ -59,12 +59,12 @@ class Partition:
         return tuple(Interval(a, b) for a, b in pairwise(self.edges))
 
     def owners(self, window: Interval) -> dict[int, Interval]:
-        """Return the part of a window that lies in each block, for those that it meets."""
+        """Return the parts of a window in the blocks that it meets, by block."""
         return {block: part for block, own in enumerate(self.blocks) if (part := own.clip(window)).size}
 
 
 def partition_through(node: Node, inputs: Sequence[Partition]) -> Partition:
-    """Return the partition of a node's outputs. Raises GeometryError, naming it, where a rank would own none."""
+    """Return the partition of a node's outputs. Raises GeometryError, with the node, if a rank would own none."""
     try:
         size = node.layer.output_size(*(partition.size for partition in inputs))
     except GeometryError as error:
@@ -90,8 +90,8 @@ def partition_through(node: Node, inputs: Sequence[Partition]) -> Partition:
 class WindowExchange:
     """One rank's side of an exchange along one dim, after which it holds `window` of a tensor of `size` positions.
 
-    `sends`: the part of its own block that each rank takes. `receives`: the part of its window that each rank owns.
-    Both count ranks along the axis, this one among them, and leave out empty parts.
+    `sends`: the parts of its own block for each rank. `receives`: the parts of its window from each rank. Keys are
+    ranks along the axis, including itself; empty parts are left out.
     """
 
     size: int
@@ -102,12 +102,12 @@ class WindowExchange:
 
     @property
     def is_identity(self) -> bool:
-        """True if the rank's own block is its window and nobody else needs any of it."""
+        """True if the rank's window is its own block, and no other rank needs a part of it."""
         return self.owned == self.window and len(self.sends) == 1
 
     @property
     def outside(self) -> tuple[int, int]:
-        """The numbers of positions of the window before the tensor and after it."""
+        """The numbers of the window's positions before and after the tensor."""
         return self.window.outside(Interval(0, self.size))
 
 
@@ -122,9 +122,8 @@ def plan_exchange(partition: Partition, windows: Sequence[Interval], index: int)
 class Decomposition:
     """One image over rows x cols ranks, each of which owns a block of neighbouring tiles.
 
-    `whole`: the pixels that the network reads in all, in raster positions; beyond the raster they are mirrored. `rows`
-    and `cols` cut it at the edges of the blocks' cores, counted from its first pixel; the first and the last block
-    also have the pixels outside the cores.
+    `whole`: the network's input in raster positions; beyond the raster it is mirrored. `rows` and `cols` cut it at the
+    edges of the blocks' cores, counted from its first pixel. The outer blocks also have the pixels outside the cores.
     """
 
     tiling: Tiling
@@ -134,7 +133,7 @@ class Decomposition:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Blocks along rows and columns."""
+        """The numbers of blocks along rows and columns."""
         return self.rows.parts, self.cols.parts
 
     def owned(self, row: int, col: int) -> Box:
@@ -157,7 +156,7 @@ class Decomposition:
         return tuple(self.tiling.tiles[i * width + j] for i in self._range(0, row) for j in self._range(1, col))
 
     def block(self, row: int, col: int) -> Tile:
-        """Return the block at (row, col): its tiles' cores together, read without a halo."""
+        """Return the block at (row, col) as a tile: its tiles' cores together, read without a halo."""
         rows, cols = self.spans(0, row), self.spans(1, col)
         core = Box(hull_of([span.core for span in rows]), hull_of([span.core for span in cols]))
         output = Box(hull_of([span.output for span in rows]), hull_of([span.output for span in cols]))
@@ -172,7 +171,7 @@ class Decomposition:
         return rows, cols
 
     def context_windows(self) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
-        """Return the window of each block's tiles, along rows and along columns, counted as the partitions are."""
+        """Return the hull of the contexts of each block's tiles, along rows and columns, in positions of `whole`."""
         rows, cols = (
             tuple(
                 hull_of([span.context for span in self.spans(dim, i)]).relative_to(origin)
@@ -184,7 +183,7 @@ class Decomposition:
 
 
 def decompose(tiling: Tiling, shape: tuple[int, int]) -> Decomposition:
-    """Spread a tiling over `shape` (rows, cols) ranks. GeometryError where the grid has fewer tiles than that."""
+    """Spread a tiling over `shape` (rows, cols) ranks. Raises GeometryError if the grid has fewer tiles along a dim."""
     for word, tiles, ranks in zip(("rows", "columns"), tiling.grid, shape, strict=True):
         if ranks > tiles:
             raise GeometryError(
@@ -200,18 +199,18 @@ def decompose(tiling: Tiling, shape: tuple[int, int]) -> Decomposition:
 
 
 _ALL = slice(None)
-Patch = tuple[slice, slice]  # rows and columns of a part, counted from a tensor's first
+Patch = tuple[slice, slice]  # rows and columns of a part of a tensor
 GridPosition = tuple[int, int]  # (row, col)
 
 
-@dataclass(frozen=True, eq=False)  # compared as an object: it is the key of what is made for it
+@dataclass(frozen=True, eq=False)  # compared by identity
 class BlockExchange:
     """One rank's side of an exchange along both dims.
 
-    `owned`, `window`: rows and columns before and after it; None along a dim that does not travel. `sends`: the place
-    in the own block of the part for each other rank. `receives`: the place in the window of each other's part. `kept`:
-    the places in both of what stays (None: nothing). `keeps_all`: it is all of the block. `outside`: the places in the
-    window beyond the tensor's ends.
+    `owned`, `window`: sizes (rows, columns) before and after it; None along a dim without an exchange. `sends`: the
+    part of the own block for each other rank. `receives`: the part of the window from each other rank. `kept`: the part
+    that stays, in the block and in the window (None: nothing). `keeps_all`: it is all of the block. `outside`: the
+    parts of the window beyond the tensor's ends.
     """
 
     owned: tuple[int | None, int | None]
@@ -224,7 +223,7 @@ class BlockExchange:
 
 
 def block_exchange(rows: WindowExchange | None, cols: WindowExchange | None, at: GridPosition) -> BlockExchange | None:
-    """Return the exchange along both dims of the rank at (row, col) = `at`; None where it has nothing to do."""
+    """Return the exchange along both dims of the rank at (row, col) = `at`; None if it has nothing to do."""
     dims = tuple(zip((rows, cols), at, strict=True))
     if all(dim is None or dim.is_identity for dim, _ in dims):
         return None
@@ -242,7 +241,7 @@ def block_exchange(rows: WindowExchange | None, cols: WindowExchange | None, at:
     )
 
 
-@cache  # one object a raster: what is made for it is kept
+@cache
 def context_exchange(image: Decomposition, at: GridPosition) -> BlockExchange | None:
     """Return the exchange after which the rank at (row, col) = `at` has the contexts of all its tiles."""
     rows, cols = image.context_windows()
@@ -276,11 +275,12 @@ class MeshPosition(NamedTuple):
 
 @dataclass(frozen=True)
 class MeshShape:
-    """`replicas` images in flight, each cut into `rows` x `cols` blocks, each computed by `stages` ranks in a pipeline.
+    """The shape of a mesh: `replicas` images in flight, each cut into `rows` x `cols` blocks, each computed by `stages`
+    ranks in a pipeline.
 
-    Ranks count along stages first, then columns, rows and replicas: the stages of a block, which talk most, are
-    neighbours in the job and share a node; so do the blocks of one image next. A job may have more ranks than the mesh:
-    those beyond it own nothing.
+    Ranks count along stages first, then columns, rows and replicas: the stages of a block, which exchange most data,
+    are neighbours in the job and share a node, then the blocks of an image. Ranks of the job beyond the mesh own
+    nothing.
     """
 
     replicas: int
@@ -303,11 +303,11 @@ class MeshShape:
 
     @property
     def ranks_per_image(self) -> int:
-        """Ranks that share an image at one stage: as many as it has blocks."""
+        """The number of ranks that share an image at one stage: that of its blocks."""
         return self.rows * self.cols
 
     def position(self, rank: int) -> MeshPosition | None:
-        """Return the place of a rank of the job; None where it stands outside the mesh."""
+        """Return the place of a rank of the job; None if it is outside the mesh."""
         if rank >= self.ranks:
             return None
         block, stage = divmod(rank, self.stages)
@@ -315,7 +315,7 @@ class MeshShape:
         return MeshPosition(replica, *divmod(within, self.cols), stage)
 
     def rank_at(self, position: MeshPosition) -> int:
-        """Return the rank of the job that stands at `position`."""
+        """Return the rank of the job at `position`."""
         block = (position.replica * self.rows + position.row) * self.cols + position.col
         return block * self.stages + position.stage
 

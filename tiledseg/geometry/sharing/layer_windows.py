@@ -1,20 +1,20 @@
-"""A whole network spread over the ranks of one axis: what each rank holds of each tensor, and where halos travel.
+"""The windows of a network spread over the ranks of one axis: each rank's part of each tensor, and the exchanges.
 
-Along one dim, as all of `geometry`. Each rank owns a block of every tensor. Where a node needs more than that of an
-input, an exchange before it brings the rest. Later nodes that need a halo too can share that exchange, at the price of
-computing their overlap twice: a *run* of `fusion` such nodes. `fusion` 1 is a thin halo at each of them and nothing
-computed twice (E = 1); a run as long as the network is one exchange of its input. The numbers computed are the same.
+Each rank owns a block of every tensor along the dim. If a node needs more of an input, an exchange before it brings the
+rest. Later nodes with a halo can share that exchange, but compute their overlap twice: a *run* of `fusion` such nodes.
+`fusion` 1 is a thin halo for each of them, with nothing computed twice (E = 1); a run as long as the network is one
+exchange of its input. Results are the same.
 
     a rank's block        |=======|            conv reads a pixel more on either side than it gives:
-    conv1 gives, fused    |=======|            its halo comes by an exchange of its own (fusion 1),
-    conv0 gives         |-=========-|          or conv0 gives that pixel too, from a wider exchange (fusion 2)
+    conv1 gives, fused    |=======|            its halo comes by its own exchange (fusion 1),
+    conv0 gives         |-=========-|          or conv0 computes that pixel too, from a wider exchange (fusion 2)
     exchanged         |--===========--|
 
-The exchange for a convolution is made before the activation in front of it, past whatever else is zero at zero. The
-window, halo and zero padding included, is then made as the activation's output: it costs no copy, and autograd keeps
-that one tensor for both layers in place of two (docs/decisions/0006).
+The exchange for a convolution is made before the activation in front of it, and before other layers that map zero to
+zero. The activation then computes the whole window, with halo and zero padding: no copy is needed, and autograd keeps
+one tensor for both layers instead of two (docs/decisions/0006).
 
-A run does not pass a node that takes a tensor of an earlier run: that would need a wider exchange as well.
+A run ends at a node that reads a tensor of an earlier run, which would need a wider exchange too.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ Windows = tuple[Interval, ...]  # one entry a rank of the axis
 class InputWindows:
     """One input of a node over all ranks of the axis.
 
-    `held`: the part taken of the tensor at hand. `read`: the part that the node computes from. It may reach beyond the
-    tensor where the node pads, or comes after the padding of a convolution. `exchanged`: halos travel in between.
+    `held`: the part used of the local tensor. `read`: the part from which the node computes, after an exchange if
+    `exchanged`. It reaches beyond the tensor if the node pads, or computes the padding of a later convolution.
     """
 
     partition: Partition
@@ -58,13 +58,14 @@ class InputWindows:
     exchanged: bool
 
     def exchange(self, index: int) -> WindowExchange | None:
-        """Return rank `index`'s part in the exchange; None where there is none."""
+        """Return rank `index`'s side of the exchange, or None."""
         return plan_exchange(self.partition, self.read, index) if self.exchanged else None
 
 
 @dataclass(frozen=True)
 class NodeWindows:
-    """One node over all ranks of the axis; `given`: what each computes of the output, which `output` cuts."""
+    """One node over all ranks of the axis. `given`: the part of the output that each computes; `output`: its
+    partition."""
 
     node: Node
     inputs: tuple[InputWindows, ...]
@@ -73,17 +74,16 @@ class NodeWindows:
 
     @property
     def exchanges(self) -> bool:
-        """True if halos travel before it."""
+        """True if an exchange precedes the node."""
         return any(one.exchanged for one in self.inputs)
 
 
 @lru_cache(maxsize=64)
 def layer_windows(graph: Graph, partition: Partition, fusion: int = 1, early: bool = True) -> tuple[NodeWindows, ...]:
-    """Return the windows of every node, for an input that is cut by `partition`. `early` False: exchanges come right
-    before the node that needs them.
+    """Return the windows of every node, for an input cut by `partition`. `early` False: exchanges come right before the
+    node that needs them.
 
-    Raises GeometryError where a rank would own nothing of a tensor, tensors that meet do not fit, or `fusion` is below
-    1.
+    Raises GeometryError if a rank would own nothing of a tensor, joined tensors do not match, or `fusion` is below 1.
     """
     if fusion < 1:
         raise GeometryError(f"fusion of {fusion} layers; give at least 1")
@@ -95,16 +95,15 @@ def layer_windows(graph: Graph, partition: Partition, fusion: int = 1, early: bo
 
 
 def partitions_of(graph: Graph, partition: Partition) -> list[Partition]:
-    """Return the partition of each tensor, for an input so cut. Raises GeometryError as `layer_windows`."""
+    """Return the partition of each tensor, for an input cut by `partition`. Raises GeometryError as `layer_windows`."""
     return graph.fold(partition, lambda k, inputs: partition_through(graph.nodes[k], inputs))
 
 
 def segment_windows(
     graph: Graph, partitions: Sequence[Partition], segment: Segment
 ) -> tuple[tuple[NodeWindows, ...], dict[int, Windows]]:
-    """Return the windows of a segment's nodes, and those of each tensor that enters: with all of the segment's halo, as
-    nothing travels within it. A dim that is not cut is read whole. Outputs of one size have the same blocks.
-    """
+    """Return the windows of a segment's nodes and of each tensor that enters it, with the halo of the whole segment. A
+    dim that is not cut is read whole. Outputs of one size have the same blocks."""
     wanted = {tensor: leaving_partition(partitions, segment, tensor).blocks for tensor in segment.leaving}
     windows = tuple(reversed(list(_walk_back(graph, partitions, set(), {}, segment.nodes, wanted))))
     entering = {
@@ -115,15 +114,15 @@ def segment_windows(
 
 
 def leaving_partition(partitions: Sequence[Partition], segment: Segment, tensor: int) -> Partition:
-    """Return the partition of a tensor that leaves a segment: the first one's where it is as large."""
+    """Return the partition of a tensor that leaves a segment: that of the first such tensor if they have one size."""
     first = partitions[segment.leaving[0]]
     return first if partitions[tensor].size == first.size else partitions[tensor]
 
 
 @lru_cache(maxsize=256)
 def block_partition(graph: Graph, ranks: Partition, parts: int) -> Partition:
-    """Cut each of `ranks` of an input into `parts` blocks, as even as fits the layers, or into the most below that of
-    which each owns a part of every tensor. The ranks' own edges stay."""
+    """Cut each block of `ranks` of an input into `parts` blocks, as even as the layers allow, or into fewer, so that
+    each owns a part of every tensor. The edges of `ranks` stay."""
     for fewer in range(parts, 1, -1):
         try:
             blocks = settle(graph, _cut_each(graph, ranks, fewer))
@@ -136,9 +135,8 @@ def block_partition(graph: Graph, ranks: Partition, parts: int) -> Partition:
 
 
 def _cut_each(graph: Graph, ranks: Partition, parts: int) -> Partition:
-    """Cut each of `ranks` in `parts` blocks. Blocks of a whole input give about as many outputs each: what unpadded
-    layers lose at the ends of the image the first and the last block read besides. Raises GeometryError where there are
-    more of these than outputs."""
+    """Cut each block of `ranks` into `parts` blocks. Blocks of a whole input have about equal outputs: the outer blocks
+    also read the pixels that unpadded layers lose. Raises GeometryError for more blocks than outputs."""
     size = ranks.size
     if ranks.parts > 1:
         inner = [own.start + edge for own in ranks.blocks for edge in Partition.even(own.size, parts).edges[:-1]]
@@ -157,11 +155,11 @@ def _cut_each(graph: Graph, ranks: Partition, parts: int) -> Partition:
 
 @lru_cache(maxsize=64)
 def settle(graph: Graph, partition: Partition) -> Partition:
-    """Return the partition with each inner edge moved to the nearest place at which the ranks' blocks fit all layers.
+    """Return the partition with each inner edge moved to the nearest place at which the blocks fit all layers.
 
-    That is: no pooling window lies across it, and tensors that meet are cut alike. Then no halo travels but what
-    convolutions need. Padded networks fit at every multiple of their alignment; unpadded ones elsewhere. An edge
-    without such a place within the alignment stays.
+    There, no pooling window lies across the edge, and joined tensors are cut alike, so only convolutions need halos.
+    Padded networks fit at every multiple of their alignment, unpadded ones at other places. An edge without such a
+    place within the alignment stays.
     """
     reach = total_stride(graph)
     inner: list[int] = []
@@ -180,13 +178,13 @@ def _fits(graph: Graph, edge: int) -> bool:
 
 
 def _exchanges(graph: Graph, all_short: Sequence[Sequence[Edge]], fusion: int) -> set[Edge]:
-    """Return the edges along which halos travel: the first of each run, and those of nodes that end one."""
+    """Return the edges with an exchange: the first of each run, and those of joins that end runs."""
     edges: set[Edge] = set()
-    runs: list[tuple[int, int] | None] = [None]  # of each tensor: what was exchanged for it, and how long ago
+    runs: list[tuple[int, int] | None] = [None]  # of each tensor: the tensor exchanged for it, and its run's length
     for k, sources in enumerate(graph.sources):
         exchanged = [run for source in sources if (run := runs[source]) is not None]
         is_common = len(exchanged) == len(sources) and len({run[0] for run in exchanged}) == 1
-        run = max(exchanged) if is_common else None  # the longest of those that come of one exchange
+        run = max(exchanged) if is_common else None  # the longest run from one exchange
         short = all_short[k]
         if len(sources) > 1:
             edges.update(short if run is None else ())
@@ -201,7 +199,7 @@ def _exchanges(graph: Graph, all_short: Sequence[Sequence[Edge]], fusion: int) -
 
 @lru_cache(maxsize=16)
 def _all_short(graph: Graph, partition: Partition) -> tuple[tuple[Edge, ...], ...]:
-    """Return each node's inputs of which some rank needs more than it owns for its own block, whatever the fusion."""
+    """Return each node's inputs of which some rank needs more than it owns for its own block."""
     partitions = partitions_of(graph, partition)
 
     def needs_more(k: int, index: int) -> bool:
@@ -215,7 +213,7 @@ def _all_short(graph: Graph, partition: Partition) -> tuple[tuple[Edge, ...], ..
 
 
 def _carriers(graph: Graph, exchanges: set[Edge]) -> dict[int, tuple[int, ...]]:
-    """Return nodes whose halos could travel before an activation, with the nodes that they pass, first to last."""
+    """Return nodes whose exchange can come before an activation, each with the nodes from there to itself."""
     earlier = {}
     for k, _ in exchanges:
         passed = [k]
@@ -236,15 +234,15 @@ def _walk_back(
     nodes: Sequence[int],
     wanted: dict[int, Windows],
 ) -> Iterator[NodeWindows]:
-    """Yield the windows of `nodes`, from the outputs of each rank's own block back to the input. `wanted`: the windows
-    of the tensors that they make for others; those of earlier tensors are added to it."""
+    """Yield the windows of `nodes`, from the last back to the first. `wanted`: the windows of the resulting tensors;
+    those of earlier tensors are added to it."""
     points = {(carried[k][0] if k in carried else k, i) for k, i in exchanges}
-    padded = {k for passed in carried.values() for k in passed}  # nodes that read padding made before
+    padded = {k for passed in carried.values() for k in passed}  # nodes whose window includes a later node's padding
     for k in reversed(nodes):
         layer, target = graph.layers[k], partitions[k + 1]
         given = wanted[k + 1] if target.parts > 1 else target.blocks  # a dim that is not cut is computed whole
         if layer.statistics:
-            given = _hull(given, target.blocks)  # they are those of the owned pixels
+            given = _hull(given, target.blocks)  # statistics are of the owned pixels
         inputs = []
         for index, tensor in enumerate(graph.sources[k]):
             source = partitions[tensor]
@@ -263,15 +261,15 @@ def _hull(one: Sequence[Interval], other: Sequence[Interval]) -> Windows:
 
 @dataclass(frozen=True)
 class LayerBlocks(Decomposition):
-    """An image spread over a mesh in `layer` mode: `rows` and `cols` cut the network's input. `output`: the whole
-    output's place in raster positions, which `output_rows` and `output_cols` cut."""
+    """An image spread over a mesh in mode `layer`: `rows` and `cols` cut the network's input, `output_rows` and
+    `output_cols` the whole `output` (in raster positions)."""
 
     output: Box
     output_rows: Partition
     output_cols: Partition
 
     def block(self, row: int, col: int) -> Tile:
-        """Return the block at (row, col): it reads its part of the input, and owns what its outputs cover."""
+        """Return the block at (row, col) as a tile: its context is its part of the input, its core its outputs."""
         output = Box(self.output_rows.owned(row), self.output_cols.owned(col))
         output = output.shift(self.output.row.start, self.output.col.start)
         core = output.clip(Box.of_shape(self.tiling.raster))
@@ -281,8 +279,8 @@ class LayerBlocks(Decomposition):
 def layer_blocks(tiling: Tiling, graph: Graph, shape: tuple[int, int], fusion: int = 1) -> LayerBlocks:
     """Spread a tiling over `shape` (rows, cols) ranks that compute the network together.
 
-    Raises GeometryError where the mesh has more rows or columns than the grid, or a rank would own nothing: of some
-    layer's output, or of the raster.
+    Raises GeometryError if the mesh has more rows or columns than the grid, or a rank would own nothing of a layer's
+    output or of the raster.
     """
     decomposition = decompose(tiling, shape)
     rows, cols = settle(graph, decomposition.rows), settle(graph.along_columns, decomposition.cols)

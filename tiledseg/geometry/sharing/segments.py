@@ -1,13 +1,12 @@
-"""A graph cut into segments: the tensors that are stored whole, and the nodes that make each from those stored before.
+"""Segments of a graph: the tensors that are stored, and the nodes that compute each from those stored before.
 
-A block of a stored tensor is computed from windows of others, and nothing that lies between them is kept; the backward
-pass computes it once more. So few tensors are stored, and each segment computes the cheap ones that it takes. A norm
-and an activation after a convolution are computed in the encoder and again in the decoder: the skip needs no room.
+A block of a stored tensor is computed from windows of earlier ones. Tensors in between are not kept; the backward pass
+recomputes them. So few tensors are stored, and segments may repeat cheap nodes: a norm and an activation after a
+convolution are computed in the encoder and again in the decoder, and the skip is not stored.
 
-A tensor is stored if statistics are taken of it, since these want the whole of it. So is the output of each convolution
-that sees neighbours, after the pixelwise layers that follow it, since halos would add up over several. So is a tensor
-that several nodes take, since each would compute it again, unless pixelwise layers alone make it. Integers are stored,
-since they are small.
+Stored tensors are: those with statistics of the image, which need all blocks; the output of each convolution with a
+halo, after the pixelwise layers that follow it, since halos of several would add up; tensors that several nodes read,
+unless pixelwise layers alone compute them; integers, since they are small.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.layer import Layer
 
-MOST_WEIGHTED = 3  # layers with weights in a segment: what a block keeps of them is live at once
+MOST_WEIGHTED = 3  # most layers with weights in a segment: a block keeps the tensors of all of them at once
 
 
 @dataclass(frozen=True)
 class Segment:
-    """`nodes` in order, which make the tensors `leaving` of the tensors `entering`: those are stored, or the input."""
+    """The `nodes`, in order, that compute the tensors `leaving` from `entering`: stored tensors, or the input."""
 
     nodes: tuple[int, ...]
     entering: tuple[int, ...]
@@ -34,13 +33,13 @@ class Segment:
 
 @lru_cache(maxsize=16)
 def segments(graph: Graph, once: bool = False) -> tuple[Segment, ...]:
-    """Return a segment for each stored tensor, in their order, and a last one for the outputs.
+    """Return a segment for each stored tensor, in order, and a last one for the outputs.
 
-    `once`: no node is in two, as where an image is one block: all that several nodes take is stored. Gradients are then
-    added up as those of the whole image are, to the last bit.
+    `once`: no node is in two segments (every tensor that several nodes read is stored), for an image of one block.
+    Gradients are then summed as those of the whole image, to the last bit.
     """
     measured = {graph.sources[k][0] for k, layer in enumerate(graph.layers) if layer.statistics}
-    stored: list[int] = []  # besides the input, in their order
+    stored: list[int] = []  # in order, without the input
 
     def step(k: int, inputs: list[_SegmentWay]) -> _SegmentWay:
         way = _SegmentWay.through(graph.layers[k], inputs)
@@ -55,8 +54,8 @@ def segments(graph: Graph, once: bool = False) -> tuple[Segment, ...]:
 
 
 class _SegmentWay(NamedTuple):
-    """The way from stored tensors to a later one: its layers with weights; `wide`: one of them sees neighbours;
-    `branched`: there is more than pixelwise layers, one after the other."""
+    """The path from stored tensors to a later one. `weighted`: its number of layers with weights; `wide`: one of them
+    has a halo; `branched`: it is more than a chain of pixelwise layers."""
 
     weighted: int = 0
     wide: bool = False
@@ -71,7 +70,7 @@ class _SegmentWay(NamedTuple):
 
 
 def _ends(graph: Graph, tensor: int, way: _SegmentWay) -> bool:
-    """Return True if a tensor is stored, of which no statistics are taken."""
+    """Return True if a tensor without statistics is stored."""
     readers = [k for k in graph.readers[tensor] if k < len(graph)]
     if not readers:
         return False
@@ -80,7 +79,7 @@ def _ends(graph: Graph, tensor: int, way: _SegmentWay) -> bool:
     layer = graph.layers[readers[0]]
     fewer = layer.arity == 1 and not _is_weighted(layer) and layer.output_size(_SIDE) < _SIDE
     if len(readers) == 1 and layer.statistics is None and (_is_cheap(layer) or fewer):
-        return False  # after that node, where it is no larger
+        return False  # the next node's output, which is no larger, may be stored instead
     return way.wide or way.weighted >= MOST_WEIGHTED
 
 
@@ -101,7 +100,7 @@ def _is_weighted(layer: Layer) -> bool:
 
 
 def _is_cheap(layer: Layer) -> bool:
-    """Return True if it takes one tensor, pixel by pixel, without weights but a norm's."""
+    """Return True for a pixelwise layer of one input without weights other than a norm's."""
     return layer.arity == 1 and not _is_weighted(layer) and layer.required_input(_PIXEL) == _PIXEL
 
 
