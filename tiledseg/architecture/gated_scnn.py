@@ -1,4 +1,4 @@
-"""G-SCNN as a value (Takikawa et al., 2019): its options in, its graph out.
+"""G-SCNN as a value (Takikawa et al., 2019): its options and its graph.
 
     input -+- encoder: m1 ---- m2 ---- m3/4 ---- m4/8 ------------ m7/8       the regular stream
            |            |      |        |         |                 |
@@ -9,24 +9,23 @@
                                |                                      |
       scores - up - 2 convolutions - join - up - narrow - pyramid of m7, its image's mean, and edges
 
-A gate looks at the shape stream and one channel of the encoder, and multiplies the stream by 1 + a number from 0 to 1.
-The pyramid (ASPP) has dilations of 12, 24 and 36 at an eighth of the size.
+A gate computes a factor from 1 to 2 from the shape stream and one channel of the encoder, and multiplies the stream by
+it. The pyramid (ASPP) has dilations of 12, 24 and 36 at an eighth of the size.
 
 Differences from the published code, and their reasons:
-- It finds Canny edges of the image, whose hysteresis reaches without limit: no halo holds it. Here are the gradients of
-  each band by fixed filters (Sobel); or `edge_band`: the image's last band is edges that somebody has made before,
-  which the encoder does not see.
-- It resizes with corners aligned, where a pixel's place depends on the size of the image. Here centres are aligned.
-  Edges come down to m7's size as means of 8 x 8 pixels.
+- It uses Canny edges of the image, whose hysteresis has no limited reach and so no halo. Here each band's gradients by
+  fixed filters (Sobel) are used; or, with `edge_band`, the last band, which holds edges and the encoder does not read.
+- It resizes with aligned corners, where a pixel's place depends on the image's size. Here centres are aligned. Edges
+  are reduced to m7's size as means of 8 x 8 pixels.
 - The image's mean has one value in all pixels, which a norm over the image would turn into zero: this branch's norm is
-  over the channels of the pixel. Without it (`image_mean` false) and with norm none or pixel all halo modes are exact.
-- Edges are scores: their logistic function is taken in the loss, once.
+  over a pixel's channels. Without it (`image_mean` false) and with norm none or pixel all halo modes are exact.
+- Edges are scores: the loss applies the logistic function, once.
 
 With 19 classes and an edge band these are 137,278,125 weights. The published code (github.com/nv-tlabs/GSCNN,
-network/gscnn.py) has 137,278,190 when its modules are counted, of which 65 (dsn1) are never used.
+network/gscnn.py) has 137,278,190, of which 65 (dsn1) are never used.
 
-Outputs: scores of classes; scores of edges; and the gradients of the smoothed probabilities of classes, of which the
-loss that joins both tasks is made (see `training.objective`).
+Outputs: scores of classes; scores of edges; and gradients of the smoothed probabilities of classes, for the loss that
+joins both tasks (see `training.objective`).
 """
 
 from __future__ import annotations
@@ -54,7 +53,8 @@ RATES = (12, 24, 36)
 
 
 def smoothed_gradients(sigma: float = 1.0, reach: int = 2) -> tuple[Filter, Filter]:
-    """Return filters of central differences, along columns and rows, after a Gaussian over 2 `reach` + 1 pixels."""
+    """Return filters of central differences along columns and rows, smoothed by a Gaussian over 2 `reach` + 1
+    pixels."""
     weights = [math.exp(-0.5 * (at / sigma) ** 2) for at in range(-reach, reach + 1)]
     smooth = [0.0, *(weight / sum(weights) for weight in weights), 0.0]
     steep = [0.5 * (after - before) for before, after in zip([0.0, *smooth[:-1]], [*smooth[1:], 0.0], strict=True)]
@@ -64,12 +64,12 @@ def smoothed_gradients(sigma: float = 1.0, reach: int = 2) -> tuple[Filter, Filt
 
 GRADIENTS = smoothed_gradients()
 REACH = len(GRADIENTS[0]) // 2
-"""Pixels around one on which its smoothed gradient depends."""
+"""Pixels on each side on which a smoothed gradient depends."""
 
 
 @dataclass(frozen=True)
 class GatedSCNN:
-    """The options of a G-SCNN. `base_channels`: of the encoder's first layer. `edge_band`: the last band is edges."""
+    """The options of a G-SCNN. `base_channels`: of the encoder's first layer. `edge_band`: the last band has edges."""
 
     encoder: str = "wide38"
     base_channels: int = 64
@@ -102,14 +102,14 @@ class GatedSCNN:
 
     @property
     def taps(self) -> tuple[int, int, int, int, int]:
-        """The encoder's m1, m2, m3, m4 and m7, by its own numbers: of the wide one's modules, or a ResNet's layers."""
+        """The encoder's own numbers of m1, m2, m3, m4 and m7: modules of a wide ResNet, or layers of a ResNet."""
         return (1, 2, 3, 4, 7) if self.encoder == "wide38" else (0, 1, 1, 2, 4)
 
     def file_names(self, normed: bool) -> dict[str, str]:
         return file_names(self.trunk.nodes())
 
     def graph(self) -> Graph:
-        """Return the nodes: encoder, shape stream, pyramid, decoder, and the loss's input."""
+        """Return the nodes: encoder, shape stream, pyramid, decoder, and the boundaries for the loss."""
         nodes = [Node("gradients", FixedFilters(SOBEL), (INPUT,))]
         if self.edge_band:
             bands = self.bands - 1
@@ -145,20 +145,20 @@ class GatedSCNN:
         nodes.append(Node("edges", Convolution(1, 1, bias=False)))
 
     def _block(self, name: str, source: str, width: int) -> list[Node]:
-        """Return two convolutions, and the sum with their input."""
+        """Return two convolutions and the sum with their input."""
         first, second = self._unit(f"{name}.0", width, 3, source=source), self._unit(f"{name}.1", width, 3)[:2]
         last = Node(f"{name}.add", Add(), (f"{name}.1.norm", source)), Node(f"{name}.act", Activation(0.0))
         return [*first, *second, *last]
 
     def _gate(self, name: str, stream: str, gating: str, width: int) -> list[Node]:
-        """Return stream * (1 + a), with a of the stream and one more channel; then a convolution of single pixels."""
+        """Return stream * (1 + a), with a computed from the stream and `gating`; then a 1 x 1 convolution."""
         return [
             Node(f"{name}.join", Concatenate(), (stream, gating)),
             Node(f"{name}.norm0", Norm(self.norm)),
             Node(f"{name}.conv0", Convolution(width + 1, 1)),
             Node(f"{name}.act", Activation(0.0)),
             Node(f"{name}.conv1", Convolution(1, 1)),
-            Node(f"{name}.norm1", Norm("none" if self.norm == "pixel" else self.norm)),  # of one channel a sign
+            Node(f"{name}.norm1", Norm("none" if self.norm == "pixel" else self.norm)),  # of one channel: its sign
             Node(f"{name}.alpha", Sigmoid()),
             Node(f"{name}.gated", Multiply(), (stream, f"{name}.alpha")),
             Node(f"{name}.sum", Add(), (f"{name}.gated", stream)),

@@ -1,5 +1,5 @@
-"""The protocol of networks: a graph, and the numbers of bands and classes; the values of their options; and a network
-that somebody's function builds, whose graph is known once it is traced.
+"""The protocol of networks (a graph, numbers of bands and classes), checks of their options, and the network that a
+user's function builds, whose graph exists once it is traced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tiledseg.geometry.layers.pixelwise import Activation, Norm
 
 
 class Network(Protocol):
-    """A network as a value: equal ones are the same network."""
+    """A network as a value: equal values are the same network."""
 
     @property
     def bands(self) -> int:
@@ -41,10 +41,10 @@ class Network(Protocol):
 
 @runtime_checkable
 class Pretrainable(Network, Protocol):
-    """A network whose encoder is a published one, for which files of weights exist."""
+    """A network with a published encoder, for which files of weights exist."""
 
     def file_names(self, normed: bool) -> dict[str, str]:
-        """Return the file's name of each of the encoder's nodes. `normed`: its network has batch norms."""
+        """Return the name in the file of each of the encoder's nodes. `normed`: the file's network has batch norms."""
 
 
 WORDS = {"padding": PADDINGS, "upsampling": UPSAMPLINGS, "norm": NORMS, "encoder": ENCODERS}
@@ -52,7 +52,7 @@ BANDS, CLASSES = Range(1, 65535), Range(2, 255)
 
 
 def check_options(network: Any) -> None:
-    """Raise ConfigError for the first option of a network that no network can have."""
+    """Raise ConfigError for the first option of a network that is out of range."""
     for described in fields(ModelConfig):
         if hasattr(network, described.name):
             check_value(f"model.{described.name}", getattr(network, described.name), described)
@@ -79,7 +79,7 @@ def unit(name: str, number: int | str, layer: Convolution, norm: str, source: st
 
 
 def check_groups(norm: str, widths: list[tuple[str, int]], base_channels: int) -> None:
-    """Raise ConfigError where the channels of a place, (its name, their number), do not fall into the norm's groups."""
+    """Raise ConfigError for the first of `widths` (name, channels) that a group norm's groups do not divide."""
     for place, channels in widths if norm == "group" else ():
         if channels % groups_of(channels):
             raise ConfigError(
@@ -93,11 +93,11 @@ _BUILD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)
 
 
 class UntracedError(ConfigError):
-    """A network without a graph: its function has not run."""
+    """A network without a graph: its function has not been run."""
 
 
 def _odd_key(value: Any) -> Any:
-    """Return a key that is no text, of a map at any depth; None where there is none."""
+    """Return a key, at any depth of maps, that is no text; None if all are."""
     if isinstance(value, Mapping):
         own = next((key for key in value if not isinstance(key, str)), None)
         return own if own is not None else _odd_key(list(value.values()))
@@ -108,13 +108,13 @@ def _odd_key(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ForeignNetwork:
-    """A network built by the function `build` ("package.module:function") for so many bands and classes.
+    """A network built by the function `build` ("package.module:function") for `bands` and `classes`.
 
-    `arguments`: JSON, its keys in order, so that equal networks have equal words. `crops`: of one size, on which the
-    module runs as it is; None for a module that is traced. `times`: it takes images of so many times, with a dim for
-    them; the bands are those of all.
+    `arguments`: JSON with sorted keys, so that equal networks have equal text. `crops`: the grid on which an untraced
+    module runs; None for a traced module. `times`: the number of times of its images, in a dim of their own; `bands`
+    counts those of all times.
 
-    Nothing is imported here: `tracing.build` does, where a user has named the function.
+    Nothing is imported here; `tracing.build` imports the function once a user has named it.
     """
 
     build: str
@@ -146,7 +146,7 @@ class ForeignNetwork:
         crops: CropGrid | None = None,
         times: int | None = None,
     ) -> ForeignNetwork:
-        """Make a network. Raises ConfigError for arguments that are no numbers, text, truths, lists or maps."""
+        """Return a network. Raises ConfigError for arguments that are no numbers, text, booleans, lists or maps."""
         try:
             text = json.dumps(dict(arguments), sort_keys=True, allow_nan=False)
             odd = _odd_key(arguments)
@@ -158,7 +158,7 @@ class ForeignNetwork:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """The arguments of the function besides bands and classes."""
+        """The function's arguments besides bands and classes."""
         keywords: dict[str, Any] = json.loads(self.arguments)
         return keywords
 
@@ -171,7 +171,7 @@ class ForeignNetwork:
     def traced(self, graph: Graph) -> ForeignNetwork:
         """Return the same network with its graph."""
         network = replace(self)
-        object.__setattr__(network, "_graph", graph)  # no field: words alone say which network it is
+        object.__setattr__(network, "_graph", graph)  # no field: the graph takes no part in equality
         return network
 
     def graph(self) -> Graph:

@@ -1,4 +1,4 @@
-"""The kinds of networks, each by its word in a checkpoint; and the paper's three, by depth, with its balance lists."""
+"""The kinds of networks by their words in a checkpoint; and the paper's three networks with their balance lists."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.declared import CropGrid
 
 KINDS: dict[str, type[Any]] = dict(zip(NETWORKS, (UNet, SegNet, ResidualUNet, GatedSCNN), strict=True))
-"""A dataclass for each, whose fields are numbers, text, truth values, or tuples of these."""
+"""The dataclass of each kind, whose fields are numbers, text, booleans, or tuples of these."""
 SAVED: dict[str, type[Any]] = {**KINDS, "foreign": ForeignNetwork}
-"""What a checkpoint may hold."""
-FIRST = "unet"  # of what says no kind: all networks were U-Nets once
+"""The kinds that a checkpoint may hold."""
+FIRST = "unet"  # the kind of a record without one
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named network, and the paper's layers per stage on 6 GPUs (doi 10.1145/3404397.3404468)."""
+    """A named U-Net, and the paper's layers a stage on 6 GPUs (doi 10.1145/3404397.3404468)."""
 
     levels: int
     balance: tuple[int, ...]
@@ -35,15 +35,15 @@ class Preset:
 
 _BALANCES = (14, 24, 30, 22, 12, 7), (16, 26, 38, 26, 12, 11), (18, 30, 44, 30, 14, 13)
 PRESETS = {name: Preset(6 + k, _BALANCES[k]) for k, name in enumerate(PRESET_NAMES)}
-CROPS = ("window", "overlap", "blend", "ends")  # keys of a module that is not traced
-OF_TRAINING = ("freeze_norm",)  # keys that say how any network is trained
+CROPS = ("window", "overlap", "blend", "ends")  # keys of an untraced module
+OF_TRAINING = ("freeze_norm",)  # keys for the training of any network
 
 
 def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
-    """Return the network that a configuration names; `auto` keys have the published values.
+    """Return the network that a configuration names; keys set to `auto` get the published values.
 
-    Raises ConfigError for an unknown name, for a key that the network does not have and the configuration sets, or for
-    one that a preset fixes and the configuration sets otherwise.
+    Raises ConfigError for an unknown name, for a set key that the network does not have, or for a set value other than
+    the preset's.
     """
     preset, default = PRESETS.get(model.name), ModelConfig()
     if not model.build and model.name not in (*KINDS, *PRESETS):
@@ -77,12 +77,12 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
 
 
 def crop_grid(model: ModelConfig) -> CropGrid | None:
-    """Return the crops of a module of one input size; None where no window is given."""
+    """Return the crop grid of a module of one input size; None if the configuration has no window."""
     return None if model.window is None else CropGrid(model.window, model.overlap, model.blend, model.ends)
 
 
 def described(network: Network) -> dict[str, Any]:
-    """Return the network for JSON: its fields, and its kind unless that is the first. TypeError for others."""
+    """Return the network for JSON: its fields, and its kind unless that is `FIRST`. Raises TypeError for others."""
     kind = next((word for word, each in SAVED.items() if type(network) is each), None)
     if kind is None:
         raise TypeError(f"no kind of network is {type(network).__name__}; add it to KINDS")

@@ -1,13 +1,13 @@
-"""A U-Net whose encoder is a ResNet, as a value: its options in, its graph out.
+"""A U-Net whose encoder is a ResNet, as a value: its options and its graph.
 
     input - stem/2 - layer1/4 - layer2/8 - layer3/16 - layer4/32
              |          |         |          |            |
     head -  up  -----  up  ----- up  ------ up  <---------'
 
-Each step up doubles the size, concatenates the encoder's tensor of that size, and convolves twice (3 x 3); the last one
-has nothing to concatenate. The decoder has 4, 2, 1, 1/2 and 1/4 times the base channels: 256, 128, 64, 32, 16, as in
-`segmentation_models_pytorch` (Iakubovskii, 2019), whose count for ResNet-34, 3 bands and 1 class is 24,436,369. A
-1 x 1 stride of a shortcut keeps every other pixel, so sizes are halved five times and the alignment is 32.
+Each step up doubles the size, concatenates the encoder's tensor of that size (the last step none), and convolves twice
+(3 x 3). The decoder has 4, 2, 1, 1/2 and 1/4 times the base channels: 256, 128, 64, 32, 16, as in
+`segmentation_models_pytorch` (Iakubovskii, 2019), which has 24,436,369 weights for ResNet-34, 3 bands and 1 class.
+Strided 1 x 1 shortcuts keep every other pixel, so sizes are halved five times and the alignment is 32.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ResidualUNet:
         return ResNet(self.encoder, self.base_channels, self.norm)
 
     def channels(self, step: int) -> int:
-        """Return the channels of the decoder at `step`, which has the size of the input divided by 2^step."""
+        """Return the channels of the decoder at `step`, at the input's size divided by 2^step."""
         return max(1, self.base_channels << step >> 2)
 
     def file_names(self, normed: bool) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""ResNet's encoders (He et al., 2016) as runs of nodes, named as torchvision names their modules, so its files fit.
+"""ResNet encoders (He et al., 2016) as runs of nodes. Names are those of torchvision's modules, so its files fit.
 
-A block is `layerI.J`: convolutions, each with its norm, and a sum with the shortcut, which is projected where the block
+A block is `layerI.J`: convolutions, each with its norm, and a sum with the shortcut, which is projected if the block
 changes size or channels. ResNet-18 and 34 have blocks of two 3 x 3 convolutions. ResNet-50 has bottlenecks of 1 x 1,
-3 x 3 and 1 x 1 with four times as many channels. Its 3 x 3 convolution has the stride.
+3 x 3 (with the stride) and 1 x 1 convolutions, the last with four times as many channels.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4,
 
 @dataclass(frozen=True)
 class ResNet:
-    """A ResNet. `encoder` names its blocks; `norm` as of the network, in groups of at most 8 channels.
+    """A ResNet encoder: `encoder` is a key of `BLOCKS`.
 
-    `stride`: of its deepest tensor, 32, or 8 where the strides of layer3 and layer4 become dilations (Yu et al., 2017).
+    `stride`: of its deepest tensor: 32, or 8 with dilations in place of the strides of layer3 and layer4 (Yu et al.,
+    2017).
     """
 
     encoder: str
@@ -63,7 +64,7 @@ class ResNet:
 
     @property
     def has_bias(self) -> bool:
-        """True without a norm, which has its own shift."""
+        """True without a norm, which would have its own shift."""
         return self.norm == "none"
 
     def normed(self, name: str, channels: int) -> Node:
@@ -96,12 +97,13 @@ class ResNet:
 
 
 def file_names(nodes: Iterator[Node]) -> dict[str, str]:
-    """Return the names of nodes with weights, which are those of torchvision's modules."""
+    """Return the names of nodes with weights, by themselves: they are torchvision's."""
     return {node.name: node.name for node in nodes if node.layer.parameters(1)}
 
 
 class Module(NamedTuple):
-    """A module: `blocks` of convolutions with so many times the base channels; the first one has the stride."""
+    """A module of `blocks` blocks, whose convolutions have `widths` times the base channels; the first has the
+    stride."""
 
     blocks: int
     widths: tuple[int, ...]
@@ -123,7 +125,7 @@ MODULES = {
 
 @dataclass(frozen=True)
 class WideResNet:
-    """A wide ResNet-38. `base_channels`: of the first convolution, 64 in the published one."""
+    """A wide ResNet-38 encoder. `base_channels`: of the first convolution, 64 in the published one."""
 
     base_channels: int
     norm: str

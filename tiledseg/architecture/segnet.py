@@ -1,14 +1,14 @@
-"""SegNet as a value (Badrinarayanan et al., 2017): its options in, its graph out.
+"""SegNet as a value (Badrinarayanan et al., 2017): its options and its graph.
 
     input - 2 convolutions - pool - 2 - pool - 3 - pool - 3 - pool - 3 - pool
                               | indices  |          |          |          |
      head - 1 ---------- unpool - 2 - unpool - 3 - unpool - 3 - unpool - 3 - unpool
 
-The encoder is the 13 convolutions of VGG-16. Each pooling keeps where its maxima lay, and the decoder, its mirror, puts
-values back there: no features cross from the encoder, one byte a value does.
+The encoder is the 13 convolutions of VGG-16. Each pooling gives the places of its maxima, at which the mirrored decoder
+puts its values: no features are skipped to the decoder, only a byte for each value.
 
-Convolutions have biases, before norms too, as in the published network: with batch norm, 3 bands and 11 classes these
-are 29,449,355 weights (29.46 M by Paszke et al., 2016, ENet, table 5). A norm subtracts such a bias again.
+Convolutions have biases, before norms too, as in the published network: 29,449,355 weights with batch norm, 3 bands and
+11 classes (29.46 M by Paszke et al., 2016, ENet, table 5). A norm cancels such a bias.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SegNet:
         return Graph((*nodes, Node("head", Convolution(self.classes, 3, padding=1))))
 
     def file_names(self, normed: bool) -> dict[str, str]:
-        """Return VGG-16's names: numbers of a convolution, its norm if there are some, an activation; a pooling."""
+        """Return VGG-16's names, which number convolutions, norms (if `normed`), activations and poolings."""
         names, number = {}, 0
         for level in range(self.levels):
             for i in range(CONVOLUTIONS[level]):

@@ -1,8 +1,8 @@
-"""The U-Net as a value: its options in, its graph out.
+"""The U-Net as a value: its options and its graph.
 
 Level l has base_channels * 2^l channels. A convolution unit is always four layers (convolution, dropout, norm,
-activation), whatever is turned off, so a balance list fits a network whatever its options:
-N = 4 n (2D + 1) + 4D + 1 layers for n units a level and D = L - 1 poolings.
+activation), even if one does nothing, so a balance list fits all options: N = 4 n (2D + 1) + 4D + 1 layers for n units
+a level and D = L - 1 poolings.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class UNet:
         return units
 
     def _crop(self, level: int) -> int:
-        """Return the pixels of `level` a side that the levels below take off: 0 where convolutions are padded."""
+        """Return the pixels by which the levels below shrink each side of `level`: 0 if convolutions are padded."""
         if self.padding == "same":
             return 0
         lost = 0

@@ -1,7 +1,7 @@
 """Verification of a checkpoint: its files against their checksums, its record against the model of it.
 
-A run goes on from an older checkpoint past a damaged one (a file cut, flipped, gone). A record with right checksums
-that does not fit was put there by somebody, or by a later version, and is refused.
+A run resumes from an older checkpoint if the newest is damaged (a file truncated, changed, missing). A record with
+right checksums that does not fit the model is another program's or a later version's, and is refused.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tiledseg.system.files import irregular_kind
 
 FORMAT = 1
 MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"
-AVERAGE = "average.safetensors"  # of the weights: only where the manifest has its checksum
+AVERAGE = "average.safetensors"  # averaged weights, if the manifest has the checksum
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint whose files are not those that were written."""
+    """A checkpoint whose files differ from those that were written."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint whose files match their checksums.
 
-    `state` is the JSON part as it lies there, `saved` its model. `passed_over`: why newer ones were not taken, a line
-    each; `averages`: True if it has an average of the weights.
+    `state`: the JSON record; `saved`: the record as its model. `passed_over`: a line for each newer checkpoint that was
+    damaged. `averages`: it has averaged weights.
     """
 
     path: Path
@@ -42,8 +42,8 @@ class Checkpoint:
 
 
 def verified(path: Path) -> Checkpoint:
-    """Return the checkpoint in the folder `path`. Raises CheckpointError for one that this version cannot use, and
-    DamagedCheckpointError where a file is not the one that was written."""
+    """Return the checkpoint in the folder `path`. Raises CheckpointError if this version cannot use it, and
+    DamagedCheckpointError if a file is not the one that was written."""
     manifest = _read_manifest(path)
     try:
         saved = parse_state(manifest["state"])
@@ -75,7 +75,7 @@ def verified(path: Path) -> Checkpoint:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint, whose own checksum is right."""
+    """Return the manifest of a checkpoint, after a check of its own checksum."""
     file = path / MANIFEST
     kind = irregular_kind(file)
     if kind is not None:
@@ -103,7 +103,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def own_checksum(manifest: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the manifest's content, however it is laid out."""
+    """Return the SHA-256 of the manifest's content, which does not depend on its layout as text."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 

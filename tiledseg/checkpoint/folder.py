@@ -1,9 +1,9 @@
-"""Checkpoints: safetensors for tensors, JSON for the rest, written whole or not at all.
+"""Checkpoints: safetensors for tensors, JSON for the rest, written atomically.
 
-A checkpoint is a folder `step-XXXXXX` with `model.safetensors`, `optimizer.safetensors` and `manifest.json`, which
-holds every file's SHA-256 (its own content's too), the configuration, the position and what prediction needs. It is
-written under a temporary name, flushed to the disk and renamed; the file `latest` then names it. Loading reads numbers
-and text only: nothing in a checkpoint can run.
+A checkpoint is a folder `step-XXXXXX` with `model.safetensors`, `optimizer.safetensors` and `manifest.json`, which has
+the SHA-256 of every file (and of its own content), the configuration, the position and the facts that prediction needs.
+It is written under a temporary name, synced to the disk and renamed; the file `latest` then names it. Loading reads
+only numbers and text: no code in a checkpoint can run.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _NAME = re.compile(r"step-(\d{6,})")
 
 @dataclass(frozen=True)
 class Contents:
-    """The tensors of a checkpoint, on the CPU; with stages, a rank's own part. `weights`: also buffers, by name.
-    `optimizer`: by `index.entry`, where parameters count as in the whole network. `groups`: the optimizer's options.
-    `average`: of weights and buffers, where a run takes one."""
+    """The tensors of a checkpoint, on the CPU; with stages, a rank's own part. `weights`: weights and buffers by name.
+    `optimizer`: by `index.entry`, with a parameter's index in the whole network. `groups`: the optimizer's options.
+    `average`: averaged weights and buffers, if the run has them."""
 
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
@@ -62,8 +62,8 @@ class Contents:
 Copy = Callable[[str, torch.Tensor], torch.Tensor]
 
 
-def _as_it_is(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor on the CPU and contiguous; itself if it is both."""
+def _on_cpu(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor contiguous on the CPU; itself if it is both."""
     return tensor.detach().contiguous().cpu()
 
 
@@ -71,10 +71,10 @@ def contents_of(
     network: nn.Module,
     optimizer: torch.optim.Optimizer,
     average: Mapping[str, torch.Tensor] | None = None,
-    copy: Copy = _as_it_is,
+    copy: Copy = _on_cpu,
 ) -> Contents:
-    """Return this rank's part of a checkpoint; tensors on the meta device are another stage's. `copy`: of a tensor by
-    its name among all; by default the tensors themselves are written."""
+    """Return this rank's part of a checkpoint, without tensors on the meta device, which are another stage's. `copy`
+    copies a tensor, given its unique name; by default a CPU's tensors are not copied."""
     whole, numbers = optimizer.state_dict(), numbers_of(optimizer)
     entries = {
         f"{numbers[index]}.{name}": copy(f"optimizer {numbers[index]}.{name}", torch.as_tensor(value))
@@ -100,11 +100,11 @@ def numbers_of(optimizer: torch.optim.Optimizer) -> list[int]:
 def save_checkpoint(
     folder: Path, step: int, contents: Contents, state: Mapping[str, Any], keep: int, best: int | None = None
 ) -> Path:
-    """Write `folder`/step-XXXXXX and point `latest` at it, and `best` where it is of step `best`; then drop all but the
-    newest `keep`, and the best one. One rank calls it.
+    """Write `folder`/step-XXXXXX and let `latest` name it, and `best` if `step` is `best`; then delete all but the
+    newest `keep` and the best. One rank calls it.
 
-    The law: ended at any moment, it leaves every older checkpoint whole until the new one is. No checkpoint of a later
-    step may be there (see `drop_later`). Raises WriteError where the disk does not take it; what was begun is removed.
+    The law: if it ends at any moment, every older checkpoint is whole until the new one is. There must be no checkpoint
+    of a later step (see `drop_later`). Raises WriteError if the disk refuses, and deletes the partial checkpoint.
     """
     final = folder / name_of(step)
     with writing(final):
@@ -114,7 +114,7 @@ def save_checkpoint(
         partial.mkdir()
         try:
             _write(partial, step, contents, state)
-            _remove(final)  # a damaged one, over which a resumed run has gone back to an older one
+            _remove(final)  # a damaged one, if the run was resumed from an older one
             os.replace(partial, final)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -130,16 +130,16 @@ def save_checkpoint(
 
 
 def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any]) -> None:
-    """Write all files of a checkpoint, and flush them to the disk."""
+    """Write all files of a checkpoint, and sync them to the disk."""
     files = {MODEL: contents.weights, OPTIMIZER: contents.optimizer}
     if contents.average:
         files[AVERAGE] = contents.average
     for name, tensors in files.items():
         try:
-            groups = (enumerate(group.items()) for group in by_memory(tensors))  # each in memory of its own
+            groups = (enumerate(group.items()) for group in by_memory(tensors))  # shared memory must be cloned
             apart = {k: v.clone() if number else v for group in groups for number, (k, v) in group}
             save_file(apart, partial / name)
-        except SafetensorError as error:  # its own class for the system's refusals too
+        except SafetensorError as error:  # safetensors wraps the system's errors too
             number = re.search(r"os error (\d+)", str(error))
             raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
     manifest = {
@@ -149,17 +149,17 @@ def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any
         "optimizer_groups": contents.groups,
         "state": dict(state),
     }
-    manifest = json.loads(json.dumps(manifest))  # as it will be read: text for the keys of every map
+    manifest = json.loads(json.dumps(manifest))  # as it will be read: all keys as text
     (partial / MANIFEST).write_text(json.dumps({**manifest, "own_checksum": own_checksum(manifest)}, indent=1))
     for path in (*partial.iterdir(), partial):
         flush(path)
 
 
 def find_checkpoint(path: str | Path, which: str | None = _LATEST) -> Checkpoint:
-    """Find the checkpoint at `path`: a run's folder, its `checkpoints` folder, or one checkpoint; files are verified.
+    """Return the verified checkpoint at `path`: a run's folder, its `checkpoints` folder, or one checkpoint.
 
-    `which`: `latest` or `best` of a run, None for the best where one is kept. Raises CheckpointError where there is
-    none or a file is damaged.
+    `which`: `latest` or `best` of a run; None: the best if there is one, else the latest. Raises CheckpointError if
+    there is none or a file is damaged.
     """
     path = Path(path)
     if not path.exists():
@@ -188,15 +188,15 @@ def find_checkpoint(path: str | Path, which: str | None = _LATEST) -> Checkpoint
 
 
 def checkpoint_files(checkpoint: Checkpoint) -> list[Path]:
-    """Return every file of a checkpoint, and the one that names it."""
+    """Return every file of a checkpoint, and the file `latest` that names it."""
     return [*files_below(checkpoint.path), checkpoint.path.parent / _LATEST]
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """Return the newest whole checkpoint of a run; None if there is none. Leftovers of a crash are ignored.
 
-    A damaged one is passed over, and said to be. Raises CheckpointError where checkpoints exist but none is whole, and
-    for one that is whole but of another program version, or no run's: going on before it would lose it.
+    Damaged ones are skipped, with a line in `passed_over`. Raises CheckpointError if checkpoints exist but none is
+    whole, and for a whole one of another version or program: resuming from an older one would lose it.
     """
     faults: list[str] = []
     for path in reversed(_checkpoints(folder)):
@@ -218,22 +218,22 @@ def newest_step(folder: Path) -> int | None:
 
 
 def clean_leftovers(folder: Path) -> None:
-    """Remove what an interrupted save left behind."""
+    """Delete the leftovers of interrupted saves."""
     for path in folder.glob(f"{_PARTIAL}*"):
         delete(path)
 
 
 def unfinished_bytes(folder: Path) -> int:
-    """Return the bytes written of a checkpoint that has no name yet: they grow while the writing makes progress."""
+    """Return the bytes written so far of an unfinished checkpoint, as a measure of progress."""
     size = 0
     for path in folder.glob(f"{_PARTIAL}*/*"):
-        with suppress(FileNotFoundError):  # it has got its name
+        with suppress(FileNotFoundError):  # renamed meanwhile
             size += path.stat().st_size
     return size
 
 
 def drop_later(folder: Path, step: int) -> None:
-    """Remove the checkpoints after `step`: a run that goes on from `step` found them damaged and makes them anew."""
+    """Delete the checkpoints after `step`: a run resumed from `step` found them damaged, and writes them again."""
     kept = [path for path in _checkpoints(folder) if _step_of(path) <= step]
     if kept:
         write_whole(folder / _LATEST, kept[-1].name + "\n")
@@ -242,7 +242,7 @@ def drop_later(folder: Path, step: int) -> None:
 
 
 def point_best(folder: Path, step: int | None) -> None:
-    """Let the file `best` name the checkpoint of `step`, or none: after a crash, or where the best one begins anew."""
+    """Let the file `best` name the checkpoint of `step`, or (None) delete the file."""
     if step is not None:
         write_whole(folder / BEST, name_of(step) + "\n")
     else:
@@ -264,7 +264,7 @@ def _step_of(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, of which no part keeps the name meanwhile."""
+    """Delete a checkpoint after renaming it: a part of it never has the name."""
     if path.exists() or path.is_symlink():
         going = path.with_name(f"{_PARTIAL}old-{path.name}")
         delete(going)

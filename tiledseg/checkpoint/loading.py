@@ -1,14 +1,13 @@
-"""Loading of weights: of a checkpoint, bit for bit, on every rank, read by one; and of files that others have written.
+"""Loading of weights: from a checkpoint, bit for bit, on all ranks; and from pretrained files.
 
-Rank 0 opens a checkpoint's file and broadcasts it tensor by tensor, in the order of its names. A rank puts each tensor
-where it belongs, or drops it, before the next comes, so it holds one more than it keeps. Bytes read do not grow with
-the ranks.
+Rank 0 reads a checkpoint's file and broadcasts it tensor by tensor, in the order of names. A rank copies each tensor,
+or drops it, before the next comes, so it holds at most one tensor more than it keeps. Bytes read do not grow with the
+number of ranks.
 
-Others write a state dict of torch or a safetensors file. Nothing in it is run: torch's are read as weights only. The
-first convolution of an encoder takes the image's bands, whatever the file's had (3, red, green and blue). Bands that
-the file has keep their weights, others get the mean of the file's; all are scaled by 3 / bands, so a grey pixel excites
-the first layer as it did. With fewer bands than the file's each gets the mean. With as many, weights are the file's to
-the bit.
+Pretrained files are state dicts of torch or safetensors files. No code in them is run: torch's are read as weights
+only. The first convolution of an encoder is fitted to the image's bands: bands of the file (3: red, green, blue) keep
+their weights, further ones get the mean of the file's, and all are scaled by 3 / bands, so that a grey pixel gives the
+same activation. With fewer bands than the file's, each gets the mean. With as many, weights are the file's to the bit.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from tiledseg.config.checks import shown
 from tiledseg.errors import CheckpointError, first_line
 from tiledseg.models.network import GraphNetwork, build_modules
 
-_Heads = Mapping[str, tuple[torch.Size, torch.dtype]]  # of tensors before they come, by name
+_Heads = Mapping[str, tuple[torch.Size, torch.dtype]]  # shapes and dtypes of a file's tensors, by name
 
 
 def _tensors(path: Path, mesh: Mesh | None, check: Callable[[_Heads], None]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each tensor of a file with its name, on the CPU of every rank of a mesh (None: one rank alone), read by the
-    root. A refusal of `check` on any rank is raised on all.
+    """Yield (name, tensor) of a file on the CPU of every rank of a mesh (None: one rank), read by the root. An error of
+    `check` on any rank is raised on all.
 
-    Collective; go through it to its end. Nothing can deadlock: the names are the root's, so all ranks call the same
-    broadcasts in the same order, and nobody leaves on its own. A file that the root cannot read is raised on all of
-    them before the first broadcast.
+    Collective; the caller must exhaust it. Nothing can deadlock: the names are the root's, so all ranks call the same
+    broadcasts in the same order, and no rank stops alone. If the root cannot read the file, all ranks raise before the
+    first broadcast.
     """
-    held: dict[str, torch.Tensor] = {}  # on the root: mapped, and read as each is sent
+    held: dict[str, torch.Tensor] = {}  # on the root: memory-mapped, and read as each is sent
 
     def open_file() -> _Heads:
         try:
@@ -71,17 +70,14 @@ def _tensors(path: Path, mesh: Mesh | None, check: Callable[[_Heads], None]) -> 
 
 
 def load_average(checkpoint: Checkpoint, mesh: Mesh | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the average of the weights by name, or nothing. Collective: go through it to its end."""
+    """Yield the averaged weights by name, if there are any. Collective: the caller must exhaust it."""
     if checkpoint.averages:
         yield from _tensors(checkpoint.path / AVERAGE, mesh, lambda heads: None)
 
 
 def load_network(checkpoint: Checkpoint, network: nn.Module, average: bool = False, mesh: Mesh | None = None) -> None:
-    """Fill `network` with the checkpoint's weights, or their `average` where it has one, bit for bit. Collective over
-    `mesh`, whose root reads; None: this rank alone.
-
-    Raises CheckpointError where they do not fit.
-    """
+    """Copy the checkpoint's weights, or the averaged ones (`average`) if it has them, to `network`, bit for bit.
+    Collective over `mesh` (None: this rank alone). Raises CheckpointError if they do not fit."""
     own = network.state_dict()
 
     def check(saved: _Heads) -> None:
@@ -101,12 +97,11 @@ def load_network(checkpoint: Checkpoint, network: nn.Module, average: bool = Fal
 
 
 def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mesh: Mesh | None = None) -> None:
-    """Fill `optimizer` with the checkpoint's state; raises CheckpointError where it is of another optimizer. Collective
-    over `mesh`, whose root reads; None: this rank alone.
+    """Copy the checkpoint's state to `optimizer`. Raises CheckpointError if it is another optimizer's. Collective over
+    `mesh` (None: this rank alone).
 
-    Hyperparameters are this run's: only what the optimizer has gathered comes from the checkpoint. The state of
-    parameters on the meta device, which another stage holds, is left out; so is that of frozen ones, and a momentum
-    that this run has none of. Parameters that were frozen have none there, and start anew.
+    Hyperparameters stay this run's. State is left out for parameters of other stages (on the meta device), for frozen
+    ones, and of a momentum that this run does not use. Parameters that were frozen before start without state.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = numbers_of(optimizer)
@@ -134,7 +129,7 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mes
         parameter = parameters[index]
         if not parameter.requires_grad or (name == "momentum_buffer" and not optimizer.param_groups[0]["momentum"]):
             continue
-        if tensor.shape == parameter.shape:  # with its strides: the fused update wants them alike
+        if tensor.shape == parameter.shape:  # with the parameter's strides, as the fused update needs
             laid_out = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
         else:
             laid_out = tensor.clone()  # a count of steps: a view would hold the whole file
@@ -142,21 +137,21 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mes
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-_WRAPPED = ("state_dict", "model_state_dict", "model")  # under which training scripts keep it
+_WRAPPED = ("state_dict", "model_state_dict", "model")  # keys under which training scripts save a state dict
 _KINDS = (
-    (torch.float32, torch.float16, torch.bfloat16, torch.float64),  # not float8, whose scales stand elsewhere
+    (torch.float32, torch.float16, torch.bfloat16, torch.float64),  # not float8, whose scales are separate
     (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
     (torch.complex64, torch.complex128),
 )
-_CLASSIFIER = ("classifier.", "fc.")  # the published network's last layers, which ours have not
-_COUNTER = "num_batches_tracked"  # older files lack it, and nothing depends on it
-_PREFIX = re.compile(r"^(module|model|backbone|encoder)\.")  # what wrappers put before a network's own names
+_CLASSIFIER = ("classifier.", "fc.")  # the published networks' last layers, which ours do not have
+_COUNTER = "num_batches_tracked"  # missing in older files; no result depends on it
+_PREFIX = re.compile(r"^(module|model|backbone|encoder)\.")  # prefixes of wrappers
 
 
 def read_state_dict(path: str | Path) -> dict[str, torch.Tensor]:
-    """Read the tensors of a file by their names, on the CPU: of the file itself, or of the state dict in it.
+    """Return the tensors of a file by name, on the CPU: the file's own, or those of a state dict inside it.
 
-    Raises CheckpointError, in one line, where there is no such file, or it holds no state dict.
+    Raises CheckpointError if there is no such file, or it holds no state dict.
     """
     path = Path(path)
     try:
@@ -183,8 +178,8 @@ def read_state_dict(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def check_kind(path: str, name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Raise CheckpointError for a tensor that copying would change: complex, whole or quantised numbers for real ones,
-    or no dense values (sparse, nested, on the device meta)."""
+    """Raise CheckpointError for a tensor whose copy to `wanted` would change values: complex, integer or quantised for
+    real numbers, or not dense (sparse, nested, on the meta device)."""
     dense = found.layout == torch.strided and not (found.is_nested or found.is_quantized or found.is_meta)
     kind = next((kind for kind in _KINDS if wanted.dtype in kind), (wanted.dtype,))
     if not dense or found.dtype not in kind:
@@ -200,17 +195,14 @@ def _word(of_torch: torch.dtype | torch.layout) -> str:
 
 
 def check_finite(path: str, name: str, weight: torch.Tensor) -> None:
-    """Raise CheckpointError for a weight of which a value is no finite number."""
+    """Raise CheckpointError for a weight with a value that is not finite."""
     if not bool(weight.isfinite().all()):
         raise CheckpointError(f"{path}: '{name}' holds a value that is not finite; give another file")
 
 
 def strip_prefixes(tensors: Mapping[str, torch.Tensor], wanted: Collection[str]) -> dict[str, torch.Tensor]:
-    """Return the tensors by `wanted` names, without the prefixes of wrappers: `module.`, `model.`, `backbone.` and
-    `encoder.`. Other tensors lose `module.` alone.
-
-    Raises CheckpointError where two come to one name.
-    """
+    """Return the tensors without the prefixes of wrappers (`module.`, `model.`, `backbone.`, `encoder.`) before
+    `wanted` names. Other tensors only lose `module.`. Raises CheckpointError if two get one name."""
     stripped: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         short = name
@@ -225,7 +217,7 @@ def strip_prefixes(tensors: Mapping[str, torch.Tensor], wanted: Collection[str])
 
 @dataclass(frozen=True)
 class FirstWeights:
-    """Tensors by our names, in float32 or as the file has them; where they are from; and a line for the user."""
+    """Pretrained tensors by our names, in the file's dtype; their origin; and a line for the user."""
 
     tensors: dict[str, torch.Tensor]
     origin: Origin
@@ -233,10 +225,10 @@ class FirstWeights:
 
 
 def load_pretrained(path: str, network: Pretrainable) -> FirstWeights:
-    """Read the weights of a file for a network's encoder.
+    """Return a file's weights for a network's encoder.
 
-    Raises CheckpointError where the file holds none of them, one of another shape or that is not finite, or where it
-    was trained with a norm that the network lacks.
+    Raises CheckpointError if the file holds none of them, one of another shape or not finite, or was trained with a
+    norm that the network lacks.
     """
     try:
         origin = Origin(path, sha256(Path(path)))
@@ -280,7 +272,7 @@ def load_pretrained(path: str, network: Pretrainable) -> FirstWeights:
 
 
 def _sources(module: GraphNetwork, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the names in the file of the encoder's tensors, by our names; `names`: of its nodes in the file."""
+    """Return the file's names of the encoder's tensors, by ours. `names`: the file's names of nodes, by ours."""
     modules = {node.replace(".", "-"): source for node, source in names.items()}
     split = {name: name.split(".") for name in module.state_dict()}  # layers, node, leaf
     return {name: f"{modules[node]}.{leaf}" for name, (_, node, leaf) in split.items() if node in modules}
@@ -303,7 +295,7 @@ def _fitted(path: str, name: str, tensor: torch.Tensor, shape: torch.Size, first
 
 
 def widened(weight: torch.Tensor, bands: int) -> torch.Tensor:
-    """Return a first convolution's weight (out, in, height, width) for another number of bands: see above."""
+    """Return a first convolution's weight (out, in, height, width) for another number of bands (see the module)."""
     mean, inputs = weight.mean(1, keepdim=True), weight.shape[1]
     if bands == inputs:
         return weight

@@ -1,7 +1,7 @@
 """The model of a checkpoint's record: the state in its manifest, as dataclasses.
 
-A checksum protects the manifest, so values are not checked one by one: a record that does not fit the model is of
-another version, or nobody's.
+A checksum protects the manifest, so values are not checked one by one: a record that does not fit the model is another
+version's or program's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tiledseg.raster.statistics import Normalization
 
 @dataclass(frozen=True)
 class Source:
-    """An image and its labels; None where a checkpoint of an older version did not record them."""
+    """An image and its labels; None in a checkpoint of an older version."""
 
     image: Identity
     labels: Identity | None
@@ -34,7 +34,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Origin:
-    """The file of pretrained weights that a run began with, as it was named, and its sha256."""
+    """The file of pretrained weights with which a run began: its path as given, and its sha256."""
 
     path: str
     sha256: str
@@ -42,8 +42,8 @@ class Origin:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A resumption with other values after `step` steps: of each key {"from": ..., "to": ...}, and the files of its
-    images and labels that had been `rewritten`."""
+    """A resumption after `step` steps: each `changed` key's {"from": ..., "to": ...}, and the files of images and
+    labels that had been `rewritten`."""
 
     step: int
     changed: dict[str, Any]
@@ -52,7 +52,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Best:
-    """The best validation so far by `score`: its `value`, after how many steps, and in which epoch."""
+    """The best validation so far by `score`: its value, step and epoch."""
 
     score: str
     value: float
@@ -62,8 +62,8 @@ class Best:
 
 @dataclass(frozen=True)
 class LossScale:
-    """A factor of a run's mean loss in fp16, so that small gradients are not rounded to 0, and the steps since it last
-    changed. Its first value and its rule are those of torch.amp.GradScaler."""
+    """The factor of a run's mean loss in fp16, which keeps small gradients from rounding to 0, and the steps since its
+    last change. First value and rule are those of torch.amp.GradScaler."""
 
     value: float = 65536.0
     good_steps: int = 0
@@ -77,8 +77,8 @@ class LossScale:
 
 @dataclass(frozen=True)
 class FoundSettings:
-    """The choice of `parallel.auto` for so many ranks: the groups `tiling` and `parallel` as a user would give them,
-    and the reason. `blocks`: rows and columns of `memory.blocks`, None where tiles are computed whole."""
+    """The choice of `parallel.auto` for `ranks` ranks: the groups `tiling` and `parallel` as a user would write them,
+    and the reason. `blocks`: (rows, cols) of `memory.blocks`; None: whole tiles."""
 
     ranks: int
     tiling: TilingConfig
@@ -89,10 +89,10 @@ class FoundSettings:
 
 @dataclass(frozen=True)
 class SavedState:
-    """The state of a run after `step` steps. `position`: of the next step. `sampling`:
-    the facts that the order of the steps depends on. `sources`, `judged` (none in older checkpoints): the training and
-    the validation images as they were. `class_weights`: of the loss, none where all are 1. `found`: the keys that
-    `config` leaves to the program. `loss_scale`: of fp16."""
+    """The state of a run after `step` steps. `position`: of the next step. `sampling`: the facts on which the order of
+    steps depends. `sources`, `judged` (empty in older checkpoints): the training and the validation images.
+    `class_weights`: of the loss, empty if all are 1. `found`: values of the keys that `config` leaves to the program.
+    `loss_scale`: of fp16."""
 
     config: Config
     network: Network
@@ -112,24 +112,22 @@ class SavedState:
 
     @property
     def label_map(self) -> LabelMap:
-        """The meaning of labels to the network; `classes` has the name and the colour of each of its outputs."""
+        """The map from label values to the network's classes."""
         data = self.config.data
         return LabelMap.from_config(records_of_map(data.classes), data.ignore_index)
 
 
 def parse_state(state: Any) -> SavedState:
-    """Return the state of a manifest. Raises an error of Python's, or ConfigError, for what does not fit."""
-    words, state = (
-        dict(state["network"]),
-        {key: value for key, value in state.items() if key != "marks"},
-    )  # of versions to 0.9
+    """Return the state of a manifest. Raises ConfigError, or any of Python's errors, for a record that does not fit."""
+    words = dict(state["network"])
+    state = {key: value for key, value in state.items() if key != "marks"}  # marks: of versions to 0.9
     network = _as(SAVED[words.pop("kind", FIRST)], words)
     saved: SavedState = _as(SavedState, {**state, "config": without_moved(state["config"]), "network": network})
     return saved
 
 
 def _as(hint: Any, value: Any) -> Any:
-    """Return a JSON value as its type hint has it: maps as dataclasses, lists as tuples, others as they are."""
+    """Return a JSON value converted to its type hint: maps to dataclasses, lists to tuples, others unchanged."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if (is_dataclass(hint) or hint is Position) and isinstance(value, Mapping):
         hints = typing.get_type_hints(hint)
