@@ -127,7 +127,6 @@ class GatedSCNN:
         return max(1, self.base_channels // by)
 
     def _unit(self, name: str, channels: int, kernel: int, dilation: int = 1, source: str = "") -> list[Node]:
-        """Return a convolution, its norm and its activation."""
         padding, bias = dilation * (kernel // 2), self.norm == "none"
         return unit(name, "", Convolution(channels, kernel, 1, padding, dilation, bias), self.norm, source)
 

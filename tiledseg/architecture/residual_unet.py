@@ -61,7 +61,6 @@ class ResidualUNet:
         return file_names(self.resnet.nodes())
 
     def graph(self) -> Graph:
-        """Return the nodes, encoder to head."""
         nodes = list(self.resnet.nodes())
         for step in reversed(range(STEPS)):
             name, channels = f"decoder{step}", self.channels(step)

@@ -54,7 +54,9 @@ class ResNet:
         yield Node("maxpool", MaxPool(3, 2, 1))
         channels, last = self.base_channels, "maxpool"
         for layer in range(1, 5):
-            stride, dilation = self._steps(layer)
+            stride, dilation = 1 if layer == 1 else 2, 1
+            if self.stride == 8 and layer > 2:
+                stride, dilation = 1, 1 << (layer - 2)
             for block in range(BLOCKS[self.encoder][layer - 1]):
                 # torchvision's first block keeps the dilation of the layer before, as DRN's do.
                 before = max(1, dilation // 2) if block == 0 else dilation
@@ -69,12 +71,6 @@ class ResNet:
 
     def normed(self, name: str, channels: int) -> Node:
         return Node(name, Norm(self.norm, groups=groups_of(channels)))
-
-    def _steps(self, layer: int) -> tuple[int, int]:
-        """Return stride and dilation of a layer."""
-        if self.stride == 8 and layer > 2:
-            return 1, 1 << (layer - 2)
-        return (1 if layer == 1 else 2), 1
 
     def _block(self, name: str, source: str, channels: int, made: int, stride: int, dilation: int) -> Iterator[Node]:
         narrow = made // self.expansion

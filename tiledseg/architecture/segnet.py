@@ -52,7 +52,6 @@ class SegNet:
         return self.base_channels * min(WIDEST, 1 << level)
 
     def graph(self) -> Graph:
-        """Return the nodes, encoder to head."""
         nodes: list[Node] = []
         for level in range(self.levels):
             nodes += self._units(f"encoder{level}", [self.channels(level)] * CONVOLUTIONS[level])

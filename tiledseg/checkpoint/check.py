@@ -108,6 +108,5 @@ def own_checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file as text."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

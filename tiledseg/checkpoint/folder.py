@@ -255,7 +255,6 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def name_of(step: int) -> str:
-    """Return the folder name of the checkpoint of a step."""
     return f"step-{step:06d}"
 
 

@@ -49,7 +49,6 @@ def mark_agreed(error: E) -> E:
 
 
 def is_agreed(error: BaseException) -> bool:
-    """Return True for an error marked by `mark_agreed`."""
     return bool(getattr(error, "agreed", False))
 
 

@@ -34,7 +34,6 @@ class Launch:
 
     @property
     def is_root(self) -> bool:
-        """True on rank 0, the one that speaks for the job."""
         return self.rank == 0
 
     @property
@@ -85,7 +84,6 @@ def first_host(nodes: str) -> str:
 
 
 def _launch(environ: Mapping[str, str], launcher: str, names: tuple[str, ...]) -> Launch:
-    """Read the four variables of one launcher."""
     rank, size, local_rank, local_size = (_number(environ, name, launcher, names) for name in names)
     return Launch(rank, size, local_rank, local_size, launcher)
 

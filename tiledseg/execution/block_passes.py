@@ -59,7 +59,6 @@ class BlockTile(NamedTuple):
         return made.shift(self.output.row.start, self.output.col.start)
 
     def owns(self, block: int) -> bool:
-        """Return True if the micro-batch owns pixels of a block."""
         return self._in_raster(block).clip(self.micro_batch.tile.core).area > 0
 
     def piece(self, block: int, outputs: Outputs) -> Piece:

@@ -120,11 +120,9 @@ class ReadMode:
 
     @property
     def device(self) -> torch.device:
-        """The device of the network."""
         return self.mesh.device
 
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
-        """Return the micro-batches of a part, in order."""
         return (MicroBatch(part.image, part.tile, part.tile),)
 
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
@@ -273,5 +271,4 @@ class LayerMode(ReadMode):
 
 
 def _images_of(step: Sequence[TileReference]) -> list[tuple[int, Draw | None]]:
-    """Return the images of a step in order, each with its draw."""
     return sorted({reference.image: reference.draw for reference in step}.items(), key=lambda image: image[0])

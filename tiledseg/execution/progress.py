@@ -42,13 +42,16 @@ class StepProgress:
         self._first = done
         self._bar: Progress | None = None
         if verbosity == 1 and sys.stderr is not None and sys.stderr.isatty():
-            self._bar = _bar()
+            from rich.console import Console  # slow to import
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(file=sys.stderr))
             if total:
                 self._task = self._bar.add_task("starting", total=total, completed=done)
             self._bar.start()
 
     def step(self, line: dict[str, Any]) -> None:
-        """Show one line of the metrics."""
         loss = "-" if line["loss"] is None else f"{line['loss']:.4f}"
         self.advance(line["step"], f"epoch {line['epoch']} loss {loss} {line['pixels_per_second'] / 1e6:.2f} Mpixel/s")
 
@@ -103,11 +106,3 @@ def duration(seconds: float) -> str:
     """Return a time in words: "90 s", "5 min", "2.5 h"."""
     minutes, hours = seconds / 60, seconds / 3600
     return f"{seconds:.0f} s" if seconds < 120 else f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
-
-
-def _bar() -> Progress:
-    from rich.console import Console  # slow to import
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    return Progress(*columns, TimeRemainingColumn(), console=Console(file=sys.stderr))

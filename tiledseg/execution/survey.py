@@ -48,28 +48,24 @@ def survey(
     """
     counts = np.zeros((len(images), label_map.count), np.int64) if count else None
 
-    def look_at_labels() -> NDArray[np.int64]:
-        """Count the label pixels in this rank's share of the blocks by class number; add to `counts` the valid ones."""
+    def look() -> tuple[NDArray[np.int64], Sums | None]:
+        """Count this rank's share of the label pixels by class number, the valid ones in `counts`; measure bands."""
         maps = [label_map.resolve(reader.info) for reader in labels]
         current: list[RasterReader] = []
         numbers = np.zeros(256, np.int64)
         blocks = statistics_blocks([reader.info for reader in labels], mesh.rank, mesh.size)
-        for block in ticking(shown(blocks, len(blocks), "looking at every label")):
-            readers = [labels[block.image], images[block.image]][: 1 + count]
-            if current and current[0] is not readers[0]:
-                for reader in current:
-                    reader.release()  # blocks come file by file: no more than one of each kind is held open
-            current = readers
-            classes_HW = read_labels(labels[block.image], maps[block.image], block.box)
-            numbers += np.bincount(classes_HW.ravel(), minlength=256)
-            if counts is not None:
-                valid_HW = images[block.image].read(block.box)[1] & (classes_HW != label_map.ignore_index)
-                counts[block.image] += count_classes(classes_HW, valid_HW, label_map.count)
-        return numbers
-
-    def look() -> tuple[NDArray[np.int64], Sums | None]:
         with doing("looking at every label"):
-            numbers = look_at_labels()
+            for block in ticking(shown(blocks, len(blocks), "looking at every label")):
+                readers = [labels[block.image], images[block.image]][: 1 + count]
+                if current and current[0] is not readers[0]:
+                    for reader in current:
+                        reader.release()  # blocks come file by file: one file of each kind is open at a time
+                current = readers
+                classes_HW = read_labels(labels[block.image], maps[block.image], block.box)
+                numbers += np.bincount(classes_HW.ravel(), minlength=256)
+                if counts is not None:
+                    valid_HW = images[block.image].read(block.box)[1] & (classes_HW != label_map.ignore_index)
+                    counts[block.image] += count_classes(classes_HW, valid_HW, label_map.count)
         if not normalize:
             return numbers, None
         blocks = statistics_blocks([r.info for r in images], mesh.rank, mesh.size)

@@ -128,7 +128,6 @@ class Graph:
 
     @cached_property
     def results(self) -> tuple[int, ...]:
-        """The tensors of `outputs`."""
         return tuple(self.names.index(name) for name in self.outputs)
 
     @cached_property
@@ -233,7 +232,6 @@ class Graph:
         return replace(self, nodes=(*self.nodes[:at], replace(self.nodes[at], loss=loss), *self.nodes[at + 1 :]))
 
     def with_memory(self, policy: MemoryPolicy | None) -> Graph:
-        """Return the graph with a memory policy (`memory_policy`)."""
         return replace(self, memory=policy)
 
 

@@ -21,7 +21,6 @@ FEW_NODES = 6  # most nodes that run to rebuild a cheap tensor
 
 
 def keep_all(graph: Graph) -> MemoryPolicy:
-    """Return the policy that keeps everything."""
     return MemoryPolicy((KEEP,) * len(graph.names), (KEEP,) * len(graph))
 
 

@@ -146,7 +146,6 @@ class MemoryShelf:
         return x if self.is_memory else (x.cpu(), x.device)
 
     def get(self, what: Any) -> torch.Tensor:
-        """Return the tensor, bit for bit."""
         x: torch.Tensor = what if self.is_memory else what[0].to(what[1])
         return x
 

@@ -77,7 +77,6 @@ class SlotTable:
         )
 
     def give_back(self, slot: Slot) -> None:
-        """Free a taken slot."""
         self._slots.remove(slot)
 
 
@@ -104,7 +103,6 @@ class Mover:
         self._lock = threading.Lock()
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Return True if the tensor's device is the mover's."""
         return tensor.device == self.device
 
     def send(self, flat_P: torch.Tensor) -> Sent:

@@ -83,7 +83,6 @@ def _draw(key: DropoutKey, name: str, channels: int) -> torch.Tensor:
 
 
 def dropouts(network: nn.Module) -> Iterator[ChannelDropout]:
-    """Yield every dropout of a network."""
     return (module for module in network.modules() if isinstance(module, ChannelDropout))
 
 

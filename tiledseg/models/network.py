@@ -160,7 +160,6 @@ class GraphNetwork(nn.Module):
         return self.returned(tuple(tensors[tensor] for tensor in self.graph.results))
 
     def check_origin(self) -> None:
-        """Raise ConfigError if the traced module has changed."""
         if self.origin:
             self.origin.check()
 

@@ -73,15 +73,12 @@ class Entrance:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._like = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-        self._gradient: torch.Tensor | None = None
-
-    def put(self, gradient: torch.Tensor) -> None:
-        self._gradient = gradient
+        self.given: torch.Tensor | None = None  # by autograd
 
     def gradient(self) -> torch.Tensor:
         """Return the gradient; zeros if no layer of the chunk depends on the tensor."""
-        if self._gradient is not None:
-            return self._gradient
+        if self.given is not None:
+            return self.given
         shape, strides, dtype, device = self._like
         return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
 
@@ -175,7 +172,7 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
-        ctx.entrance.put(gradient)
+        ctx.entrance.given = gradient
         return None, None, None
 
 

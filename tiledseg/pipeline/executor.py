@@ -39,14 +39,10 @@ class PipelineExecutor:
             for index, rank in enumerate(cut.pipeline.ranks)
             if rank == self.stage
         }
+        self.has_last = len(cut.runs) - 1 in self.chunks  # the chunk of the network's outputs
         self.busy = Stopwatch(split.device)
         self._split, self._axes, self._pipeline = split, axes, cut.pipeline
         self._moves = functools.lru_cache(maxsize=8)(self._plan)
-
-    @property
-    def has_last(self) -> bool:
-        """True if this rank makes the network's output."""
-        return len(self._pipeline.ranks) - 1 in self.chunks
 
     def train(
         self, micro_batches: Sequence[StagedBatch], last_backward: Callable[[Iterable[nn.Parameter]], None]
@@ -127,7 +123,6 @@ class _Run:
             self._leaving.pop(end).wait()
 
     def send(self, ends: Sequence[MessageEnd]) -> None:
-        """Post sends."""
         for end in ends:
             tensor = self._tensors.pop((end.gradient, end.micro_batch, end.route))
             tensor = tensor.contiguous(memory_format=torch.channels_last)

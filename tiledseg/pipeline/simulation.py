@@ -123,7 +123,6 @@ class Move(NamedTuple):
 
 
 def itinerary(program: Program, rank: int) -> tuple[Move, ...]:
-    """Return the moves of a rank."""
     # The place of each computation among all, by simulated starts: each follows those it depends on. If two start
     # together, that of the rank that is further ahead comes later: its messages are not needed yet.
     chunks = 1 + max(turn.compute.chunk for turns in program for turn in turns)

@@ -112,7 +112,6 @@ class BlockPass:
         self._complete_gradients(INPUT)
 
     def close(self) -> None:
-        """Free all blocks."""
         for image in self.images:
             image.close()
 
@@ -185,7 +184,6 @@ class ImagePass:
         return self.statistics.with_gradient(INPUT, block, x_BCHW, self.gradients.take(INPUT, block))
 
     def close(self) -> None:
-        """Free all blocks."""
         self.values.clear()
         self.gradients.clear()
 

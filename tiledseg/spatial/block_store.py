@@ -39,7 +39,6 @@ class _StoredBlocks:
         self._kept: dict[Key, Any] = {}
 
     def ahead(self, tensor: int, block: int) -> None:
-        """Prefetch a block."""
         if (tensor, block) in self._kept:
             self._shelf.ahead(self._kept[tensor, block])
 
@@ -86,7 +85,6 @@ class BlockValues(_StoredBlocks):
         self._like = {INPUT: empty_like(self.own_input(program.own[0]), (2, 2))}
 
     def own_input(self, block: int) -> torch.Tensor:
-        """Return a block of the input."""
         return self._of_input(self._program.box(INPUT, block))
 
     def _of_input(self, box: Box) -> torch.Tensor:
@@ -99,7 +97,6 @@ class BlockValues(_StoredBlocks):
         return self._like[tensor]
 
     def put(self, tensor: int, block: int, x_BCHW: torch.Tensor) -> None:
-        """Store a block of a tensor."""
         x_BCHW = in_one_piece(x_BCHW)
         self._like[tensor] = empty_like(x_BCHW, (2, 2))
         if not self._shelf.is_memory:
@@ -130,7 +127,6 @@ class BlockValues(_StoredBlocks):
         return into_BCHW
 
     def strip(self, tensor: int, strip: Strip) -> torch.Tensor:
-        """Return a strip of a block."""
         if (tensor, strip) in self._strips:
             return self._strips[tensor, strip]
         if tensor == INPUT:
@@ -156,7 +152,6 @@ class BlockValues(_StoredBlocks):
             del self._strips[place]
 
     def clear(self) -> None:
-        """Free all tensors."""
         for tensor in list(self._like):
             self.drop(tensor)
 
@@ -224,7 +219,6 @@ class BlockGradients(_StoredBlocks):
         return gradient_BCHW
 
     def clear(self) -> None:
-        """Free all gradients."""
         for what in self._kept.values():
             self._shelf.free(what)
         self._kept.clear()

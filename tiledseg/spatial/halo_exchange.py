@@ -128,7 +128,6 @@ def _post(axes: Axes, x_BCHW: torch.Tensor, made_BCHW: torch.Tensor, sends: Patc
 
 
 def part(x_BCHW: torch.Tensor, patch: Patch) -> torch.Tensor:
-    """Return the view of a patch."""
     return x_BCHW[:, :, patch[0], patch[1]]
 
 

@@ -67,10 +67,6 @@ class Action:
     given: Box
     owned: Box
 
-    def own(self, y_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the rank's own block of the output."""
-        return _cut(y_BCHW, _crop(self.given, self.owned))
-
     def run(self, layer: SpatialLayer, inputs: Sequence[torch.Tensor], axes: Axes, overlap: bool) -> torch.Tensor:
         """Return the node's output from the local tensors. Collective over the ranks of the image."""
         only = self.inputs[0]
@@ -192,7 +188,8 @@ class SpatialNetwork:
             kept = self._network.by_policy(self._converted.rows, compute, policy)
         run_nodes(self._converted.rows, kept, tensors, first, stop)
         for result in self._converted.rows.results if stop == len(program) else ():
-            tensors[result] = program[result - 1].own(tensors[result])
+            action = program[result - 1]
+            tensors[result] = _cut(tensors[result], _crop(action.given, action.owned))
 
     def norm_together(
         self, k: int, images: Sequence[tuple[Tensors, Partition, Partition]], ranks: Communicator, device: torch.device

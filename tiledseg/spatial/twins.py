@@ -56,7 +56,6 @@ class SpatialLayer:
 
 
 def pointwise_twin(name: str, module: nn.Module) -> SpatialLayer:
-    """Return the twin of a pointwise layer."""
     described: Layer = Layer()
     if isinstance(module, nn.Identity):
         described = Mark()

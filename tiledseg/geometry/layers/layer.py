@@ -38,7 +38,6 @@ class Layer:
 
     @property
     def arity(self) -> int:
-        """The number of its inputs."""
         return 1
 
     # Geometry.
@@ -123,7 +122,6 @@ class Layer:
         return made
 
     def parameters(self, channels: int) -> int:
-        """Count its weights."""
         return 0
 
     def multiply_adds(self, channels: int) -> int:
