@@ -50,16 +50,12 @@ class HostMover(Mover):
 
     def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
         while self._chunk * len(self._host) < slot.stop:
-            self._host.append(self._new_chunk())
-        parts = self._parts(slot)
-        return self._copy(self._way_out, flat_P.split([len(part) for part in parts]), parts)
+            self._host.append(self._host_memory(self._chunk))
+        return self._copy_out(flat_P, self._parts(slot))
 
     def _back(self, sent: Sent, flat_P: torch.Tensor) -> Copying:
-        after, parts = sent.copying, self._parts(sent.slot)
-        assert isinstance(after, _LaneCopy), "a copy of this mover"
-        self._way_in.wait_event(after.event)
         unversioned_P = flat_P.data  # the copy must not count as a write: versions detect a user's writes
-        return self._copy(self._way_in, parts, unversioned_P.split([len(part) for part in parts]), unversioned_P)
+        return self._copy_back(self._parts(sent.slot), unversioned_P, sent.copying)
 
     def _parts(self, slot: Slot) -> list[torch.Tensor]:
         """Return the slot's memory: a part of each chunk that it covers."""
@@ -70,15 +66,25 @@ class HostMover(Mover):
             begin += len(parts[-1])
         return parts
 
-    def _new_chunk(self) -> torch.Tensor:
-        """Allocate a chunk of pinned memory. Raises MemoryLimitError."""
+    def _host_memory(self, size: int) -> torch.Tensor:
+        """Allocate pinned memory. Raises MemoryLimitError."""
         try:
-            return torch.empty(self._chunk, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
             raise MemoryLimitError(
-                f"{self._chunk} bytes of the host's memory cannot be pinned for copies of a GPU: {first_line(error)}; "
+                f"{size} bytes of the host's memory cannot be pinned for copies of a GPU: {first_line(error)}; "
                 "give the store a smaller limit, or keep more in the GPU's memory"
             ) from error
+
+    def _copy_out(self, flat_P: torch.Tensor, parts: Sequence[torch.Tensor]) -> Copying:
+        """Start to copy GPU memory to the host, after the computing streams, which waited for earlier uses of `parts`."""
+        return self._copy(self._way_out, flat_P.split([len(part) for part in parts]), parts)
+
+    def _copy_back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:
+        """Start to copy host memory to the GPU, `after` the copy out."""
+        assert isinstance(after, _LaneCopy), "a copy of this mover"
+        self._way_in.wait_event(after.event)
+        return self._copy(self._way_in, parts, flat_P.split([len(part) for part in parts]), flat_P)
 
     def _copy(
         self,
