@@ -77,7 +77,7 @@ class HostMover(Mover):
             ) from error
 
     def _copy_out(self, flat_P: torch.Tensor, parts: Sequence[torch.Tensor]) -> Copying:
-        """Start to copy GPU memory to the host, after the computing streams, which waited for earlier uses of `parts`."""
+        """Start to copy GPU memory to the host, after the computing streams, which waited for earlier uses."""
         return self._copy(self._way_out, flat_P.split([len(part) for part in parts]), parts)
 
     def _copy_back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:
