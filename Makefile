@@ -18,7 +18,7 @@ export OMPI_MCA_mpi_yield_when_idle := 1
 # The versions of torch that setup.cfg promises, and the newest Python: docs/reference/versions.md says what ran on them.
 OLDEST_TORCH := 2.8.0
 NEWEST_TORCH := 2.15.0
-NEWEST_PYTHON ?= $(firstword $(shell for p in python3.14 python3.13 python3.12; do $$p -V >/dev/null 2>&1 && echo $$p; done) $(PYTHON))
+NEWEST_PYTHON ?= $(firstword $(shell for p in python3.15 python3.14 python3.13 python3.12; do $$p -V >/dev/null 2>&1 && echo $$p; done) $(PYTHON))
 
 .PHONY: demo test test-serial test-mpi test-ranks mutations test-versions test-oldest test-newest gpu-wheels lint docs setup clean
 
@@ -87,11 +87,12 @@ gpu-wheels: setup
 	$(BIN)/python -m benchmarks.gpu.wheels
 
 # All serial tests, and the communicating ones on two ranks, with the oldest and the newest torch that is promised, each
-# in an environment of its own (7 GB on the disk: PyPI's build carries CUDA, and runs on a CPU); not part of `make test`.
+# in an environment of its own (7 GB on the disk: PyPI's build carries CUDA, and runs on a CPU). The newest one has the
+# newest of all packages, also those that constraints.txt names. Not part of `make test`.
 test-versions: test-oldest test-newest
 test-oldest: test-torch-$(OLDEST_TORCH)
 test-newest:
-	$(MAKE) test-torch-$(NEWEST_TORCH) PYTHON=$(NEWEST_PYTHON)
+	$(MAKE) test-torch-$(NEWEST_TORCH) PYTHON=$(NEWEST_PYTHON) PINS=
 
 test-torch-%: build/torch-%/ready
 	OMP_NUM_THREADS=1 build/torch-$*/bin/python -m pytest -m "not mpi" -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -100,11 +101,12 @@ test-torch-%: build/torch-%/ready
 		$(CURDIR)/build/torch-$*/bin/python -m pytest --only-mpi -m mpi -q --color=no --ignore tests/bad_input
 
 # sympy and setuptools are torch's to choose.
+PINS = --constraint build/torch-$*/constraints.txt
 .PRECIOUS: build/torch-%/ready
 build/torch-%/ready: setup.cfg constraints.txt
 	$(PYTHON) -m venv build/torch-$*
 	grep -vE '^(torch|sympy|setuptools)==' constraints.txt > build/torch-$*/constraints.txt
-	build/torch-$*/bin/python -m pip install --quiet --no-cache-dir --constraint build/torch-$*/constraints.txt \
+	build/torch-$*/bin/python -m pip install --quiet --no-cache-dir $(PINS) \
 		--editable '.[all,test]' torch==$* 'setuptools>=70.1' $(MPI_WHEEL)
 	touch $@
 

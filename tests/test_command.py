@@ -224,7 +224,7 @@ def test_the_examples_of_all_helps_run_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Answers and helps have 80 columns."""
-    for library in ("matplotlib", "onnx", "onnxscript"):
+    for library in ("matplotlib", "onnxruntime", "onnxscript"):
         pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")

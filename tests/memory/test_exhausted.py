@@ -30,7 +30,7 @@ def step(size):
 
 step(1000)
 mapped = int(open("/proc/self/statm").read().split()[0]) * 4096
-resource.setrlimit(resource.RLIMIT_AS, (mapped + (240 << 20), resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (240 << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
 budget, tries = 1 << 40, 0
 while True:
     tries += 1
