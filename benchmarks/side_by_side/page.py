@@ -77,9 +77,11 @@ def is_exact(found: Results | None) -> bool:
     return state(found).startswith("exact")
 
 
-def less(ratios: Sequence[float]) -> bool:
-    """Return True where a peer is better by more than the spread of turns: three of four show it, and the median."""
-    return statistics.median(ratios) < CLEAR and sorted(ratios)[3 * len(ratios) // 4] < 1
+def less(ratios: Sequence[float], own: Sequence[float] = (1.0,)) -> bool:
+    """Return True where a peer is better: three of four turns show it, and the median is below three of four turns of
+    two copies of ours."""
+    noise = min(1.0, sorted(own)[len(own) // 4])
+    return statistics.median(ratios) < CLEAR * noise and sorted(ratios)[3 * len(ratios) // 4] < 1
 
 
 def better(results: Results) -> Iterator[Row]:
@@ -106,7 +108,7 @@ def better(results: Results) -> Iterator[Row]:
                     f"{ours:,}",
                     f"ours to its: {parts}; {why}; stays",
                 )
-        if less(found["ratio"]):
+        if less(found["ratio"], mine["ratio"]):
             why = OF_DISTDL if peer == "DistDL" else "not found"
             yield f"seconds of a step: {item}", f"{peer}: {statistics.median(found['ratio']):.3g}", "1", why
         if found["MiB"] < CLEAR * mine["MiB"]:
@@ -180,7 +182,7 @@ def _cost(item: str, peer: str, found: Results) -> Row:
         return item, peer, state(found)
     parts = [[found.get(f"{phase} {end}", 0) for end in ("messages", "calls", "bytes")] for phase in PHASES]
     cells = [f"{messages} + {calls}, {size / 1e6:.3f} MB" for messages, calls, size in parts]
-    over = [Spread.of(found[key]) if peer != OURS else 1 for key in ("ratio", "cpu")]
+    over = [Spread.of(found[key]) for key in ("ratio", "cpu")]
     return item, peer, *cells, found["MiB"], found["seconds"], *over, written(peer)
 
 
