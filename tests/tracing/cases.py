@@ -83,3 +83,12 @@ class ForeignCase(Case):
         again = copy.deepcopy(traced(self.unet.name)).to(dtype)
         again.form = None  # outputs as a network of ours gives them, in no list or dict of the module's
         return with_channels_last(again)  # type: ignore[no-any-return]
+
+
+COUNTED = list[int]()
+
+
+def count() -> int:
+    """Count its calls."""
+    COUNTED.append(1)
+    return len(COUNTED)

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from tests.tracing import cases
 from tests.tracing.test_fooled import Misleading, built, check_exact
 from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.tracing.trace import trace
 
 
 def _changed(change: Callable[[nn.Module], object]) -> str | None:
-    module = built(lambda self, x: self.bn(x) * self.w * (1 + self.calls))
+    module = built(lambda self, x: self.bn(x) * self.w * (1 + self.calls) if callable(cases.count) else x)
     network = trace(module, 3)
     change(module)
     try:
@@ -38,6 +39,7 @@ def _changed(change: Callable[[nn.Module], object]) -> str | None:
         lambda module: setattr(module, "function", lambda self, x: x),
         lambda module: setattr(module, "generator", torch.ones(3)),
         lambda module: setattr(Misleading, "more", 1),
+        lambda module: cases.COUNTED.append(1),
         lambda module: module.w.register_hook(lambda gradient: gradient),
         lambda module: module.a.weight.register_post_accumulate_grad_hook(lambda weight: None),
         lambda module: module.a.register_forward_hook(lambda *given: given[-1] * 2),

@@ -20,13 +20,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.tracing import cases
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import TiledsegError
 from tiledseg.foreign.parallelize import parallelize
 from tiledseg.tracing.trace import trace
 
 Function = Callable[[Any, torch.Tensor], torch.Tensor]
-CALLS: list[int] = []
+CALLS, HIDDEN = list[int](), list[int]()
 NUMBERS, OPTIONS = itertools.count(), SimpleNamespace(calls=0)
 BFLOAT = torch.autocast("cpu", torch.bfloat16)
 LEARNT = torch.rand(1, 4, 1, 1).requires_grad_()
@@ -159,6 +160,10 @@ def _longer(calls: Any) -> int:
     return len(calls)
 
 
+def _longer_than_all() -> int:
+    return _longer(HIDDEN)
+
+
 def _plus_one(options: Any) -> int:
     options.calls += 1
     return options.calls
@@ -190,6 +195,12 @@ def _counted_out_of_sight(self: Any, x: torch.Tensor) -> torch.Tensor:
     with torch._C.DisableTorchFunction():
         number = float(x.detach().abs().max())
     return x * (self.w * number)
+
+
+def _cast_if_large(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=x.shape[2] > 1000):
+        y = functional.conv2d(x, self.k, padding=1)
+    return y.to(x.dtype)
 
 
 def _hooked(y: torch.Tensor) -> torch.Tensor:
@@ -334,6 +345,8 @@ KINDS: dict[str, dict[str, Function]] = {
         ),
         "a list grows": _counts(lambda self: _longer(self.kept.setdefault("calls", deque()))),
         "a global grows": _counts(lambda self: _longer(CALLS)),
+        "a global of a function that a function names": _counts(lambda self: _longer_than_all()),
+        "a global of another file": _counts(lambda self: cases.count()),
         "a cache": _counts(lambda self: _longer(_cached(0))),
         "a cache of some": _counts(lambda self: _longer(_cached_some(0))),
         "hits of a cache": _counts(lambda self: _cached(1) or _cached.cache_info().hits),
@@ -356,6 +369,7 @@ KINDS: dict[str, dict[str, Function]] = {
         "a branch by a weight": lambda self, x: x * 2 if self.w.sum() > 0 else x,
         "a weight's array": lambda self, x: x * torch.from_numpy(self.w.detach().numpy().copy()),
         "numpy": lambda self, x: x * (self.w * float(x.detach().numpy().max())),
+        "modes of torch": lambda self, x: x * (1 + torch._C._len_torch_function_stack()),
     },
     "sizes": {
         "to multiples of 32": _padded(32),
@@ -369,6 +383,7 @@ KINDS: dict[str, dict[str, Function]] = {
         "integers": lambda self, x: x + 1e-9 * x.to(torch.int32).to(x.dtype),
         "bits": lambda self, x: x + 1e-12 * x.view(torch.int64 if x.dtype == torch.float64 else torch.int32),
         "autocast": lambda self, x: x + 1e-5 * BFLOAT(functional.conv2d)(x, self.k, padding=1).to(x.dtype),
+        "autocast of large images": _cast_if_large,
         "a weight in bfloat16": lambda self, x: x * self.w.to(torch.bfloat16).to(x.dtype),
     },
 }

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from tiledseg.architecture.network import ForeignNetwork, Network
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, first_line
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.layers.times import TimeSeries
@@ -84,7 +84,9 @@ def _built(network: ForeignNetwork, seed: int) -> nn.Module:
         try:
             module = function(**arguments)
         except Exception as error:  # whatever its author raises
-            raise ConfigError(f"{network.in_words} has failed: {_line(error)}; change model.arguments") from error
+            raise ConfigError(
+                f"{network.in_words} has failed: {type(error).__name__}: {first_line(error)}; change model.arguments"
+            ) from error
     if not isinstance(module, nn.Module):
         kind = module.__name__ if isinstance(module, type) else f"a {type(module).__name__}"
         raise ConfigError(f"{build} gives {kind}, no torch.nn.Module; return a module, built")
@@ -99,7 +101,9 @@ def _function(build: str) -> Callable[..., Any]:
         what = f"{build} needs the module {error.name}, which is not found"
         raise ConfigError(f"{what}; install its package, or put its folder on PYTHONPATH") from None
     except Exception as error:
-        raise ConfigError(f"{name} of {build} cannot be imported: {_line(error)}; mend it") from error
+        raise ConfigError(
+            f"{name} of {build} cannot be imported: {type(error).__name__}: {first_line(error)}; mend it"
+        ) from error
     for attribute in path.split("."):
         value = getattr(value, attribute, None)
     if value is None:
@@ -107,7 +111,3 @@ def _function(build: str) -> Callable[..., Any]:
     if not callable(value):
         raise ConfigError(f"{build} is a {type(value).__name__}, no function; give one that returns a module")
     return value
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

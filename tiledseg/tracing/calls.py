@@ -36,14 +36,12 @@ _RENAMED = """multiply:mul subtract:sub divide:div true_divide:div negative:neg 
 special_expit:sigmoid concat:cat concatenate:cat _threshold:threshold data:detach __invert__:bitwise_not
 __and__:bitwise_and __or__:bitwise_or __xor__:logical_xor __add__:add __radd__:add __mul__:mul __rmul__:mul"""
 RENAMED = dict(pair.split(":") for pair in _RENAMED.split())
-REVERSED = {"__rdiv__", "__rsub__", "__rpow__", "__radd__", "__rmul__"}
 _ALONG = "softmax log_softmax softmin cumsum sort argsort flip normalize glu"
 ALONG_CHANNELS = frozenset(_ALONG.split())
-_SAME = """contiguous clone to float double half type type_as alias as_tensor asarray cpu cuda"""
-SAME = frozenset(_SAME.split())
 UNKNOWN = "may give another result on a part of the image; use one of docs/reference/foreign-networks.md"
 _COUNTED = "draws numbers by the order of calls, which tiles change; use Dropout2d"
 _ELSEWHERE = "reads pixels at places that are computed, maybe outside a tile; resize or crop by fixed numbers"
+_SORTED = "may sort values of the whole image; take means and maxima"
 MULTI_HEAD = "multi_head_attention_forward"
 # Why a function that has no handler cannot be exact.
 REASONS = {
@@ -51,9 +49,7 @@ REASONS = {
     **dict.fromkeys(("unfold", "fold"), "puts the neighbours of a pixel into one dim; use convolutions"),
     **dict.fromkeys(("grid_sample", "gather", "index_select", "take_along_dim"), _ELSEWHERE),
     "roll": "moves pixels round the image's end, which a tile has not; pad and crop",
-    **dict.fromkeys(
-        ("topk", "quantile", "unique", "histc"), "may sort values of the whole image; take means and maxima"
-    ),
+    **dict.fromkeys(("topk", "quantile", "unique", "histc"), _SORTED),
 }
 _TRUTHS = """eq ne lt le gt ge isnan isfinite logical_and logical_or logical_not logical_xor bitwise_and
 bitwise_or bitwise_not"""

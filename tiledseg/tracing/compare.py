@@ -11,7 +11,7 @@ import copy
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from math import inf, prod
+from math import inf, isfinite, prod
 from typing import Any
 
 import torch
@@ -50,13 +50,14 @@ Values = dict[str, torch.Tensor]  # 'output 0', "state 'norm.running_mean'", "gr
 Gaps = dict[str, tuple[float, float]]  # the largest difference of a value, and the largest number that the module gives
 
 
-def values(
-    twin: GraphNetwork, x_BCHW: torch.Tensor, of_module: bool, precise: bool = False, backward: bool = False
-) -> Values:
-    """Return the outputs of the module, or of its graph, its state afterwards and, with `backward`, its gradients."""
+def values(twin: GraphNetwork, x_BCHW: torch.Tensor, of_module: bool, *modes: bool) -> Values:
+    """Return the outputs of the module, or of its graph, its state afterwards and, if backward, its gradients. `modes`:
+    precise, backward, and plain: under no mode of torch, of which a module may know."""
+    precise, backward, plain = (*modes, False, False, False)[:3]
     module: nn.Module = twin.recorded.module
     x_BCHW = x_BCHW.to(torch.float64 if precise else x_BCHW.dtype, copy=True).requires_grad_(backward)
-    with same_conditions(x_BCHW.device, precise), torch.set_grad_enabled(backward), kept_state(module, False):
+    conditions = drawn_from(0) if plain else same_conditions(x_BCHW.device, precise)
+    with conditions, torch.set_grad_enabled(backward), kept_state(module, False):
         held = x_BCHW.clone() if backward else x_BCHW  # which may be written over
         if of_module:
             outputs = tensors_of(as_trained(twin)(held))
@@ -97,10 +98,12 @@ def gap(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
     """Return the largest difference of two tensors, and the largest number of the second, where that is finite."""
     if not theirs.numel() or mine.shape != theirs.shape:
         return 0.0 if mine.shape == theirs.shape else inf, float(theirs.abs().max()) if theirs.numel() else 0.0
-    theirs = theirs.double()
-    apart = (mine.double() - theirs).abs().nan_to_num(inf, inf)
-    largest = [float(each.where(theirs.isfinite(), 0.0).max()) for each in (apart, theirs.abs())]
-    return largest[0], largest[1]
+    is_equal, theirs = torch.equal(mine, theirs), theirs.double()
+    apart, size = 0.0 if is_equal else float((mine.double() - theirs).abs_().max()), float(theirs.abs().max())
+    if not isfinite(apart) or not isfinite(size):
+        both = (mine.double() - theirs).abs().nan_to_num(inf, inf), theirs.abs()
+        apart, size = (float(each.where(theirs.isfinite(), 0.0).max()) for each in both)
+    return apart, size
 
 
 def _beyond(apart: Gaps, relative: float, slack: dict[str, float]) -> Gaps:
@@ -198,6 +201,10 @@ def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: b
             for most, size in apart.values():
                 what = f"the module's graph gives outputs that differ from the module's by {most:.1e} of {size:.1e}"
                 raise ConfigError(f"{what} for {tuple(x_BCHW.shape)}; write in other words what was not seen")
+        plain, watched = (values(twin, probes[-1], True, precise, False, each) for each in (True, False))
+        bound = OUTPUTS[torch.float32] if precise else COARSE
+        if _beyond({name: gap(plain[name], tensor) for name, tensor in watched.items()}, bound, {}):
+            raise ConfigError("the module computes something else where its calls are watched; leave that out")
         for training in () if network.own_gradients else (False, True):
             if training and (still or network.untrained or not trains):
                 return

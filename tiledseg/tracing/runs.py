@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from math import inf, isqrt, lcm, prod
@@ -66,8 +66,9 @@ class ModuleRuns:
         quiet = logging.getLogger(FakeTensorMode.__module__)  # which prints pages of what is only tried here
         quiet.disabled, before = True, quiet.disabled
         try:
-            with _disable_current_modes() if fake else nullcontext(), in_mode(self.module, training):
-                return record(self.module, self.probe(batch, size, fakes), fakes, **how)
+            x_BCHW, alone = self.probe(batch, size, fakes), _disable_current_modes() if fake else nullcontext()
+            with alone, in_mode(self.module, training), torch.autocast(x_BCHW.device.type, enabled=False):
+                return record(self.module, x_BCHW, fakes, **how)
         except PairsError:
             raise
         except Exception as error:  # whatever the module raises
@@ -115,25 +116,20 @@ class ModuleRuns:
         return self._other.pair(sizes)
 
     def elsewhere(self, graph: Graph, size: Size) -> Record:
-        """Record a run of one image, at an odd multiple of the stride if the module takes it."""
-        stride, sides = total_stride(graph), []
-        more = 1 if any(layer.window_grid > 1 for layer in graph.layers) else 3  # windows make large strides
-        for start in size:
-            multiples = range(start - start % (2 * stride) + more * stride, start + 16 * stride, 2 * stride)
-            tried = (*multiples, *range(start + 1, start + 8 * stride))
-            sides.append(next((n for n in tried if is_legal_size(graph, n)), start))
+        """Record a run of one image, a stride larger than `size` if the module takes it."""
+        stride = total_stride(graph)
         try:
-            return self.run(1, (sides[0], sides[1]))
+            return self.run(1, legal_size(graph, size, (size[0] + stride, size[1] + stride)))
         except OtherSizeError:  # such as one that asks for multiples of more than its graph does
             return self.run(1, size)
 
-    def far_sizes(self, graph: Graph, size: Size) -> Iterator[Images]:
-        """Yield batches and sizes far from others, which the graph takes."""
-        stride = total_stride(graph)
-        for batch, least in FAR:
-            tried = (range(n + (a - n) % stride, n + 64 * stride, stride) for a, n in zip(size, least, strict=True))
-            rows, cols = (next((n for n in each if is_legal_size(graph, n)), 0) for each in tried)
-            yield batch, (rows or size[0], cols or size[1])
+
+def legal_size(graph: Graph, size: Size, least: Size) -> Size:
+    """Return a size from `least` on that the graph takes, whole strides from `size`; that one's sides where none is."""
+    stride = total_stride(graph)
+    tried = (range(n + (a - n) % stride, n + 64 * stride, stride) for a, n in zip(size, least, strict=True))
+    rows, cols = (next((n for n in each if is_legal_size(graph, n)), 0) for each in tried)
+    return rows or size[0], cols or size[1]
 
 
 def unsteady(different: str) -> ConfigError:
@@ -180,8 +176,9 @@ class Recorded:
                         one, other = self.source.pair(self.sizes, training, fake, **how)
                         different = differing(one, again, other=other)
                     different = different or unlike(self.placed, network.graph, network.bands, again)
-                    written = (fault for fault in again.faults if "writ" in fault)  # others of fakes may be none
-                    if different := different or next(written, None):
+                    # Others of fakes may be none.
+                    faults = (fault for fault in again.faults if "writ" in fault or " of the network" in fault)
+                    if different := different or next(faults, None):
                         raise unsteady(different)
                     looks += 1
                     break

@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import re
+import sys
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from contextvars import ContextVar
 from ctypes import _SimpleCData
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
-from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,11 @@ REGISTERED = ("_parameters", "_buffers", "_modules")
 FORWARD_HOOKS = "_forward_hooks", "_forward_pre_hooks"  # of a module
 HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"  # of a tensor
 GLOBAL_HOOKS = [name for name in vars(nn.modules.module) if re.fullmatch(r"_global_\w+_hooks", name)]
-DEPTH = 4  # of attributes of attributes that are looked at
+DEPTH = 5  # of attributes of attributes that are looked at
 # What a function may count in, of its module's globals.
-HELD = (int, float, list, dict, set, deque, np.ndarray, SimpleNamespace, Iterator, _lru_cache_wrapper)
-HELD += (bytearray, memoryview, ContextVar, _SimpleCData)  # type: ignore[assignment]
+HELD = (int, float, str, list, dict, set, deque, np.ndarray, SimpleNamespace, Iterator, _lru_cache_wrapper)
+HELD += (bytearray, memoryview, ContextVar, _SimpleCData, torch.Tensor)  # type: ignore[assignment]
+OTHERS = {"torch", "numpy", "builtins", "tiledseg", *sys.stdlib_module_names}  # packages with no state of authors
 SIMPLE = (int, float, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
@@ -188,11 +190,33 @@ def _description(root: nn.Module, kept: Collection[str]) -> dict[str, Any]:
     return pictures | {"a class of it": class_state(root)}
 
 
-def class_state(root: nn.Module) -> dict[type, Any]:
-    """Return pictures of the classes of a module's parts, with what functions but constructors hold, for `is_same`."""
-    classes = {each for module in root.modules() for each in type(module).__mro__}
-    own = [each for each in classes if not each.__module__.startswith(("torch.", "builtins"))]
-    return {each: _picture({k: v for k, v in vars(each).items() if k != "__init__"}, DEPTH) for each in own}
+def class_state(root: nn.Module) -> dict[Any, Any]:
+    """Return pictures of the classes of parts, and of functions and classes that theirs name, in any file."""
+    pictures = dict[Any, Any]()
+    todo = [each for module in root.modules() for each in (*type(module).__mro__, *vars(module).values())]
+    todo += [each for m in root.modules() for hooks in FORWARD_HOOKS for each in vars(m)[hooks].values()]
+    while todo:
+        each = todo.pop()
+        if not isinstance(each, type | FunctionType) or each in pictures or not _is_own(each):
+            continue
+        held = {k: v for k, v in vars(each).items() if k != "__init__"} if isinstance(each, type) else {"": each}
+        pictures[each] = [_picture(part, DEPTH) for part in held.values()], list(held)
+        parts = [getattr(part, "__func__", getattr(part, "fget", part)) for part in held.values()]
+        todo += [each for part in parts if isinstance(part, FunctionType) for each in _named(part)]
+    return pictures
+
+
+def _is_own(kind: Any) -> bool:
+    """Return True for a class or function of neither torch's, nor the standard library's."""
+    return str(kind.__module__).partition(".")[0] not in OTHERS
+
+
+def _named(function: FunctionType) -> list[Any]:
+    """Return what a function's code names: of functions around it, of its file, and of modules among these."""
+    names = function.__code__.co_names
+    named = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    named += [function.__globals__.get(name) for name in names]
+    return named + [vars(each).get(name) for each in named if isinstance(each, ModuleType) for name in names]
 
 
 def _picture(value: Any, depth: int) -> Any:
@@ -208,26 +232,16 @@ def _picture(value: Any, depth: int) -> Any:
         case list() | tuple() | set() | frozenset() | deque() if depth:
             return [_picture(each, depth - 1) for each in value]
         case FunctionType() if depth:
-            inside = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-            names = value.__code__.co_names
-            named = [value.__globals__.get(name) for name in names]
-            named += [part for each in named if isinstance(each, type | FunctionType) for part in vars(each).values()]
-            named += [vars(each).get(name) for each in named if isinstance(each, ModuleType) for name in names]
-            here = (each for each in named if isinstance(each, HELD) or type(each).__module__ == value.__module__)
-            asked = (
-                each.cache_info() for each in named if isinstance(each, _lru_cache_wrapper) and "cache_info" in names
-            )
-            return [
-                value,
-                *(_picture(each, depth - 1) for each in (*inside, *here, *asked, value.__defaults__, vars(value))),
-            ]
+            named = _named(value)
+            here = [each for each in named if isinstance(each, HELD) or _is_own(type(each))]
+            if "cache_info" in value.__code__.co_names:
+                here += [each.cache_info() for each in named if isinstance(each, _lru_cache_wrapper)]
+            return [value, *(_picture(each, depth - 1) for each in (*here, value.__defaults__, vars(value)))]
         case _lru_cache_wrapper() if depth:  # results by their places in memory: beside a table, which comes before
             parts = gc.get_referents(value)
             at = next(k for k, part in enumerate(parts) if part is value.__wrapped__) - 1
             results = [*parts[:at], *parts[at].values()]
             return [value, _Growing({id(each): [each, _picture(each, depth - 1)] for each in results})]
-        case MethodType() | torch.dtype() | torch.Size():
-            return value
         case partial():
             return _picture([value.func, value.args, value.keywords], depth)
         case np.ndarray():
@@ -243,7 +257,9 @@ def _picture(value: Any, depth: int) -> Any:
         case Iterator():
             return object()  # another one each time: nobody can tell whether it has moved
     slots = [getattr(value, name, None) for name in getattr(value, "__slots__", None) or () if name != "__dict__"]
-    return [value, _picture([getattr(value, "__dict__", None), slots], depth - 1)] if depth else value
+    return (
+        [value, *(_picture(each, depth - 1) for each in (getattr(value, "__dict__", None), *slots))] if depth else value
+    )
 
 
 def generators() -> dict[str, Any]:

@@ -27,7 +27,7 @@ from tiledseg.tracing.compare import check_traced, holds_anywhere
 from tiledseg.tracing.functions.handlers import lowered
 from tiledseg.tracing.functions.positions import unlike
 from tiledseg.tracing.lowering import WHOLE, Lowering, Value, assembled
-from tiledseg.tracing.runs import ModuleRuns, OtherSizeError, Recorded, Size, unsteady
+from tiledseg.tracing.runs import FAR, ModuleRuns, OtherSizeError, Recorded, Size, legal_size, unsteady
 from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
 
 # Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level. The
@@ -146,7 +146,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     network.recorded = Recorded(source, indices, tuple(map(where, one.calls)), made, sizes, lowering.placed)
     for mode in (False, True)[: 1 + module.training]:
         with in_mode(network, mode), torch.set_grad_enabled(mode and own is None):
-            network.recorded.check(network, source.far_sizes(graph, sizes[0]))
+            network.recorded.check(network, [(n, legal_size(graph, sizes[0], least)) for n, least in FAR])
     check_traced(network, [source.probe(each.batch, each.size) for each in (one, third)], still)
     odd = source.probe(1, (third.size[0] + 1, third.size[1] + 1))
     network.only_size = None if holds_anywhere(network, odd) else third.size

@@ -15,18 +15,7 @@ from tiledseg.geometry.layers.resampling import MIRRORED
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.joins import JoinModule
 from tiledseg.spatial.convert import POINTWISE
-from tiledseg.tracing.calls import (
-    ALONG_CHANNELS,
-    ELEMENTWISE,
-    REASONS,
-    REVERSED,
-    SAME,
-    UNKNOWN,
-    Given,
-    plain,
-    values_in,
-    where,
-)
+from tiledseg.tracing.calls import ALONG_CHANNELS, ELEMENTWISE, REASONS, UNKNOWN, Given, plain, values_in, where
 from tiledseg.tracing.declared import declaration, depth_rate
 from tiledseg.tracing.functions.attention import ATTENDING, with_pairs
 from tiledseg.tracing.functions.leaves import declared_leaf
@@ -217,10 +206,12 @@ def _unit(step: Step) -> list[Value]:
     return step.by(right(module), value, None, value.layout)
 
 
+_SAME = "contiguous clone to float double half type type_as alias as_tensor asarray cpu cuda"
+_REVERSED = "__rdiv__ __rsub__ __rpow__ __radd__ __rmul__"
 _DROPOUTS = "dropout dropout2d feature_dropout dropout1d dropout3d alpha_dropout feature_alpha_dropout"
 HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys(SAME, _same),
-    **dict.fromkeys((*ELEMENTWISE, *REVERSED), _elementwise),
+    **dict.fromkeys(_SAME.split(), _same),
+    **dict.fromkeys((*ELEMENTWISE, *_REVERSED.split()), _elementwise),
     **WINDOWS,
     **WEIGHTED,
     **ATTENDING,

@@ -42,46 +42,6 @@ def is_channels(dim: Sequence[str]) -> bool:
     return bool(dim) and all(atom.startswith("C") for atom in dim)
 
 
-def reshaped(layout: Layout, sizes: dict[str, int], shape: Sequence[int]) -> Layout | None:
-    """Return the layout after a reshape to `shape`; None where it takes pixels apart, or mixes them with other dims."""
-    atoms = [(atom, sizes[atom]) for dim in layout.dims for atom in dim]
-    dims: list[list[tuple[str, int]]] = []
-    for size in shape:
-        one = size == 1 and atoms[:1] and atoms[0][1] == 1 and not atoms[0][0].startswith("C")
-        dim: list[tuple[str, int]] = [atoms.pop(0)] if one else []  # a single row or column
-        left = size
-        while atoms and left > 1:
-            atom, own = atoms.pop(0)
-            if own > left:
-                if not atom.startswith("C") or own % left:
-                    return None
-                dim.append((atom + "a", left))
-                atoms.insert(0, (atom + "b", own // left))
-                left = 1
-                break
-            if left % own:
-                return None
-            dim.append((atom, own))
-            left //= own
-        if left != 1:
-            return None
-        dims.append(dim)
-    if any(own > 1 for _, own in atoms):
-        return None
-    for atom, own in atoms:  # a single channel, wherever there is room
-        free = next((dim for dim, size in zip(dims, shape, strict=True) if size == 1 and not dim), [])
-        free.append((atom, own))
-    before = [name for name in sorted(sizes) if name.startswith("C")]
-    parts = {atom: size for dim in dims for atom, size in dim if atom.startswith("C")}
-    ordered = sorted(parts, key=lambda atom: (before.index(atom.rstrip("ab")), atom.lstrip("C0123456789")))
-    names = {atom: f"C{index}" for index, atom in enumerate(ordered)}  # in the order of the tensor's own channels
-    made = tuple(tuple(names.get(atom, atom) for atom, _ in dim) for dim in dims)
-    factors = tuple(parts[atom] for atom in ordered) if len(ordered) > 1 else ()
-    if factors and (together := tuple(names.values())) in made:  # all of them again, in their order
-        made, factors = tuple(("C0",) if dim == together else dim for dim in made), ()
-    return with_channels(replace(layout, dims=made, channels=factors))
-
-
 def with_channels(layout: Layout) -> Layout:
     """Return a layout in which the first dim of size 1 is the only channel's, if all have been reduced to one."""
     if layout.one_pixel or any(atom.startswith("C") for dim in layout.dims for atom in dim) or () not in layout.dims:
