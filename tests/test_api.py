@@ -112,12 +112,12 @@ WRONG: dict[str, Callable[[], Any]] = {
     "size is x; give": lambda: tiledseg.plan("x"),  # type: ignore[arg-type]
     "tiledseg plan has the unknown key 'grids'; give some of size": lambda: tiledseg.plan(1000, grids=3),
     "tiledseg plan: search is 1; give true or false": lambda: tiledseg.plan(1000, search=1),
-    "emit is given, but the command alone": lambda: tiledseg.plan(1000, emit="slurm"),
+    "emit is given, but only the command": lambda: tiledseg.plan(1000, emit="slurm"),
     "tile is a; give": lambda: tiledseg.export("a", "b.onnx", tile="a"),  # type: ignore[arg-type]
     "unknown key level; give some of levels": lambda: tiledseg.halo("unet", level=3),
     "model.name is 'vnet'": lambda: tiledseg.halo("vnet"),
-    "bands is 3, but the network is named": lambda: tiledseg.halo("unet", bands=3),
-    "Linear has no convolution that tells its bands": lambda: tiledseg.halo(torch.nn.Linear(3, 3)),
+    "bands is 3, but the halo of a named network": lambda: tiledseg.halo("unet", bands=3),
+    "Linear has no convolution to read its bands from": lambda: tiledseg.halo(torch.nn.Linear(3, 3)),
     "a type is no torch.nn.Module; give one, built": lambda: tiledseg.trace(torch.nn.Conv2d, 3),
     "the module returns (2, 18432)": lambda: tiledseg.trace(torch.nn.Flatten(), 3),
     "no checkpoint at nowhere": lambda: tiledseg.load("nowhere"),
@@ -263,7 +263,7 @@ def test_pixels_without_scores_are_no_class(material: Material, tmp_path: Path) 
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(9)
-    words = r"a\.tif: the network's scores of \d+ pixels are no finite numbers, the first at row \d+, col \d+; "
+    words = r"a\.tif: the network's scores of \d+ pixels are not finite, the first at row \d+, col \d+; "
     with pytest.raises(RasterError, match=words):
         tiledseg.predict_raster(module, tmp_path / "a.tif", tmp_path / "map.tif")
     assert not (tmp_path / "map.tif").exists()

@@ -156,7 +156,7 @@ def test_the_record_of_a_run_says_the_same_again(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ("--parallel automatic", "--parallel takes a map of keys, not 'automatic'"),
-        ("--parallel auto --parallel.auto [parallel.halo]", "--parallel.auto is given beside --parallel auto"),
+        ("--parallel auto --parallel.auto [parallel.halo]", "--parallel.auto is given, but --parallel auto"),
         ("--parallel.auto [halo]", "parallel.auto names 'halo'; give some of tiling.grid, parallel.halo"),
         ("--parallel.auto [parallel.halo] --parallel.halo layer", "which is given as layer; leave one of them out"),
         ("--parallel.auto [tiling.grid] --tiling.grid 4", "names tiling.grid, but tiling.grid is 4; leave one"),

@@ -163,9 +163,9 @@ class Resized(nn.Module):
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("corners", "'up.interpolate' depends on the place"),
-        ("norm", "'norm' takes its st"),
-        ("mean", "'gate.mean' takes its st"),
+        ("corners", "'up.interpolate' depends on the position"),
+        ("norm", "'norm' measures st"),
+        ("mean", "'gate.mean' measures st"),
     ],
 )
 def test_networks_that_tiles_change_are_refused(what: str, words: str) -> None:

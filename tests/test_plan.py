@@ -211,7 +211,7 @@ def test_table_shows_the_same_figures(capsys: pytest.CaptureFixture[str]) -> Non
         (f"{SMALL} --grid 4 --show modes --format json", ["--show is modes, but only the plan's table has sections"]),
         (f"{SMALL} --grid 4 --show modes --emit slurm", ["--show is modes"]),
         ("--search --size 900 --gpus 4", ["--search ranks by predicted time, but no machine is known; give --machine"]),
-        (f"{SCALING} --gpus 4", ["--gpus is 4, but --scaling has GPUs of its own"]),
+        (f"{SCALING} --gpus 4", ["--gpus is 4, but --scaling has its own GPUs"]),
         (f"{SCALING} --mesh 2", ["--mesh is 2, but --scaling finds settings"]),
         (f"{SCALING} --plot a.png", ["--plot is a.png, but --scaling finds settings"]),
         ("--size 600 --window 60", ["--window is 60, but --build is not given"]),

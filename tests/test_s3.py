@@ -316,7 +316,7 @@ def test_what_is_not_there_is_one_line(
         (f"{HOME}/none.tif", *output): f"cannot open {HOME}/none.tif: The specified key does not exist",
         (image, "--output", "s3://no-such-bucket/m.tif"): "cannot write s3://no-such-bucket/m.tif: the server said 404",
         (image, "--output", f"{HOME}/a/../m.tif"): "names no object",
-        (image, "--output", "https://example.org/m.tif"): "where nothing can be written",
+        (image, "--output", "https://example.org/m.tif"): "which cannot be written",
         (f"{HOME}/images/one.tif", "--output", f"{HOME}/images/one.tif"): "it is the input",
         (f"{HOME}/images/", "--output", f"{HOME}/maps"): "s3:// with a slash at its end",
     }.items():
@@ -364,7 +364,7 @@ def test_files_of_a_server_of_ones_own_certificate(
             err = one_error(capsys)
             assert f"cannot open {base}/a.tif: CURL error" in err
             assert said in err
-            assert "set CURL_CA_BUNDLE to the file (PEM) of the authority that has signed it, on every rank" in err
+            assert "set CURL_CA_BUNDLE to the PEM file of the authority that signed it, on every rank" in err
             assert train(train_from_bucket(material, tmp_path / "run")) == 2
             assert listed in one_error(capsys)
             assert predict([*run, *image, "--output", f"{HOME}/m.tif"]) == 2

@@ -1,6 +1,6 @@
-"""Train segmentation networks on images too large for one GPU, and get the same numbers as if they fitted.
+"""tiledseg trains segmentation networks on images too large for one GPU, with the same numbers as if they fitted.
 
-The names below are imported when they are first used (`docs/reference/python.md`); importing the package loads nothing.
+The public names (`docs/reference/python.md`) are imported at their first use, so importing the package is fast.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
 
     if name == "__version__":
         value: Any = importlib.import_module("tiledseg.errors").VERSION
-    else:  # `plan` and `export` are modules of commands, which are callable
+    else:  # `plan` and `export` are callable modules
         module = importlib.import_module(f"tiledseg.{_PLACES.get(name, name)}")
         value = getattr(module, name) if name in _PLACES else module
     globals()[name] = value

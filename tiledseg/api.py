@@ -1,4 +1,4 @@
-"""Functions for Python programs (`docs/reference/python.md`): the code of the commands, whose errors are raised."""
+"""The Python interface (`docs/reference/python.md`): the commands as functions that raise their errors."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 @checked
 def halo(network: str | nn.Module | Trained = "unet", bands: int | None = None, **model: Any) -> Halo:
     """Return the halo of a network: a module, a result of `load`, or a name with the keys of the group `model`.
-    `bands`: of a module's images (None: as many as its first convolution takes).
+    `bands`: of a module's images (None: those of its first convolution).
 
-    Raises ConfigError for a key or a value that no network can have, and one that lists every place of a module that no
-    tiling leaves exact. Raises GeometryError where no exact tile exists.
+    Raises ConfigError for an unknown key or value, or with a list of all operations of a module that are not exact on
+    tiles. Raises GeometryError if no exact tile exists.
     """
     if isinstance(network, str):
         if bands is not None:
-            raise ConfigError(f"bands is {bands}, but the network is named, whose halo no bands change; leave it out")
+            raise ConfigError(f"bands is {bands}, but the halo of a named network does not need it; leave it out")
         return Halo.of(_named(network, model).graph())
     if model:
-        raise ConfigError(f"{next(iter(model))} is given beside a network, which has it already; leave it out")
+        raise ConfigError(f"{next(iter(model))} is given, but the network has its own; leave it out")
     module: Any = network
     return Halo.of(traced(getattr(module, "network", module), bands).graph)
 
@@ -57,27 +57,26 @@ def _named(name: str, model: Mapping[str, Any]) -> Network:
         raise ConfigError(f"model has the unknown key {unknown[0]}; give some of {known}")
     described = checked(ModelConfig)(name=name, **model)
     described.check()
-    return build_network(described, bands=1, classes=2)  # neither changes a halo
+    return build_network(described, bands=1, classes=2)  # the halo does not depend on these
 
 
 @checked
 def trace(module: nn.Module, bands: int | None = None) -> GraphNetwork:
-    """Return the graph of any convolutional module, which shares its weights under its names.
+    """Return any convolutional module as a graph, with the same weights under the same names.
 
-    `bands`: of its input (None: as many as its first convolution takes). Raises ConfigError that lists every place that
-    would not be exact on tiles, with the reason and what to do.
+    `bands`: of its input (None: those of its first convolution). Raises ConfigError that lists every operation that is
+    not exact on tiles, with reason and remedy.
     """
     return traced(module, bands)
 
 
 @takes_arrays
 def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
-    """Train as `tiledseg train` does, under any number of ranks; the run's folder. Collective.
+    """Train like `tiledseg train`, on any number of ranks; return the run's folder. Collective.
 
     `config`: groups of keys, or a YAML file of them. Images and labels may be xarray.DataArrays with x and y. torch's
-    deterministic mode stays as `train.deterministic` sets it.
-    Raises InputError of some kind before anything is written, TiledsegError where a signal has stopped the run early,
-    with its checkpoint written.
+    deterministic mode stays as `train.deterministic` sets it. Raises InputError before anything is written,
+    TiledsegError if a signal stops the run early, with its checkpoint written.
     """
     from tiledseg.comm.session import joined_mesh
     from tiledseg.commands.options import as_config, parse_config, to_yaml
@@ -140,29 +139,28 @@ def predict_raster(
     parallel: Mapping[str, Any] | None = None,
     verbosity: int = 1,
 ) -> DataArray | None:
-    """Write the exact class map of `source` to `target` as `tiledseg predict` does, on any number of ranks. Collective.
-    `source` may be an xarray.DataArray with x and y, whose map is returned as one where there is no `target` (made in
-    TMPDIR, which all nodes must see).
+    """Write the exact class map of `source` to `target` like `tiledseg predict`, on any number of ranks. Collective.
+    Several sources get a map each, in the folder `target`. `source` may be an xarray.DataArray with x and y; without a
+    `target` its map is returned as one (made in TMPDIR, which all nodes must share).
 
-    `network`: a module or a result of `load`, with the weights that it has now, or a run's folder or checkpoint. A
-    folder maps with its best checkpoint, where one is kept. A module maps in evaluation mode, a channel of its (first)
-    output a class. It takes `bands` (numbers from 1, None: all but alpha) in float32, 0 where they are not valid.
-    `normalize` (means, deviations), or a `Normalization`, takes a mean off each band and divides by a deviation; None
-    leaves values as they are. `classes`: how many there must be. A network trained here has all this with it.
+    `network`: a module or a result of `load` with its current weights, or a run's folder or checkpoint. From a folder,
+    the best checkpoint maps, if one is kept. A network trained here brings the following settings with it. A module
+    maps in evaluation mode, with one channel of its (first) output for each class. It takes `bands` (numbers from 1;
+    None: all but alpha) in float32, 0 where they are not valid. `normalize`: (means, deviations) or a `Normalization`;
+    None: values unchanged. `classes`: the expected number of classes.
 
-    The rest are flags of the command, `tiledseg predict --help`. `memory`, `parallel`: maps of a group's keys, as
-    {"blocks": 8, "store": "/scratch"}, {"halo": "layer", "mesh": [2, 2]}. `polygons_classes`: names or numbers, None:
-    all. `assets`, `mosaic`, `valid`, `valid_values`, `times`: sources of several rasters, as `data` has them (None, or
-    empty: as in the training; `valid` "none": all pixels). `verify`: a module is compared first with what was traced of
-    it (docs/explanation/exactness.md). `window`, `overlap`, `blend`, `ends`: a module of that input size maps by crops
-    (docs/how-to/maps.md); it is not traced then, nor need it be with grid 1 on one rank.
-    Several sources have a map each, in the folder `target`.
+    The other arguments are flags of `tiledseg predict --help`. `memory`, `parallel`: maps of a group's keys, such as
+    {"blocks": 8, "store": "/scratch"}, {"halo": "layer", "mesh": [2, 2]}. `polygons_classes`: names or numbers; None:
+    all. `assets`, `mosaic`, `valid`, `valid_values`, `times`: images of several rasters, as in `data` (None or empty:
+    as in the training; `valid` "none": all pixels). `verify`: compare a module first with its traced network
+    (docs/explanation/exactness.md). `window`, `overlap`, `blend`, `ends`: a module of this input size maps by crops
+    (docs/how-to/maps.md), untraced. A module also need not be traced with grid 1 on one rank.
 
-    Where a norm or a mean sees the whole image, one rank computes its layers in blocks, as many as `grid` has tiles
-    (auto: the fewest that fit). Blocks lie in memory meanwhile; in a file of `memory`'s `store` they leave it free.
-    Several ranks compute each layer together. A rank needs memory for its part, or for `memory`'s `blocks` of that.
+    If a norm or a mean sees the whole image, one rank computes each layer in blocks, as many as `grid` has tiles (auto:
+    the fewest that fit), kept in memory or in a file of `memory`'s `store`. Several ranks compute each layer together.
+    A rank needs memory for its part, or for `memory`'s `blocks` of its part.
 
-    Raises InputError of some kind before anything is written.
+    Raises InputError before anything is written.
     """
     from tiledseg.comm.session import joined_mesh
     from tiledseg.commands.options import parse, words_of
@@ -176,9 +174,9 @@ def predict_raster(
     images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
     array = array_of(images[0]) if target is None and len(images) == 1 else None
     if array is not None:
-        target, format, compress = "map.tif", "gtiff", "none"  # in a folder of its own
+        target, format, compress = "map.tif", "gtiff", "none"  # in a temporary folder
     elif target is None:
-        raise ConfigError("target is None, and source is no xarray.DataArray; give the path of the map")
+        raise ConfigError("target is None, but source is no xarray.DataArray; give the path of the map")
     paths = {"output": target, "probabilities": probabilities, "polygons": polygons, "area": area}
     files = {name: None if path is None else str(path) for name, path in paths.items()}
     more = {
@@ -197,9 +195,9 @@ def predict_raster(
     refuse_given(options, ("parallel.transport", "parallel.deadline"), "the program's own process group has these")
     config = parse_groups(options)
     request, crops = request_of(options, config), crop_grid(config.model)
-    given = {"bands": bands, "normalize": normalize, "classes": classes}
+    of_module = {"bands": bands, "normalize": normalize, "classes": classes}
     with joined_mesh() as mesh:
-        mapper = _mapper(network, images, config.data, given, mesh, crops, maps_whole(config, mesh))
+        mapper = _mapper(network, images, config.data, of_module, mesh, crops, maps_whole(config, mesh))
         requests = mesh.on_root(lambda: each_image(request, images, files, mapper.composing))
         if "halo" not in (parallel or {}) and request.parallel.exact:
             requests = mesh.on_root(lambda: _exactly(requests, mapper, mesh.size))
@@ -237,8 +235,8 @@ def _as_array(source: Any, path: str) -> Any:
 
 
 def _exactly(requests: Sequence[Request], mapper: Mapper, ranks: int) -> list[Request]:
-    """Return requests whose grid changes no norm or mean over the image: in mode `layer`, or on one rank in blocks of
-    the whole image, as many as the grid has tiles."""
+    """Return requests that are exact for norms and means over the whole image: in mode `layer`, or on one rank in
+    blocks of the whole image, as many as the grid has tiles."""
     from tiledseg.config.parallel import HOST
     from tiledseg.planning.run.blocks import BlocksAsked, seen_whole
     from tiledseg.planning.run.spread import exact_modes
@@ -248,7 +246,7 @@ def _exactly(requests: Sequence[Request], mapper: Mapper, ranks: int) -> list[Re
     whole, grid, parallel = seen_whole(graph), first.grid, first.parallel
     mode = exact_modes(graph, 1 if grid == (1, 1) else 2, trains=False)[0]
     if mode != "read" and ranks == 1 and whole is not None and grid is not None and first.verbosity:
-        say(f"warning: grid is not used: '{whole}' takes all of the image at once; start several ranks")
+        say(f"warning: grid is not used: '{whole}' needs the whole image at once; start several ranks")
     if mode == "read" or ranks > 1 or whole is not None or (first.blocks is not None and first.blocks.shape):
         return [replace(one, parallel=replace(parallel, halo=mode)) for one in requests]
     blocks = BlocksAsked(grid, first.store != HOST, if_needed=grid is None and first.blocks is None)
@@ -259,12 +257,12 @@ def _mapper(
     network: Any,
     images: Sequence[str],
     data: DataConfig,
-    given: Mapping[str, Any],
+    of_module: Mapping[str, Any],
     mesh: Mesh,
     crops: CropGrid | None,
     whole: bool,
 ) -> Mapper:
-    """Return the mapper of a network. Collective."""
+    """Return the mapper of a network; `of_module`: the arguments that serve a module alone. Collective."""
     from torch import nn
 
     from tiledseg.comm.failure import mark_agreed
@@ -273,15 +271,16 @@ def _mapper(
     from tiledseg.raster.statistics import given_normalization
 
     if not isinstance(network, nn.Module | Trained | str | Path):
-        raise mark_agreed(ConfigError(f"the network is {network!r}; give a module, what load gives, or a path"))
+        raise mark_agreed(ConfigError(f"the network is {network!r}; give a module, a result of load, or a path"))
+    bands, normalize, classes = of_module.values()
     if isinstance(network, nn.Module):
-        info = mesh.on_root(lambda: first_of(images, "source", replace(data, bands=given["bands"])))
+        info = mesh.on_root(lambda: first_of(images, "source", replace(data, bands=bands)))
         with explained(info.notes):
-            normalization = given_normalization(given["normalize"], info.bands)
-            return module_mapper(network, info.bands, given["bands"], given["classes"], normalization, crops, whole)
-    known = next((key for key, value in given.items() if value is not None), None)
+            normalization = given_normalization(normalize, info.bands)
+            return module_mapper(network, info.bands, bands, classes, normalization, crops, whole)
+    known = next((key for key, value in of_module.items() if value is not None), None)
     if known is not None:
-        raise mark_agreed(ConfigError(f"{known} is given beside a trained network, which has it already; leave it out"))
+        raise mark_agreed(ConfigError(f"{known} is given, but the trained network has its own; leave it out"))
     if isinstance(network, Trained):
         return checkpoint_mapper(network.checkpoint, network.network.state_dict(), crops)
     return checkpoint_mapper(mesh.on_root(lambda: find_named(network)), crops=crops)
@@ -300,22 +299,22 @@ def evaluate_map(
     background: str | int | None = None,
     warp: bool = False,
 ) -> Scores:
-    """Return the scores of a class map against its labels, as `tiledseg evaluate` gives them.
+    """Return the scores of a class map against its labels, like `tiledseg evaluate`.
 
-    `classes`: any form of `data.classes`, or a file of them; None counts class numbers in the data. Labels may be
-    polygons, with `classes`: `label_layer`, `label_attribute`, `background`, and `warp` are as `data` has them. Raises
-    RasterError where the grids differ. Raises LabelError for a value outside the classes, and for a class that the
-    names in both files, or of `classes`, give two numbers. Classes of other names are a warning.
+    `classes`: any form of `data.classes`, or a file of them; None: count class numbers in the data. Labels may be
+    polygons, with `classes`; `label_layer`, `label_attribute`, `background` and `warp` are those of `data`. Raises
+    RasterError if the grids differ, LabelError for a value outside the classes, and for a class whose name has another
+    number in the other file or in `classes`. Different names of a class are a warning.
     """
     from tiledseg.commands.options import parse, words_of
     from tiledseg.evaluate import build_parser, evaluated
 
-    given = {"prediction": str(prediction), "labels": str(labels), "classes": classes, "ignore_index": ignore_index}
+    values = {"prediction": str(prediction), "labels": str(labels), "classes": classes, "ignore_index": ignore_index}
     of_polygons = {"label_layer": label_layer, "label_attribute": label_attribute, "background": background}
-    parser, given = build_parser(), given | of_polygons | {"references": references, "warp": warp}
+    parser, values = build_parser(), values | of_polygons | {"references": references, "warp": warp}
 
     def warn(lines: Iterable[str]) -> None:
         for line in lines:
             warnings.warn(line, stacklevel=5)
 
-    return evaluated(parse(parser, words_of(parser, given)), warn)[1]
+    return evaluated(parse(parser, words_of(parser, values)), warn)[1]

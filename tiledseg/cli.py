@@ -1,4 +1,4 @@
-"""`tiledseg COMMAND ...`, which is `python -m tiledseg COMMAND ...`: one door to all commands."""
+"""`tiledseg COMMAND ...`, or `python -m tiledseg COMMAND ...`: the entry of all commands."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ COMMANDS = {
 
 
 def enter() -> NoReturn:
-    """Run the command that the process was started with, and end the process with its exit code."""
+    """Run the command of the process's arguments, and end the process with its exit code."""
     entry.enter("tiledseg.cli")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that `argv` begins with, and return its exit code; 2 for an unknown command."""
+    """Run the command named by `argv[0]`, and return its exit code; 2 for an unknown command."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
         return importlib.import_module(f"tiledseg.{words[0]}").main(words[1:])
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _without_command(words: Sequence[str]) -> None:
-    """Answer --help and --version. Raise ConfigError for all else."""
+    """Answer --help and --version. Raise ConfigError for other arguments."""
     import argparse
 
     from tiledseg.commands.parser import Parser

@@ -1,6 +1,6 @@
-"""`tiledseg doctor`: what each rank of a job runs on, and how fast they talk. Run it under any launcher.
+"""`tiledseg doctor`: shows each rank's host and device, and measures all-reduces, under any launcher.
 
-`tiledseg doctor --rehearse -n 1200 --config run.yaml`, on one process: what would fail in a job of 1200 ranks.
+`tiledseg doctor --rehearse -n 1200 --config run.yaml`, on one process: finds faults of a job of 1200 ranks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
-    """Rehearse a job, and return 1 where it would fail on its ranks. Raises ConfigError for settings that cannot be."""
+    """Rehearse a job; return 1 if it would fail on its ranks, else 0. Raises ConfigError for wrong settings."""
     from tiledseg.commands.options import parse_config
     from tiledseg.planning.walk.cost_model import Machine
     from tiledseg.raster.labels.classes import read_classes
@@ -78,11 +78,11 @@ def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     config.data.classes = read_classes(config.data.classes)
     machine = machine_of(config.parallel.machine) or Machine()
     memory = parse_bytes(arguments.gpu_memory) if arguments.gpu_memory else machine.memory or 16 * 2**30
-    preparation = prepare(config, int(0.9 * memory), arguments.ranks)  # the rest is the runtime's
+    preparation = prepare(config, int(0.9 * memory), arguments.ranks)  # a tenth is left to the runtime
     per_node = arguments.gpus_per_node or machine.ranks_per_host
-    found = rehearse(preparation, arguments.ranks, per_node, memory, arguments.planned)
-    answer(json.dumps(found, indent=2) if arguments.format == "json" else rehearsal_words(found))
-    return int(bool(found["fails"]))
+    figures = rehearse(preparation, arguments.ranks, per_node, memory, arguments.planned)
+    answer(json.dumps(figures, indent=2) if arguments.format == "json" else rehearsal_words(figures))
+    return int(bool(figures["fails"]))
 
 
 def _table(diagnosis: dict[str, Any]) -> str:
@@ -103,6 +103,6 @@ def _table(diagnosis: dict[str, Any]) -> str:
             times.append((str(each["bytes"]), f"{each['seconds'] * 1e3:.3f}", *rates))
         blocks.append(columns(times))
     else:
-        blocks.append("one rank alone: nothing to carry, no bandwidth measured")
+        blocks.append("one rank alone: no bandwidth measured")
     blocks += [f"warning: {line}" for line in diagnosis["warnings"]]
     return "\n\n".join(blocks)

@@ -1,8 +1,8 @@
-"""Errors, in words that a user can act on.
+"""The errors of the library.
 
-A message is one line: what is wrong, both values, what to do. `InputError` and its children mean bad input (exit 2);
-anything else is a failure of the run (exit 1). Either is one line; a traceback is shown on request. Each class is also
-the built-in that a caller would expect to catch.
+A message is one line: what is wrong, both values, the remedy. `InputError` and its subclasses mean bad input (exit 2);
+any other error is a failure of the run (exit 1). A traceback is shown on request. Each class is also the built-in
+exception that a caller would expect to catch.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ VERSION = "0.1.0"
 
 
 class TiledsegError(Exception):
-    """The root of every error raised on purpose; `exit_code`: the code that a command exits with."""
+    """The base of all errors raised by the library; `exit_code`: the code that a command exits with."""
 
     exit_code = 1
 
 
 class InputError(TiledsegError):
-    """An error in what the user gave; nothing has been started or written."""
+    """An error in the user's input; nothing has been started or written."""
 
     exit_code = 2
 
@@ -31,14 +31,13 @@ class ConfigError(InputError, ValueError):
 
 
 class BudgetError(ConfigError, MemoryError):
-    """A step that fits its memory budget by no choice of what is kept, before any work. `least`: the bytes that it
-    needs at least, where they are known."""
+    """A step cannot fit its memory budget. `least`: the bytes that it needs at least, if known."""
 
     least: int | None = None
 
 
 class GeometryError(InputError, ValueError):
-    """A grid, halo or size that no tiling or network can have."""
+    """A grid, halo or size is impossible for a tiling or network."""
 
 
 class RasterError(InputError, OSError):
@@ -46,7 +45,7 @@ class RasterError(InputError, OSError):
 
 
 class LabelError(InputError, ValueError):
-    """A label value outside the classes."""
+    """A label value is outside the classes."""
 
 
 class CheckpointError(InputError, OSError):
@@ -58,17 +57,15 @@ class OutputError(InputError, OSError):
 
 
 class WriteError(TiledsegError, OSError):
-    """A file could not be written in the middle of a run (disk full, limit, folder gone); what was whole before stays
-    whole. One line suffices: the fault is the disk's."""
+    """A file could not be written during a run (disk full, limit, folder gone); complete files stay complete."""
 
 
 class ReadError(TiledsegError, OSError):
-    """A file that the first rank has looked at cannot be read by this one, or has become another since."""
+    """A file that the root has read cannot be read by this rank, or has changed since."""
 
 
 class MemoryLimitError(TiledsegError, MemoryError):
-    """Memory, or a store beside it, is too small for what was asked: the message says how much that was, how much there
-    is, and what would fit."""
+    """Memory, or a store, is exhausted. The message names the bytes needed, those available, and settings that fit."""
 
 
 class CommunicationError(TiledsegError, RuntimeError):
@@ -77,7 +74,7 @@ class CommunicationError(TiledsegError, RuntimeError):
 
 @contextmanager
 def renamed(keys: Mapping[str, str]) -> Iterator[None]:
-    """Have errors of bad input name keys as their caller writes them: `--bands` in the place of data.bands."""
+    """Rename keys in the messages of InputErrors of the block, such as data.bands to `--bands`."""
     try:
         yield
     except InputError as error:
@@ -90,7 +87,7 @@ def renamed(keys: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def explained(notes: Iterable[str]) -> Iterator[None]:
-    """Have errors of bad input end with the notes on a raster, such as of a band that is read as validity."""
+    """Append a raster's notes to the messages of InputErrors of the block."""
     try:
         yield
     except InputError as error:
@@ -99,11 +96,11 @@ def explained(notes: Iterable[str]) -> Iterator[None]:
 
 
 def install(extra: str) -> str:
-    """Return how to install an extra: no index of packages has tiledseg, so it is from a clone or a wheel."""
+    """Return the commands that install an extra, from a clone or a wheel: no package index has tiledseg."""
     wheel = f"tiledseg-{VERSION}-py3-none-any.whl"
     return f"pip install '.[{extra}]' in a clone of tiledseg, or pip install '{wheel}[{extra}]'"
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's message; the error's class where it is empty."""
+    """Return the first line of an error's message; its class if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,7 +8,6 @@ if __name__ == "__main__":
     enter("tiledseg.evaluate")
 
 import json
-import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +30,7 @@ from tiledseg.raster.labels.pair_reading import PairReading
 from tiledseg.raster.labels.polygons import PolygonReader, check_any
 from tiledseg.raster.mirrored_reader import RasterReader, prefetch
 from tiledseg.raster.reader import open_raster
-from tiledseg.reporting.page import as_picture, can_draw, class_picture, draw_panel, write_panel
+from tiledseg.reporting.page import as_picture, can_draw, class_picture, draw_panel, percent, write_panel
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 
@@ -59,7 +58,7 @@ PLAIN = tuple(
     f"data.{key}"
     for key in ("label_layer", "label_attribute", "background", "warp", "classes", "ignore_index", "references")
 )
-"""Keys of a run's configuration that an evaluation has too, under flags without their group."""
+"""Configuration keys that are flags of the command, without their group."""
 _CLASSES = "as data.classes of train (default: the labels are class numbers, counted in the data)"
 _BLOCK = 1024, 2048
 _SIDE = 1024  # of a picture, pixels
@@ -82,7 +81,7 @@ def _evaluate(options: Namespace) -> None:
     if options.format == "table":
         answer(as_table(matrix, result, names))
         return
-    found = {
+    values = {
         "prediction": options.prediction,
         "labels": options.labels,
         "classes": len(matrix),
@@ -91,7 +90,7 @@ def _evaluate(options: Namespace) -> None:
         **result.to_json(),  # null where a class has no score
         "confusion_matrix": matrix.tolist(),
     }
-    answer(json.dumps(found, indent=1, allow_nan=False))
+    answer(json.dumps(values, indent=1, allow_nan=False))
 
 
 def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tuple[NDArray[np.int64], Scores, list[str]]:
@@ -127,40 +126,40 @@ def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tupl
         classes = _shown_classes(label_map, len(matrix), labels.info, prediction.info)
         if options.plot is not None and result.pixels:
             shown_map = label_map or LabelMap.from_config(len(matrix), ignored)
-            title = f"prediction: mean IoU {_percent(result.mean_iou)}"
+            title = f"prediction: mean IoU {percent(result.mean_iou)}"
             _write_comparison(options.plot, image, labels, prediction, shown_map, classes, title)
     return matrix, result, [record.name for record in classes]
 
 
 def as_table(matrix: NDArray[np.int64], result: Scores, names: Sequence[str]) -> str:
-    """Return scores and confusion matrix for people, in percent, on 80 columns; `-` where a class has no score."""
+    """Return scores and confusion matrix as text of 80 columns, in percent; `-` for a class without a score."""
     names = [name if len(name) <= 24 else f"{name[:11]}..{name[-11:]}" for name in names]
     head = ["class", "pixels", "IoU", "F1", "precision", "recall"]
     rows = [
         [
             names[k],
             f"{int(matrix[k].sum())}",
-            *map(_percent, (result.iou[k], result.f1[k], result.precision[k], result.recall[k])),
+            *map(percent, (result.iou[k], result.f1[k], result.precision[k], result.recall[k])),
         ]
         for k in range(len(matrix))
     ]
-    rows.append(["mean", f"{result.pixels}", _percent(result.mean_iou), _percent(result.mean_f1), "", ""])
+    rows.append(["mean", f"{result.pixels}", percent(result.mean_iou), percent(result.mean_f1), "", ""])
     shares, most = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1), int(matrix.sum(axis=1).argmax())
     alone = np.zeros_like(matrix)
     alone[:, most] = matrix.sum(axis=1)
     plain = scores(alone)
     confusion = [["true class", *(f"as {name}" for name in names)]]
-    confusion += [[names[k], *map(_percent, shares[k].tolist())] for k in range(len(matrix))]
-    if max(map(len, columns(confusion).splitlines())) > WIDTH:  # one class beside the right one
+    confusion += [[names[k], *map(percent, shares[k].tolist())] for k in range(len(matrix))]
+    if max(map(len, columns(confusion).splitlines())) > WIDTH:  # too wide: show the most frequent wrong class only
         wrong = shares - np.diag(np.diag(shares))
         confusion = [["true class", "right", "else most often", "share"]]
         for k, other in enumerate(wrong.argmax(1)):
-            confusion.append([names[k], _percent(shares[k, k]), names[other], _percent(wrong[k, other])])
+            confusion.append([names[k], percent(shares[k, k]), names[other], percent(wrong[k, other])])
     return "\n".join(
         [
-            f"pixel accuracy {_percent(result.accuracy)}, mean IoU {_percent(result.mean_iou)} "
+            f"pixel accuracy {percent(result.accuracy)}, mean IoU {percent(result.mean_iou)} "
             f"over {result.pixels} pixels",
-            f"(a map of {names[most]} alone: {_percent(plain.accuracy)}, {_percent(plain.mean_iou)})",
+            f"(a map of {names[most]} alone: {percent(plain.accuracy)}, {percent(plain.mean_iou)})",
             "",
             columns([head, *rows]),
             "",
@@ -170,18 +169,14 @@ def as_table(matrix: NDArray[np.int64], result: Scores, names: Sequence[str]) ->
     )
 
 
-def _percent(value: float) -> str:
-    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
-
-
 def compare(
     prediction: RasterReader, labels: RasterReader, label_map: LabelMap | None, ignore_index: int = 255
 ) -> NDArray[np.int64]:
     """Return the confusion matrix (K, K), int64, rows truth, columns prediction, over the pixels valid in both rasters.
 
-    `label_map` turns the labels' raw values into classes; the prediction holds class numbers. Without one, labels hold
-    class numbers below `ignore_index` too, and K is one more than the largest that either raster holds (at least 2).
-    Raises RasterError where the grids differ, LabelError for a value outside the classes.
+    `label_map` maps the labels' raw values to classes; the prediction holds class numbers. Without a map, labels hold
+    class numbers below `ignore_index`, and K is one more than the largest number in either raster (at least 2). Raises
+    RasterError if the grids differ, LabelError for a value outside the classes.
     """
     check_grids_match(prediction.info, labels.info)
     truth_map = (label_map or _class_numbers(ignore_index)).resolve(labels.info)
@@ -203,29 +198,28 @@ def compare(
 
 
 def _class_numbers(ignore_index: int) -> LabelMap:
-    """Return the map of labels that hold class numbers below `ignore_index`. Raises ConfigError."""
+    """Return the label map of class numbers below `ignore_index`. Raises ConfigError."""
     return LabelMap.from_config(max(ignore_index, 2) if ignore_index <= 255 else 2, ignore_index)
 
 
 def _blocks(*infos: RasterInfo) -> Iterator[Box]:
     height, width = _BLOCK
     if any(info.sequential or info.block_shape[1] >= info.width for info in infos):
-        height, width = max(height * width // infos[0].width, 1), infos[0].width  # whole rows: each is decoded once
+        height, width = max(height * width // infos[0].width, 1), infos[0].width  # whole rows: decode each once
     return Box.of_shape(infos[0].shape).blocks(height, width)
 
 
 def thumbnail(reader: RasterReader, side: int = _SIDE) -> tuple[NDArray, NDArray[np.bool_]]:
-    """Return every k-th pixel, the largest picture of at most `side` pixels a side: pixels (C, h, w) and validity (h,
-    w)."""
+    """Return every k-th pixel, with the least k for at most `side` pixels a side: pixels (C, h, w), validity (h, w)."""
     info = reader.info
     step = -(-max(info.shape) // side)
     pixels_CHW = np.zeros((info.bands, *(-(-size // step) for size in info.shape)), info.dtype)
     valid_HW = np.zeros(pixels_CHW.shape[1:], bool)
     for box in _blocks(info):
-        rows, cols = (slice(-side.start % step, None, step) for side in (box.row, box.col))
+        rows, cols = (slice(-interval.start % step, None, step) for interval in (box.row, box.col))
         block_CHW, block_valid_HW = reader.read(box)
         part_CHW = block_CHW[:, rows, cols]
-        first = tuple(-(-side.start // step) for side in (box.row, box.col))
+        first = tuple(-(-interval.start // step) for interval in (box.row, box.col))
         place = tuple(slice(start, start + n) for start, n in zip(first, part_CHW.shape[1:], strict=True))
         pixels_CHW[(slice(None), *place)] = part_CHW
         valid_HW[place] = block_valid_HW[rows, cols]
@@ -235,10 +229,10 @@ def thumbnail(reader: RasterReader, side: int = _SIDE) -> tuple[NDArray, NDArray
 def _shown_classes(
     label_map: LabelMap | None, count: int, labels: RasterInfo, prediction: RasterInfo
 ) -> tuple[ClassRecord, ...]:
-    """Return a record for each of `count` classes.
+    """Return name and colour of each of `count` classes.
 
-    A class without a name or a colour in `label_map` has the name of the labels' file (tags CLASS_0, CLASS_1, ...), or
-    else of the prediction's, and the colour of the prediction's colour table, or else of the labels'.
+    A class without a name in `label_map` takes it from the labels' file (tags CLASS_0, CLASS_1, ...), or else from the
+    prediction's. A class without a colour takes it from the prediction's colour table, or else from the labels'.
     """
     legend = label_map or LabelMap.from_config(max(count, 2))
     in_map = _in_file(prediction, {k: k for k in range(count)})
@@ -254,8 +248,8 @@ def _shown_classes(
 
 
 def _check_names(label_map: LabelMap, labels: RasterInfo, prediction: RasterInfo) -> list[str]:
-    """Return a line on classes that have one name in the labels, by `label_map` or else by their file, and another in
-    the prediction's file, if there are any. Raises LabelError where a class of one has another number in the other."""
+    """Return a warning if classes have other names in the labels (by `label_map`, or else by their file) than in the
+    prediction's file. Raises LabelError if a name has another number there."""
     pairs = label_map.resolve(labels).pairs
     once = {raw: k for raw, k in pairs if sum(other == k for _, other in pairs) == 1}
     truth = {k: name for k, name in _in_file(labels, once)[0].items() if k < label_map.count}
@@ -268,7 +262,7 @@ def _check_names(label_map: LabelMap, labels: RasterInfo, prediction: RasterInfo
         name = truth[moved[0]]
         raise LabelError(
             f"{prediction.path} holds class {name} as {numbers[name]}, but of {labels.path} it is {moved[0]}; give "
-            "classes that bring the labels' values to the numbers of the map"
+            "classes that map the labels' values to the numbers of the map"
         )
     others = [k for k, name in sorted(truth.items()) if mapped.get(k, name) != name]
     if not others:
@@ -282,7 +276,7 @@ def _check_names(label_map: LabelMap, labels: RasterInfo, prediction: RasterInfo
 
 
 def _in_file(info: RasterInfo, by_raw: dict[int, int]) -> tuple[dict[int, str], dict[int, tuple[int, int, int]]]:
-    """Return names and colours by class."""
+    """Return names and colours in a raster's file by class; `by_raw`: class of each raw value."""
     names = {by_raw[raw]: name for raw, name in info.class_names if raw in by_raw}
     colours = {by_raw[raw]: colour[:3] for raw, colour in info.palette or () if raw in by_raw}
     return names, colours
@@ -297,11 +291,8 @@ def _write_comparison(
     classes: Sequence[ClassRecord],
     title: str,
 ) -> None:
-    """Write a PNG of the image (if given), the labels and the prediction under its `title`, of about 1000 pixels a side
-    each; `classes` as of `_shown_classes`.
-
-    Raises RasterError where the image is on another grid, WriteError, and what the readers raise.
-    """
+    """Write a PNG of the image (if given), the labels and the prediction under its `title`, about 1000 pixels a side
+    each; `classes`: of `_shown_classes`. Raises RasterError if the image is on another grid, and WriteError."""
     if image is not None:
         check_grids_match(image.info, prediction.info)
     colours = [record.colour for record in classes]

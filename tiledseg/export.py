@@ -70,25 +70,25 @@ def export(
     tolerance: float | None = None,
     build: str | None = None,
 ) -> None:
-    """Write a trained network for other programs, as `tiledseg export` does: a file, or several of different kinds.
+    """Write a trained network for other programs like `tiledseg export`: one file, or several of different kinds.
 
-    `checkpoint`: a run's folder, of which `which` takes the latest or the best, or one checkpoint. `output`: names that
-    end in .onnx, .pt2 or .json. `tile`: side of the tiles that the files take (None: any size). `resolution`:
+    `checkpoint`: a run's folder, of which `which` selects the latest or the best, or one checkpoint. `output`: names
+    that end in .onnx, .pt2 or .json. `tile`: side of the tiles that the network takes (None: any size). `resolution`:
     centimetres a pixel, for .onnx. `tolerance`: the largest difference of a probability (None: 5e-5). `build`: the
-    function that has made the network of `model.build`. Raises InputError of some kind before anything is written.
+    function of `model.build`. Raises InputError before anything is written.
     """
     files = [str(path) for path in ([output] if isinstance(output, str | Path) else output)]
-    given = {"checkpoint": str(checkpoint), "output": files, "which": which, "tile": tile, "resolution": resolution}
-    given["tolerance"] = tolerance
+    values = {"checkpoint": str(checkpoint), "output": files, "which": which, "tile": tile, "resolution": resolution}
+    values |= {"tolerance": tolerance, "build": build}
     parser = build_parser()
-    _export(parse(parser, words_of(parser, {**given, "build": build})), lambda path: None)
+    _export(parse(parser, words_of(parser, values)), lambda path: None)
 
 
 make_callable(__name__, export)
 
 
 def check_options(options: Namespace) -> None:
-    """Raise ConfigError for names of no known kind, numbers out of range, and what is not installed."""
+    """Raise ConfigError for unknown endings of outputs, numbers out of range, and missing packages."""
     kinds = [_ending(path) for path in options.output]
     for path, kind in zip(options.output, kinds, strict=True):
         if kind not in (*_NETWORKS, _CARD):
@@ -99,7 +99,7 @@ def check_options(options: Namespace) -> None:
         if getattr(options, name) is not None:
             allowed.check(flag_of(name), getattr(options, name))
     if ".onnx" not in kinds:
-        refuse_given(options, ("resolution",), "--output has no .onnx, which alone says it", "add one")
+        refuse_given(options, ("resolution",), "--output has no .onnx, the only format with it", "add one")
     if not set(kinds) & set(_NETWORKS):
         refuse_given(options, ("tolerance",), "--output has no .onnx or .pt2", "add one")
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -122,7 +122,7 @@ def _export(options: Namespace, say: Callable[[str], None]) -> None:
     check_outputs(
         [whole("--output", path) for path in options.output], [*checkpoint_files(trained.checkpoint), *options.config]
     )
-    for path in sorted(options.output, key=lambda path: _ending(path) == _CARD):  # the others first
+    for path in sorted(options.output, key=lambda path: _ending(path) == _CARD):  # the card last
         if _ending(path) == _CARD:
             _write_card(path, trained, advice, options)
         else:

@@ -1,16 +1,16 @@
-"""One all-reduce of gradients a step, started while the backward pass still runs.
+"""The all-reduce of gradients, overlapped with the backward pass.
 
 Gradients are gathered in a few flat buckets, last layer first. A bucket is summed over the ranks while the layers
-before it are still being differentiated. Sums over tiles and ranks are taken in float64 (`wide`): their order, which
-the number of ranks decides, then changes the 16th digit alone, and a float32 run gives the same loss line on any number
-of ranks. It costs 8 bytes a weight, and twice the bytes of the all-reduce (docs/decisions/0003).
+before it are still being differentiated. Sums over tiles and ranks are float64 (`wide`): their order, which depends on
+the number of ranks, then changes the 16th digit only, and a float32 run prints the same losses on any number of ranks.
+The cost is 8 bytes a weight, and twice the bytes of the all-reduce (docs/decisions/0003).
 
-Where one backward pass goes through several batches, autograd would add up a weight's gradients in the weight's own
-dtype. There each batch is given a `use` of the weight, whose gradient comes by itself.
+If one backward pass covers several batches, autograd would sum a weight's gradients in the weight's own dtype. So each
+batch gets a `use` of the weight, whose gradient arrives separately.
 
-Deadlock cannot arise: every rank starts the sums of all buckets in the same order each step; a rank without a tile
-starts them too, with zeros. In mode `layer` halos and sums of norms come between them, at the same places on all ranks
-of an image (docs/explanation/communication.md).
+No deadlock: every rank starts the sums of all buckets in the same order each step, also a rank without a tile, with
+zeros. In mode `layer`, halos and sums of norms come between them, at the same places on all ranks of an image
+(docs/explanation/communication.md).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.point_to_point import Work
 
 CPU = torch.device("cpu")
-BUCKET_BYTES = 8 << 20  # large enough to reach the network's bandwidth, small enough that several overlap with backward
+BUCKET_BYTES = 8 << 20  # large enough for the network's full bandwidth, small enough to overlap with backward
 
 
 class GradientReducer:
     """A sum of the gradients of `parameters` over tiles and over the ranks of a communicator.
 
-    Use, each step: `zero()`; backward for each tile of this rank, after `overlap()` for the last; `finish()`; scale or
+    Each step: `zero()`; backward for each tile of this rank, with `overlap()` before the last; `finish()`; scale or
     clip the buckets; `deliver()` puts them into `.grad`. `wide`: sum in float64, else in the parameters' own dtype.
-    Parameters that want no gradient (those of other stages) are left out.
+    Parameters without gradients (frozen, or of other stages) are left out.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], communicator: Communicator, wide: bool = True) -> None:
@@ -54,8 +54,8 @@ class GradientReducer:
         flat = torch.zeros(sum(p.numel() for p in members), dtype=dtype, device=members[0].device)
         start = 0
         for parameter in members:
-            # Same order in memory as the parameter (channels-last or not), so that adding a gradient walks both in
-            # order; dense, also where the parameter is a part of a tensor.
+            # Same memory order as the parameter (channels-last or not), so adding a gradient reads both sequentially;
+            # dense even if the parameter is a view.
             strides = torch.empty_like(parameter, device="meta").stride()
             self._sums[parameter] = flat.as_strided(parameter.size(), strides, start)
             self._bucket_of[parameter] = len(self.buckets)
@@ -76,18 +76,18 @@ class GradientReducer:
         self._last = set()
 
     def use(self, parameter: nn.Parameter, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the parameter's values (in `dtype`, if given) as a tensor whose gradient is added to the sums by
-        itself, in its own dtype, and to nothing else. Make it right before its use: autograd then hands its gradient
-        over soon."""
-        used: torch.Tensor = _Use.apply(parameter, self._sums[parameter].add_, dtype or parameter.dtype)
-        return used
+        """Return the parameter's values (in `dtype`, if given) as a tensor whose gradient is added to the sums alone,
+        in its own dtype. Create it right before its use, so that autograd delivers its gradient soon."""
+        values: torch.Tensor = _Use.apply(parameter, self._sums[parameter].add_, dtype or parameter.dtype)
+        return values
 
     def overlap(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
-        """Start sums of full buckets: the next gradient of each of `parameters` (None: all) is its last of the step."""
+        """Announce that the next gradient of each of `parameters` (None: all) is its last of the step, so that the sum
+        of a full bucket can start."""
         self._last.update(self._parameters if parameters is None else parameters)
 
     def finish(self) -> None:
-        """Start what has not been started and wait until every bucket holds the sum over all ranks."""
+        """Start the remaining sums, and wait until every bucket holds the sum over all ranks."""
         while self._next < len(self.buckets):
             self._start_next()
         for work in self._works:
@@ -95,29 +95,29 @@ class GradientReducer:
         self._last = set()
 
     def total(self) -> torch.Tensor:
-        """Return the sum of all numbers of the gradient, a float64 on its device: finite only where all are."""
+        """Return the sum of all numbers of the gradient, a float64 on its device: finite only if all numbers are."""
         sums = [flat.sum(dtype=torch.float64) for flat in self.buckets]
         return torch.stack(sums).sum() if sums else torch.zeros((), dtype=torch.float64)
 
     def deliver(self) -> None:
-        """Give every parameter its gradient: what its bucket holds now."""
+        """Set every parameter's `.grad` from its bucket."""
         for parameter, total in self._sums.items():
             parameter.grad = total.to(parameter.dtype)
 
     def close(self) -> None:
-        """Take the hooks off the parameters again."""
+        """Remove the hooks from the parameters."""
         for handle in self._handles:
             handle.remove()
 
     def _on_gradient(self, parameter: nn.Parameter) -> None:
         if parameter.grad is None:
-            return  # it has come by a use
+            return  # the gradient arrived by a `use`
         self._sums[parameter].add_(parameter.grad)
-        parameter.grad = None  # the next tile's is then assigned, not added in the narrow dtype
+        parameter.grad = None  # so autograd assigns the next tile's, and does not add in the narrow dtype
         if parameter not in self._last:
             return
         self._missing[self._bucket_of[parameter]] -= 1
-        # In order only, whichever bucket is full first: the order of collectives must be the same on every rank.
+        # Start buckets in order, whichever is full first: collectives must have one order on every rank.
         while self._next < len(self.buckets) and self._missing[self._next] == 0:
             self._start_next()
 
@@ -134,7 +134,7 @@ class _Use(torch.autograd.Function):
         ctx: Any, parameter: torch.Tensor, add: Callable[[torch.Tensor], object], dtype: torch.dtype
     ) -> torch.Tensor:
         ctx.add = add
-        return parameter.detach() if dtype == parameter.dtype else parameter.to(dtype)  # strides as they are
+        return parameter.detach() if dtype == parameter.dtype else parameter.to(dtype)  # both keep the strides
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -144,19 +144,19 @@ class _Use(torch.autograd.Function):
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], communicator: Communicator) -> None:
-    """Sum each parameter's gradient over ranks, in float64, in its place; None stays where no rank has one.
+    """Sum each parameter's `.grad` over ranks in float64; it stays None if no rank has one. Collective.
 
-    For a loop that has its gradients in `.grad`, as torch left them: a `GradientReducer` would take them away on their
-    way there. Collective.
+    For loops that use `.grad` as torch sets it, which a `GradientReducer` would clear.
     """
-    wanted = [p for p in parameters if p.requires_grad]
-    if communicator.size == 1 or not wanted:
+    trained = [p for p in parameters if p.requires_grad]
+    if communicator.size == 1 or not trained:
         return
-    there = torch.tensor([float(p.grad is not None) for p in wanted], dtype=torch.float64, device=wanted[0].device)
-    flat = torch.cat([there, *((torch.zeros_like(p) if p.grad is None else p.grad).double().flatten() for p in wanted)])
+    counts = torch.tensor([float(p.grad is not None) for p in trained], dtype=torch.float64, device=trained[0].device)
+    own = ((torch.zeros_like(p) if p.grad is None else p.grad).double().flatten() for p in trained)
+    flat = torch.cat([counts, *own])
     communicator.all_reduce_sum(flat).wait()
-    there, *sums = flat.split([len(wanted), *(p.numel() for p in wanted)])
-    for parameter, count, total in zip(wanted, there.tolist(), sums, strict=True):
+    counts, *sums = flat.split([len(trained), *(p.numel() for p in trained)])
+    for parameter, count, total in zip(trained, counts.tolist(), sums, strict=True):
         if count:
             parameter.grad = total.view(parameter.shape).to(parameter.dtype)
 
@@ -170,17 +170,17 @@ def scale_gradients(reducer: GradientReducer, factor: float | torch.Tensor) -> N
 def clip_gradients(
     reducer: GradientReducer, largest_norm: float, stages: Communicator, device: torch.device = CPU
 ) -> None:
-    """Scale the whole gradient down to `largest_norm` where it is longer (L2 norm, taken in float64).
+    """Scale the whole gradient down to `largest_norm` if it is longer (L2 norm in float64).
 
-    `stages` joins the ranks that hold the parts of the network, one each; all of them call it. `device`: where
-    the sums lie, also on a rank without weights.
+    `stages`: communicator of the ranks that hold the network's parts; all of them call it. `device`: of the sums, also
+    on a rank without weights.
     """
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for flat in reducer.buckets:
         squares += flat.double().square().sum()
     stages.all_reduce_sum(squares).wait()
     norm = squares.sqrt()
-    scale_gradients(reducer, torch.where(norm > largest_norm, largest_norm / norm, 1.0))  # the host does not ask
+    scale_gradients(reducer, torch.where(norm > largest_norm, largest_norm / norm, 1.0))  # the host does not wait
 
 
 def _group(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:

@@ -1,4 +1,4 @@
-"""`tiledseg plan`: halos, efficiency, memory, halo modes, pipeline and cluster, before any job."""
+"""`tiledseg plan`: plans halos, efficiency, memory, halo modes, pipeline and cluster before any job."""
 
 from __future__ import annotations
 
@@ -31,17 +31,16 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = _parser()
     flags = parser.parse_args(argv)
     if flags.calibrate is not None:
-        given = [name for name, value in vars(flags).items() if value != parser.get_default(name)]
-        others = [name for name in given if name not in ("calibrate", "store")]
-        measures = "--calibrate measures this machine and plans nothing"
-        refuse_given(flags, others, measures, "leave one of them out")
-        from tiledseg.commands.calibrate import calibrate_to  # torch: what is measured runs on it
+        changed = [name for name, value in vars(flags).items() if value != parser.get_default(name)]
+        others = [name for name in changed if name not in ("calibrate", "store")]
+        refuse_given(flags, others, "--calibrate measures this machine and plans nothing", "leave one of them out")
+        from tiledseg.commands.calibrate import calibrate_to  # here: it imports torch
 
         return calibrate_to(flags.calibrate, flags.store)
     refuse_given(flags, ("store",), "--calibrate is not given")
     if flags.size is None:
         raise ConfigError("--size is not given; give the side of the raster, or --calibrate OUT; see --help")
-    from tiledseg.commands.plan_flags import answered  # who asks for help waits for no planner
+    from tiledseg.commands.plan_flags import answered  # here: --help does not wait for the planner
 
     values, text = answered(flags)
     answer(json.dumps(values, indent=2) if flags.format == "json" else text)
@@ -50,18 +49,18 @@ def _main(argv: Sequence[str] | None) -> int:
 
 @checked
 def plan(size: int | tuple[int, int], **flags: Any) -> dict[str, Any]:
-    """Plan a job as `tiledseg plan` does: the values that `--format json` prints.
+    """Plan a job like `tiledseg plan`; return the values that `--format json` prints.
 
-    `size`: side of the raster, or (height, width) in pixels. `flags`: any other flag of the command by its name, with
-    `_` for `-`: `gpus=64`, `grid=(4, 8)`, `gpu_memory="16GiB"`, `search=True`; `plot` writes a file. Raises
-    ConfigError, GeometryError or OutputError with the line that the command prints.
+    `size`: side of the raster, or (height, width) in pixels. `flags`: any other flag of the command, with `_` for `-`:
+    `gpus=64`, `grid=(4, 8)`, `gpu_memory="16GiB"`, `search=True`; `plot` writes a file. Raises ConfigError,
+    GeometryError or OutputError with the command's message.
     """
     from tiledseg.commands.plan_flags import answered
 
     for name in ("calibrate", "store", "emit", "show"):
         if flags.get(name) is not None:
-            raise ConfigError(f"{name} is given, but the command alone does that: tiledseg plan --{name}")
-    from tiledseg.commands.options import words_of  # YAML, for which the command does not wait
+            raise ConfigError(f"{name} is given, but only the command has it: tiledseg plan --{name}")
+    from tiledseg.commands.options import words_of  # here: the command does not wait for YAML
 
     parser = _parser()
     return answered(parser.parse_args(words_of(parser, {"size": size, **flags})))[0]

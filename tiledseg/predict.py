@@ -1,4 +1,4 @@
-"""`tiledseg predict --checkpoint RUN --image a.tif --output classes.tif`, alone or under any launcher."""
+"""`tiledseg predict --checkpoint RUN --image a.tif --output classes.tif`: maps rasters, under any launcher."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ KEYS = (
     "memory.blocks",
     "memory.store",
 )
-"""Keys of a run's configuration that a map has too."""
+"""Configuration keys that are flags of the command, with their group."""
 PLAIN = (
     *("data.area", "data.references", "data.workers", "train.precision", "run.verbosity"),
     *("model.build", "model.arguments", "model.series", "model.verify", "data.classes", "data.bands", "data.times"),
     *("data.assets", "data.mosaic", "data.valid", "data.valid_values"),
     *(f"model.{key}" for key in CROPS),
 )
-"""The same, under flags without their group."""
+"""Configuration keys that are flags of the command, without their group."""
 _DEADLINE = 600.0  # seconds
 
 
@@ -127,14 +127,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_groups(options: Namespace) -> Config:
-    """Return the configuration of the options that are its keys. Raise ConfigError."""
+    """Return the configuration from the options that are its keys. Raise ConfigError."""
     named = {"minimum_area": "polygons_minimum_area"}
     check_files(vars(options), lambda name: flag_of(named.get(name, name)))
     config = config_of(options, PLAIN, "(see tiledseg predict --help)", memory={"blocks": NONE})
     if config.memory.in_file and config.memory.blocks == NONE:
         raise ConfigError(
-            f"--memory.store is {config.memory.store}, but --memory.blocks is none: nothing would lie there; give "
-            "--memory.blocks too, auto say, or leave --memory.store out"
+            f"--memory.store is {config.memory.store}, but --memory.blocks is none, so nothing is stored; give "
+            "--memory.blocks auto too, or leave --memory.store out"
         )
     for group in (config.tiling, config.parallel, config.memory):
         group.check()
@@ -147,33 +147,33 @@ def parse_groups(options: Namespace) -> Config:
 
 
 def check_own(options: Namespace) -> None:
-    """Raise ConfigError unless the network is that of a checkpoint, or a function's with weights of a file."""
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    weights = given.get("weights")
-    if ("checkpoint" in given) == (weights is not None):
+    """Raise ConfigError unless the options name either a checkpoint, or --build with --weights."""
+    typed = {name: value for name, value in vars(options).items() if value is not None}
+    weights = typed.get("weights")
+    if ("checkpoint" in typed) == (weights is not None):
         raise ConfigError("give --checkpoint RUN, or --build and --weights FILE: one of the two")
-    if given.get("model.verify") is False and "model.build" not in given:
+    if typed.get("model.verify") is False and "model.build" not in typed:
         raise ConfigError("--no-verify is given, but no --build: the network is one of ours; leave it out")
     if weights is None:
         own = ("data.classes", "model.arguments", "model.series", "data.bands", "mean", "deviation")
         refuse_given(options, own, "the checkpoint has its own")
         return
     for name in ("model.build", "data.classes"):
-        if name not in given:
+        if name not in typed:
             raise ConfigError(f"--weights is {weights}, but {flag_of(name)} is not given; give it")
-    if ("mean" in given) != ("deviation" in given):
+    if ("mean" in typed) != ("deviation" in typed):
         raise ConfigError("--mean and --deviation go together; give both or neither")
     refuse_given(options, ("which",), "--weights is one file and no run")
 
 
 def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalization, tuple[str, ...]]:
-    """Return the network that --build makes, the normalisation of its input, and the first image's notes."""
+    """Return the network of --build, the normalisation of its input, and the first image's notes."""
     from tiledseg.raster.statistics import given_normalization
 
     classes, build = config.data.classes, config.model.build
     Range(2, 255).check("--classes", classes)
     assert isinstance(classes, int), "the range has been checked"
-    assert build is not None, "check_own has asked for it"
+    assert build is not None, "checked by check_own"
     info = first_of(config.data.joined(options.image, "--image"), "--image", config.data)
     pair = None if options.mean is None else (options.mean, options.deviation)
     model = config.model
@@ -183,7 +183,7 @@ def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalizat
 
 
 def first_of(images: Sequence[str], key: str, data: DataConfig) -> RasterInfo:
-    """Return the information on the first image, with `data.bands` or all but alpha."""
+    """Return the metadata of the first image, with `data.bands` or all bands but alpha."""
     from tiledseg.raster.finding import expand_sources
     from tiledseg.raster.lists import EVERY, Composing
     from tiledseg.raster.reader import open_raster
@@ -194,21 +194,21 @@ def first_of(images: Sequence[str], key: str, data: DataConfig) -> RasterInfo:
 
 
 def request_of(options: Namespace, config: Config) -> Request:
-    """Return the request of a map of no image yet."""
+    """Return the request of a map, without image and output."""
     from tiledseg.inference.request import Request
     from tiledseg.planning.run.blocks import BlocksAsked
     from tiledseg.planning.run.spread import parallelism
     from tiledseg.raster.lists import Composing
 
-    memory, asked = config.memory, parallelism(config.parallel)
-    if asked.mesh is None and asked.stages == 1:  # a mesh of auto may leave ranks idle, as some images are small
-        asked = replace(asked, idle_ranks=True)
+    memory, parallel = config.memory, parallelism(config.parallel)
+    if parallel.mesh is None and parallel.stages == 1:  # small images may leave ranks of an automatic mesh idle
+        parallel = replace(parallel, idle_ranks=True)
     return Request(
         image="",
         output="",
         grid=config.tiling.grid_shape(),
         precision=config.train.precision,
-        parallel=asked,
+        parallel=parallel,
         machine=config.parallel.machine,
         references=config.data.references,
         packing=Packing(options.format, options.compress),
@@ -229,7 +229,7 @@ def request_of(options: Namespace, config: Config) -> Request:
 
 
 def maps_whole(config: Config, mesh: Mesh) -> bool:
-    """Return True if one rank maps images as one tile: a module then need not be traced."""
+    """Return True if one rank maps each image as one tile, so that a module need not be traced."""
     return mesh.size == 1 and config.tiling.grid_shape() == (1, 1)
 
 

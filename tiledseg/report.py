@@ -1,4 +1,4 @@
-"""`tiledseg report --run runs/first`: the page of a run, from the files that it has left."""
+"""`tiledseg report --run runs/first`: makes the page of a run from the files in its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tiledseg scene`: write a synthetic satellite scene and its labels."""
+"""`tiledseg scene`: writes a synthetic satellite scene and its labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tiledseg.synthetic.scene_files import write_scene
 from tiledseg.system.console import answer
 
 _LONG = 4_000_000
-"""Pixels from which on a progress bar is shown, and all cores are used unless told otherwise."""
+"""Pixels above which a progress bar is shown, and all cores are used by default."""
 
 
 def _parser() -> Parser:
@@ -44,8 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> None:
         options = _parser().parse_args(argv)
         height, width = options.size
-        pixels = height * width
-        workers = options.workers
+        pixels, workers = height * width, options.workers
         if workers is None:
             workers = min(len(os.sched_getaffinity(0)), 16) if pixels > _LONG else 1
         shown = pixels > _LONG and sys.stderr.isatty()

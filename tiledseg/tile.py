@@ -1,4 +1,4 @@
-"""`tiledseg tile --images ... --labels ... --grid Q --output tiles.h5`, alone or under any launcher."""
+"""`tiledseg tile --images ... --labels ... --grid Q --output tiles.h5`: cuts rasters into a store of tiles."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ PLAIN = (
     "tiling.halo",
     *(f"model.{key}" for key in ("levels", "convs_per_level", "kernel", "padding", "upsampling")),
 )
-"""Keys of a run's configuration that a store has too, under flags without their group."""
+"""Configuration keys that are flags of the command, without their group."""
 
 
 def build_parser() -> Parser:
-    """Return the command's parser. An option left out is that of --config, or of the default configuration."""
+    """Return the command's parser. The default of an option is that of --config, or of the configuration."""
     parser = Parser(
         "tiledseg tile",
         "--images a.tif --labels b.tif --grid 4 --output tiles.h5",
@@ -84,7 +84,7 @@ def _main(options: argparse.Namespace, flags: Mapping[str, str]) -> int:
     config = resolve(options)
     if is_remote(options.output):
         raise ConfigError(
-            f"--output is {options.output}, but stores are cut here; give a file of this machine, copy it"
+            f"--output is {options.output}, but stores are written locally; give a local path, and copy the store"
         )
     if options.format == ZARR:
         halo = [key for key in PLAIN if key.startswith(("model.", "tiling."))]
@@ -98,7 +98,7 @@ def _main(options: argparse.Namespace, flags: Mapping[str, str]) -> int:
     def cut(mesh: Mesh) -> None:
         inputs = [options.config] if options.config else []
         work = cut_into_zarr if options.format == ZARR else _work
-        with renamed(flags):  # before the ranks report it
+        with renamed(flags):  # inside `run_on_mesh`, before a rank reports the error
             work(config, options.output, inputs, vars(options)["data.classes"] is not None, mesh)
 
     return run_on_mesh(cut, config.parallel.transport)
@@ -116,7 +116,7 @@ def resolve(options: argparse.Namespace) -> Config:
         text = " ".join(options.grid)
         config.tiling.grid = value_of("tiling.grid", text if text[0] == "[" else ",".join(options.grid), "--grid")
     if config.tiling.grid_shape() is None:
-        raise ConfigError("a tile store needs a grid, not auto; give --grid Q or --grid R C (plan proposes one)")
+        raise ConfigError("a tile store needs a grid, not auto; give --grid Q or --grid R C (see tiledseg plan)")
     config.data.check()
     config.tiling.check()
     return config
@@ -125,10 +125,10 @@ def resolve(options: argparse.Namespace) -> Config:
 def plan_store(
     config: Config, classes_given: bool = False
 ) -> tuple[StorePlan, PairReading, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Plan the store before a pixel is read, and return how pixels are read: polygons become class numbers, rasters
-    keep their values. And the names of images and labels.
+    """Plan the store from the headers of the files. Return the plan, the reading of the pixels (polygons become class
+    numbers, rasters keep their values), and the paths of images and labels.
 
-    `classes_given`: a flag names the classes, so some label must need them. Raises an InputError.
+    `classes_given`: a flag names the classes, so some labels must be polygons. Raises an InputError.
     """
     from tiledseg.raster.finding import as_list, check_assets, expand_sources, find_sources, pair_sources
     from tiledseg.raster.labels.label_map import LabelMap
@@ -153,19 +153,18 @@ def plan_store(
     if classes_given and not draws:
         raise ConfigError("--classes is given, but no labels are polygons, and rasters keep their values; leave it out")
     if data.warp and not label_paths:
-        raise ConfigError("data.warp is given, but no labels are; leave it out")
+        raise ConfigError("data.warp is given, but no labels; leave it out")
     infos, labels = reading.inspect(image_paths, label_paths)
-    # The footprint does not depend on the number of classes.
     network = known(build_network(config.model, infos[0].bands, classes=2), config.model.freeze_norm)
     footprint = network_footprint(network.graph(), config.tiling.halo_width(), config.parallel.exact)
     grid = config.tiling.grid_shape()
-    assert grid is not None, "the command asks for a grid before it plans"
+    assert grid is not None, "resolve has checked it"
     plan = StorePlan(infos, labels or None, tuple(make_tiling(info.shape, grid, footprint) for info in infos))
     return plan, reading, (image_paths, label_paths)
 
 
 def _work(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
-    """Cut on rank 0: HDF5 files have one writer."""
+    """Cut the store on rank 0, because HDF5 files have one writer."""
     from tiledseg.execution.progress import StepProgress
     from tiledseg.raster.tile_store import write_store
 
@@ -192,7 +191,7 @@ def _work(config: Config, output: str, inputs: Sequence[str], classes_given: boo
 
 
 def cut_into_zarr(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
-    """Cut on all ranks: each writes chunks of its own."""
+    """Cut the store on all ranks: each writes its own chunks. Collective."""
     from tiledseg.raster.statistics import NO_VALID_PIXEL
     from tiledseg.raster.zarr_writer import begin_tiles, store_made, write_tiles
 
@@ -205,34 +204,34 @@ def cut_into_zarr(config: Config, output: str, inputs: Sequence[str], classes_gi
         begin_tiles(store, plan)
         return store, plan, reading, names
 
-    def end(found: bool) -> None:
-        if not found:
+    def end(any_valid: bool) -> None:
+        if not any_valid:
             raise RasterError(NO_VALID_PIXEL)
         own.close()
 
-    with ExitStack() as own:  # of the first rank
+    with ExitStack() as own:  # used by the root
         store, plan, reading, names = mesh.on_root(begin)
         how = *_openers(plan, reading, names), mesh.rank, mesh.size, tick
         with doing("writing tiles"):
-            valid = mesh.on_all(lambda: write_tiles(store, plan, *how))
-        found = mesh.communicator.gather_objects(valid)
-        mesh.on_root(lambda: end(any(found)))
+            own_valid = mesh.on_all(lambda: write_tiles(store, plan, *how))
+        valid = mesh.communicator.gather_objects(own_valid)
+        mesh.on_root(lambda: end(any(valid)))
     if mesh.is_root and config.run.verbosity:
         answer(f"{output}: {counted(len(plan.images), 'image')}, {size(plan.bytes)}")
 
 
 def _planned(config: Config, output: str, inputs: Sequence[str], classes_given: bool) -> tuple[Any, ...]:
-    """Plan the store, and refuse an output that would replace what is read."""
+    """Plan the store, and check its output. Raises OutputError if it exists, or would replace an input."""
     plan, reading, names = plan_store(config, classes_given)
     files = [file for _, info, _ in plan.rasters() for file in info.files]
     check_outputs([whole("--output", output, plan.bytes)], [*files, *inputs])
     if os.path.exists(output):
-        raise OutputError(f"--output {output} is there; remove it, or choose another output")
+        raise OutputError(f"--output {output} exists; remove it, or choose another output")
     return plan, reading, names
 
 
 def _say(config: Config, plan: StorePlan) -> None:
-    """Warn of what a store leaves out."""
+    """Print the warnings on images that are left out, and on the rasters."""
     from tiledseg.raster.info import code_notes, reference_notes
     from tiledseg.raster.lists import left_out
 
@@ -243,7 +242,7 @@ def _say(config: Config, plan: StorePlan) -> None:
 
 
 def _openers(plan: StorePlan, reading: PairReading, names: Sequence[Sequence[str]]) -> tuple[Opener, Opener]:
-    """Return what opens the images, and their labels, by number."""
+    """Return the functions that open an image, and labels, by number."""
     return (
         lambda number: reading.open_as(names[0][number], plan.images[number]),
         lambda number: reading.open_labels(names[1][number], plan.images[number]),

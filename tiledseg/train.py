@@ -1,4 +1,4 @@
-"""`tiledseg train --config run.yaml [--group.key value ...]`, alone or under any launcher."""
+"""`tiledseg train --config run.yaml [--group.key value ...]`: trains a network, under any launcher."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXAMPLE = "--data.images a.tif --data.labels b.tif --data.classes 5"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train a network; the exit code (0; 2 bad input; 75 stopped early by a wall-time signal, checkpoint written)."""
+    """Train a network; return the exit code (0; 2 bad input; 75 stopped early by a signal, checkpoint written)."""
 
     def body() -> int:
         arguments = sys.argv[1:] if argv is None else argv
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         def train(mesh: Mesh) -> int:
             with without_collections("tiledseg.training.start"):
-                from tiledseg.training.start import start  # torch comes after MPI, which the session has started
+                from tiledseg.training.start import start  # here: torch is imported after the session has started MPI
 
             with traced(config.run.verbosity == 2):
                 command = shlex.join([*COMMAND.split(), *arguments])

@@ -1,5 +1,5 @@
-"""Quantities as configurations write them: lengths (`250 m`, `512 px`) and numbers of bytes (`16GiB`). And bytes of a
-value in each kind of tensor, by precision:
+"""Lengths (`250 m`, `512 px`) and numbers of bytes (`16GiB`) in configurations; and bytes of a value in each kind of
+tensor, by precision:
 
     | tensor | fp32 | bf16, fp16 | fp64 |
     | --- | --- | --- | --- |
@@ -12,8 +12,8 @@ value in each kind of tensor, by precision:
     | statistics of other norms | 8 | 8 | 8 |
     | sums of gradients over tiles and ranks | 8 | 8 | 8 |
 
-The first row names a precision for all that counts: the others follow from it. Both bf16 and fp16 are autocast of
-PyTorch. Its list for GPUs computes pixel and group norms in float32 (on a CPU it leaves them in 16 bits)."""
+The first row identifies a precision; the others follow from it. bf16 and fp16 are PyTorch's autocast. On GPUs it
+computes pixel and group norms in float32; on CPUs they stay in 16 bits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Length(NamedTuple):
 
 
 def parse_length(text: str) -> Length | None:
-    """Parse a number that is not negative with its unit; pixels are whole. Return None for other text."""
+    """Parse a non-negative number with its unit, m or px; pixels are whole. Return None for other text."""
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(m|px)\s*", text)
     if match is None or (match[2] == "px" and "." in match[1]):
         return None
@@ -48,13 +48,13 @@ def parse_length(text: str) -> Length | None:
 
 
 def blocks_of(size: int, side: float) -> int:
-    """Return the number of equal blocks of `size` pixels that come nearest to `side` pixels each, one at least."""
+    """Return the number of equal blocks, at least 1, of `size` pixels whose side is nearest to `side` pixels."""
     return max(1, math.floor(size / side + 0.5))
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of '16GiB', '16 GB', '512MiB', '1.5TiB' or a plain number. Raises ConfigError for anything else,
-    and for a plain number that is no memory's: whoever writes 16 means gibibytes."""
+    """Parse '16GiB', '16 GB', '512MiB', '1.5TiB' or a plain number of bytes. Raises ConfigError for other text, and for
+    a plain number below 1 MiB: 16 probably means gibibytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?i?B?)\s*", text)
     if not match or match[2] not in _UNITS:
         raise ConfigError(f"memory '{text}' is no number of bytes; give 16GiB, 16GB, 512MiB or a plain number")
@@ -65,7 +65,7 @@ def parse_bytes(text: str) -> int:
 
 
 def size(count: int) -> str:
-    """Return bytes in the largest fitting unit, '5.39 GiB'."""
+    """Format bytes in the largest fitting unit, such as '5.39 GiB'."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= 1024**power:
             return f"{count / 1024**power:.2f} {unit}"
@@ -75,31 +75,31 @@ def size(count: int) -> str:
 ACTIVATION_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 SINGLE_BYTES = 4  # float32
 DOUBLE_BYTES = 8  # float64: statistics of norms, sums of gradients; on any device
-SINGLE_NORMS = ("pixel", "group")  # autocast computes them in float32
+SINGLE_NORMS = ("pixel", "group")  # computed in float32 by autocast
 PIECE_VALUES = 1 << 16
 _SUMS = 3  # twice as many values a channel, while rows are summed
 
 
 def wide_bytes(activation_bytes: int) -> int:
-    """Return the bytes of a weight, a gradient, an input, a loss or a statistic: float32 at least."""
+    """Return the bytes of a value of a weight, gradient, input, loss or statistic: float32 at least."""
     return max(activation_bytes, SINGLE_BYTES)
 
 
 def copy_bytes(activation_bytes: int) -> int:
-    """Return the bytes of the copy of a weight that autocast keeps; 0 without autocast."""
+    """Return the bytes of autocast's copy of a weight; 0 without autocast."""
     return activation_bytes if activation_bytes < SINGLE_BYTES else 0
 
 
 def norm_bytes(kind: str, activation_bytes: int) -> int:
-    """Return the bytes of a value of the input and the output of a norm of this kind."""
+    """Return the bytes of a value in the input and output of a norm of this kind."""
     return wide_bytes(activation_bytes) if kind in SINGLE_NORMS else activation_bytes
 
 
 def norm_rows(channels: int, height: int, width: int) -> int:
-    """Return the rows of a tensor that a norm on the CPU holds in float64 at once: as many as fit a cache, or one."""
+    """Return the number of rows that a norm on a CPU holds in float64 at once: those that fit the cache, at least 1."""
     return min(height, max(1, PIECE_VALUES // max(1, channels * width)))
 
 
 def norm_work_bytes(channels: int, height: int, width: int) -> int:
-    """Return the bytes of such rows of a tensor and of its gradient, and of sums of each channel."""
+    """Return the bytes of a norm's float64 rows (`norm_rows`), of tensor and gradient, and of its sums of channels."""
     return 2 * DOUBLE_BYTES * channels * (width * norm_rows(channels, height, width) + _SUMS)

@@ -10,7 +10,7 @@ import rasterio
 from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
-from tiledseg.raster.samples.content import SpatialSplit, SplitCut, SplitPart
+from tiledseg.raster.samples.content import SplitCut, SplitPart, split_images
 
 LEARNT, OTHER = "santa_monica_2020", "long_beach_2020"
 BANDS = (1, 2, 3, 4)
@@ -37,7 +37,7 @@ def parts_of(told: dict[str, Any], shape: tuple[int, int]) -> tuple[SplitPart, S
     rows, cols = split["blocks"]
     share, seed = split.get("share", 0.2), split.get("seed", 0)
     cut = SplitCut(shape, (rows, cols), (split["gap"],) * 2)
-    (trained,), (held_out,) = SpatialSplit((cut,), share, seed).parts()
+    (trained,), (held_out,) = split_images([cut], share, seed)
     return trained, held_out
 
 

@@ -111,7 +111,7 @@ def test_maps_are_those_of_the_module_on_the_whole_image(
     next(iter(broken.values())).view(-1)[1] = math.nan
     torch.save(broken, tmp_path / "broken.pth")
     for more, said in (
-        (checkpoint, f"name it: --build {BUILD}"),
+        (checkpoint, f"name it too: --build {BUILD}"),
         ([*checkpoint, "--build", "os:system"], "--build is os:system, but the network was built by"),
         ([*checkpoint, "--build", BUILD, "--classes", "3"], "--classes is 3, but the checkpoint has its own"),
         (["--build", BUILD, "--weights", "w.pth"], "--classes is not given"),

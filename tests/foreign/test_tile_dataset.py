@@ -198,7 +198,7 @@ def test_what_sees_the_whole_image_is_named_and_takes_no_tiles(
 ) -> None:
     halo = tiledseg.halo(network, bands=2)
     assert halo.whole_image
-    with pytest.raises(ConfigError, match=f"'{halo.whole_image[0]}' takes values of the whole image"):
+    with pytest.raises(ConfigError, match=f"'{halo.whole_image[0]}' needs values of the whole image"):
         tiledseg.TileDataset(files[0], files[1], grid=2, halo=halo)
     assert len(tiledseg.TileDataset(files[0], files[1], grid=2, halo=8)) == 8
     assert not tiledseg.halo(nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8)), bands=2).whole_image

@@ -58,8 +58,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
 
 WORDS = {
     "input": "whose input is not finite",
-    "output": "what the network makes of it is not",
-    "gradient": "whose loss is finite, and its gradient not",
+    "output": "but the network's output is not",
+    "gradient": "whose loss is finite, but its gradient is not",
     "large": "above train.largest_loss 1000",
 }
 

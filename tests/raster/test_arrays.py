@@ -149,7 +149,7 @@ def test_a_store_of_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         chunks(tmp_path)[0].unlink()
         with pytest.raises(RasterError, match=r"has no chunk reflectance/0.0.0"):
             read(url)
-    with pytest.raises(RasterError, match=r"does not answer .*; see that its server can be reached") as refusal:
+    with pytest.raises(RasterError, match=r"does not answer .*; check that its server can be reached") as refusal:
         read(url)
     assert "\n" not in str(refusal.value)
 

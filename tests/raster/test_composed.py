@@ -156,7 +156,7 @@ def test_a_mask_of_a_part_is_told_and_one_of_the_only_band_is_refused(tmp_path: 
         place = PLACE @ rasterio.Affine.translation(shift, 0)
         mask = write_raster(tmp_path / f"{name}.tif", np.ones((1, size, WIDTH), "uint8"), transform=place)
         with open_raster(str(Composed(data, VALID, (data, mask)))) as reader:
-            line = f"{data}: {mask} of data.valid covers a part alone, and no pixel beyond it is valid"
+            line = f"{data}: {mask} of data.valid covers only a part; pixels beyond it are not valid"
             assert reader.info.notes == ((line,) if told else ())
     with pytest.raises(RasterError, match=r"data.tif has no band but 1, its mask by data.valid"):
         open_raster(str(Composed(data, VALID, (data,), 1)))

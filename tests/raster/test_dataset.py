@@ -234,13 +234,13 @@ def normalization(reader: RasterReader) -> Normalization:
 def test_statistics_that_no_float64_holds(tmp_path: Path) -> None:
     """Take a block, and blocks that are each constant and 2e200 apart."""
     for value in (1e308, -1e308, 1e200):
-        with pytest.raises(RasterError, match=r"band 2 of .*a.tif, rows 0:32, columns 0:32, holds values so large"):
+        with pytest.raises(RasterError, match=r"band 2 of .*a.tif, rows 0:32, columns 0:32, holds values whose varian"):
             normalization(raster(tmp_path / "a.tif", [value, value, -value, 1.0]))
     readers = []
     for name, value in (("a", 1e200), ("b", -1e200)):
         write_raster(tmp_path / f"{name}.tif", np.full((1, *SIDES), value))
         readers.append(open_raster(str(tmp_path / f"{name}.tif")))
-    with pytest.raises(RasterError, match=r"band 1 of the images holds values so large"):
+    with pytest.raises(RasterError, match=r"band 1 of the images holds values whose variance overflows"):
         finish(measure(readers, statistics_blocks([reader.info for reader in readers])))
 
 

@@ -222,7 +222,7 @@ def test_what_was_read_is_named_and_never_shown() -> None:
     said = advice({"AWS_REGION": "r"}, "/vsis3/b/a")
     assert said.startswith("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_NO_SIGN_REQUEST, on every rank")
     assert "AWS_REGION are set" in said
-    assert advice({"AWS_ACCESS_KEY_ID": "AKIA"}, "http://h/s.zarr") == "see that its server can be reached"
+    assert advice({"AWS_ACCESS_KEY_ID": "AKIA"}, "http://h/s.zarr") == "check that its server can be reached"
 
 
 def test_the_first_variable_that_names_authorities_is_handed_on() -> None:
@@ -233,5 +233,5 @@ def test_the_first_variable_that_names_authorities_is_handed_on() -> None:
     known = gdal_options({}).get("GDAL_CURL_CA_BUNDLE")
     assert known is None or Path(known).read_text().count("BEGIN CERTIFICATE") > 9
     assert advice(named, "s3://b/a", "SSL error").startswith(
-        "CURL_CA_BUNDLE is /c.pem; set CURL_CA_BUNDLE to the file (PEM)"
+        "CURL_CA_BUNDLE is /c.pem; set CURL_CA_BUNDLE to the PEM file"
     )

@@ -280,7 +280,7 @@ def test_items_of_one_place_are_times() -> None:
     data = DataConfig(path, times=["2024-04", "2024-06"], assets=["nir"])
     assert data.joined(data.images, KEYS[0]) == [path]
     write("items.json", dated("T1", dates[0]), dated("T1", dates[1]), dated("T2", dates[0]))
-    with pytest.raises(RasterError, match=r"T2-2024-06-20 .* its like of data.times 2024-04, which is missing"):
+    with pytest.raises(RasterError, match=r"T2-2024-06-20 .* its counterpart of data.times 2024-04, which is missing"):
         expand_sources([path], KEYS[0], composing=timed)
     write("items.json", dated("T1", dates[0]), dated("T1", dates[1]), dated("T3", dates[2]))
     with pytest.raises(RasterError, match=r"feature 2 has a place without items of data.times"):
@@ -363,7 +363,7 @@ def test_assets_of_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             write_raster(Path(f"{band}.tif"), pixels[None])
             assets[band] = {"href": f"http://{address}/{band}.tif"}
         path = write("items.json", {**item("a"), "assets": assets})
-        with pytest.raises(RasterError, match=r"names http://.*red.tif, .*was not typed; .*--references"):
+        with pytest.raises(RasterError, match=r"names http://.*red.tif, .*is no path of a file; .*--references"):
             expand_sources([path], KEYS[0], composing=Composing(("red", "nir")))
         assert not Path("sent").read_text()
         (image,) = expand_sources([path], KEYS[0], references=True, composing=Composing(("red", "nir")))

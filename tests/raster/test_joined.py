@@ -94,7 +94,7 @@ def test_wildcards_and_lists_find_the_rasters_of_all_times(tmp_path: Path, monke
     assert has_validation(listed)
     assert pair_sources(listed, [], KEYS) == tuple(each[:1] for each in wanted)
     Path("bb_0620.tif").unlink()
-    with pytest.raises(RasterError, match=r"bb_0401.tif is to be joined with its like of \*_0620.tif, which is miss"):
+    with pytest.raises(RasterError, match=r"bb_0401.tif needs its counterpart of \*_0620.tif, which is miss"):
         pair_sources(patterns, ["{1}_labels.tif"], KEYS)
 
 

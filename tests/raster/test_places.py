@@ -232,8 +232,8 @@ def test_images_that_cannot_be_warped(tmp_path: Path) -> None:
     write_raster(tmp_path / "labels.tif", np.ones((1, *SHAPE), np.uint8), transform=PLACE)
     reading = PairReading(LabelMap.from_config(4), warp_images=True)
     for labels, error, words in (
-        ("labels.tif", RasterError, r"plain.tif has no CRS, so data.warp_images has nothing to go by"),
-        ("labels.gpkg", ConfigError, r"labels.gpkg are polygons, which have no grid"),
+        ("labels.tif", RasterError, r"plain.tif has no CRS or transform, which data.warp_images needs"),
+        ("labels.gpkg", ConfigError, r"labels.gpkg are polygons, which are drawn"),
     ):
         with (
             pytest.raises(error, match=words),

@@ -171,7 +171,7 @@ def test_what_is_refused(tmp_path: Path, info: Any) -> None:
         (reading(background="sea"), good, info, ("data.background is sea", "ground")),
         (reading(), nowhere, info, ("nowhere.gpkg has no CRS",)),
         (reading(), good, plain, ("photo.png has no CRS",)),
-        (reading(), str(vrt), info, ("vrt.gpkg does not begin as its ending says",)),
+        (reading(), str(vrt), info, ("vrt.gpkg is not the format of its ending",)),
         (reading(), str(damaged), info, ("damaged.gpkg",)),
         (reading(), str(tmp_path / "none.gpkg"), info, ("none.gpkg", "No such file")),
     ]

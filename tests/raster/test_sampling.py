@@ -22,9 +22,9 @@ from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.content import (
     ByContent,
     Content,
-    SpatialSplit,
     SplitCut,
     count_units,
+    split_images,
     square_units,
     tile_units,
 )
@@ -333,14 +333,14 @@ def test_nothing_to_draw_is_refused() -> None:
 SPLIT_SHAPES = (37, 52), (40, 24), (30, 30)
 
 
-def split(share: float, gap: tuple[int, int], seed: int) -> SpatialSplit:
-    return SpatialSplit(tuple(SplitCut(shape, (3, 4), gap) for shape in SPLIT_SHAPES), share, seed)
+def split(share: float, gap: tuple[int, int], seed: int) -> tuple[Any, Any]:
+    return split_images([SplitCut(shape, (3, 4), gap) for shape in SPLIT_SHAPES], share, seed)
 
 
 @pytest.mark.parametrize(("share", "gap", "seed"), [(0.2, 3, 0), (0.5, 0, 1), (0.01, 9, 2), (0.99, 1, 3)])
 def test_blocks_and_gaps(share: float, gap: int, seed: int) -> None:
     """Every pixel is validated on, or trained on where none within the gap is (Chebyshev, each dim its own)."""
-    trained, validated = split(share, (gap, gap + gap // 3), seed).parts()
+    trained, validated = split(share, (gap, gap + gap // 3), seed)
     blocks = 0
     for shape, ours, theirs in zip(SPLIT_SHAPES, trained, validated, strict=True):
         whole = Box.of_shape(shape)
@@ -360,11 +360,11 @@ def test_blocks_and_gaps(share: float, gap: int, seed: int) -> None:
 
 
 def test_the_seed_draws_the_blocks_and_too_few_or_too_many_are_refused() -> None:
-    drawn = [split(0.25, (2, 2), seed).parts() for seed in (0, 0, 1)]
+    drawn = [split(0.25, (2, 2), seed) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     with pytest.raises(ConfigError, match=r"1 block in all"):
-        SpatialSplit((SplitCut((9, 9), (1, 1), (0, 0)),), 0.5, 0).parts()
+        split_images([SplitCut((9, 9), (1, 1), (0, 0))], 0.5, 0)
     with pytest.raises(ConfigError, match=r"\[40, 2\] blocks, but an image is 37 x 52"):
-        SpatialSplit(tuple(SplitCut(shape, (40, 2), (0, 0)) for shape in SPLIT_SHAPES), 0.5, 0).parts()
+        split_images([SplitCut(shape, (40, 2), (0, 0)) for shape in SPLIT_SHAPES], 0.5, 0)
     with pytest.raises(ConfigError, match=r"makes 5000 x 2 blocks of an image; .* 4096 along each"):
-        SpatialSplit((SplitCut((9000, 9), (5000, 2), (0, 0)),), 0.5, 0).parts()
+        split_images([SplitCut((9000, 9), (5000, 2), (0, 0))], 0.5, 0)

@@ -165,7 +165,7 @@ def test_the_listener_hears_what_is_allowed(tmp_path: Path, listener: Listener) 
     assert listener.calls() > 0
     images = tmp_path / "a.txt"
     images.write_text(URL.replace("SERVER", listener.address))
-    with pytest.raises(RasterError, match=r"line 1 names http://.*was not typed; .*data.references true"):
+    with pytest.raises(RasterError, match=r"line 1 names http://.*is no path of a file; .*data.references true"):
         expand_sources([str(images)], "x")
     (url,) = expand_sources([str(images)], "x", references=True)
     with pytest.raises(RasterError):
@@ -177,7 +177,7 @@ def test_a_link_is_named_and_codes_are_read(tmp_path: Path) -> None:
     info = image_info(tmp_path / "image.tif", Affine(0.1, 0, 0, 0, -0.1, 1), (SIDE, SIDE), "EPSG:4326")
     path = tmp_path / "a.geojson"
     for kind, words in (
-        ("a CRS by link", "no link is followed"),
+        ("a CRS by link", "links are not followed"),
         ("a geometry's CRS", "feature 0 has a CRS of its own"),
     ):
         path.write_text(TEXTS[kind])

@@ -98,7 +98,7 @@ def test_a_flipped_bit_of_a_description_is_found(store: Path, whole: Path) -> No
     start = data.index(b'{"source"')
     for at in range(start, data.index(b'"footprint"', start), 5):
         store.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
-        assert "not the one written" in str(outcome(store)), f"byte {at} of {len(data)}"
+        assert "a damaged description" in str(outcome(store)), f"byte {at} of {len(data)}"
 
 
 def _described(key: str, value: Any) -> Edit:

@@ -75,12 +75,12 @@ LINES = {
     "--images bad.zarr": "cannot open bad.zarr: ",
     "--valid none.tif": "which --valid asks for",
     "--valid two.tif": "--valid is two.tif with 2 bands",
-    "--valid odd.tif": "odd.tif has no CRS, so --valid has nothing to go by",
+    "--valid odd.tif": "odd.tif has no CRS or transform, which --valid needs",
     "--valid no.tif": "no valid pixel in any image: all are nodata, masked or NaN; check --nodata, --v",
     "--valid no.tif --format zarr": "no valid pixel in any image: all are nodata, masked or NaN; check --nodata, --v",
     "--assets [red]": "--assets is ['red'], but no image is a STAC item",
     "--background tree": "--background is given, but no labels are polygons",
-    "--output s3://bucket/tiles.zarr --format zarr": "--output is s3://bucket/tiles.zarr, but stores are cut here",
+    "--output s3://bucket/tiles.zarr --format zarr": "--output is s3://bucket/tiles.zarr, but stores are written",
 }
 
 

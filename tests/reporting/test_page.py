@@ -181,7 +181,7 @@ def test_what_no_run_has_written_is_one_line(
     assert main(["--run", str(tmp_path)]) == 2
     err = capfd.readouterr().err
     assert err.count("\n") == 1
-    assert "holds what no run has written" in err
+    assert "was not written by a run" in err
     assert not (tmp_path / PAGE).exists()
 
 
@@ -196,7 +196,7 @@ def test_a_page_that_cannot_be_made_stops_no_run(
             "jinja2 or matplotlib is not installed: pip install",
             lambda: monkeypatch.setattr(page, "can_render", lambda: False),
         ),
-        ("holds what no run has written", lambda: (tmp_path / "validation" / "step-000040.png").write_text("x")),
+        ("was not written by a run", lambda: (tmp_path / "validation" / "step-000040.png").write_text("x")),
     ):
         damage()
         journal.draw(now=True)

@@ -17,7 +17,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.samples.dataset import Dataset
+from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.choose_objective import choose_objective, given_weights, weighted
 from tiledseg.training.objective import BoundaryTerm, EdgesTerm, Objective, PixelTerm, edges_of, signed_distances
@@ -51,11 +51,18 @@ def outputs(seed: int) -> tuple[torch.Tensor, ...]:
     return tuple(tensor.requires_grad_() for tensor in (scores_BKHW, edges_BCHW, gradients_BCHW))
 
 
+def classes_of(sample: Sample, margin: int) -> torch.Tensor:
+    """Of the core, with `margin` pixels around; -1 beyond the raster."""
+    sides = zip((sample.tile.core.row, sample.tile.core.col), SHAPE, strict=True)
+    beyond = [(max(0, margin - side.start), max(0, margin + side.stop - size)) for side, size in sides]
+    return torch.from_numpy(np.pad(np.asarray(sample.around_HW, np.int16), beyond, constant_values=-1))[None]
+
+
 def sums(grid: tuple[int, int], objective: Objective, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Over all tiles, with gradients added up in `given`."""
     found, total = dataset(grid, objective.margin), torch.zeros(objective.size, dtype=torch.float64)
     for tile in found.tilings[0].tiles:
-        target_BHW = torch.from_numpy(found.load(0, tile).labels(tile.core, objective.margin))[None]
+        target_BHW = classes_of(found.load(0, tile), objective.margin)
         own = objective.sums(tuple(tensor[(..., *tile.core.slices)] for tensor in given), target_BHW)
         own[0].backward()
         total += own.detach()
@@ -145,7 +152,7 @@ def loss_of(objective: Objective, given: tuple[torch.Tensor, ...]) -> torch.Tens
     """Of the whole raster."""
     found = dataset((1, 1), objective.margin)
     tile = found.tilings[0].tiles[0]
-    target_BHW = torch.from_numpy(found.load(0, tile).labels(tile.core, objective.margin))[None]
+    target_BHW = classes_of(found.load(0, tile), objective.margin)
     value = objective.value(objective.sums(given, target_BHW))
     assert value is not None
     return value
@@ -204,9 +211,9 @@ def test_given_weights(given: Any, expected: tuple[float, ...]) -> None:
     ("given", "words"),
     [
         ([1, 2], "has 2 weights for 3 classes; give one a class, or a map"),
-        ([0, 0, 0], "with which no pixel counts; give one of them more than 0"),
-        ({3: 1}, "has '3', which is no class; give some of 0 to 2, or of sky, road, sea"),
-        ({"tree": 1}, "has 'tree', which is no class"),
+        ([0, 0, 0], "all weights are 0; give one of them more than 0"),
+        ({3: 1}, "'3' is no class; use some of 0 to 2, or of sky, road, sea"),
+        ({"tree": 1}, "'tree' is no class"),
         ({1: 2, "1": 3}, "names class 1 twice; leave one of them out"),
         ({1: 2, "road": 3}, "names class 1 twice"),
     ],

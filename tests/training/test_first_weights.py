@@ -107,6 +107,6 @@ def test_what_cannot_begin_leaves_no_trace(material: Material, tmp_path: Path) -
     config.data.images = str(wide)
     config.data.labels = str(material.root / "one-labels.tif")
     config.data.val_images = config.data.val_labels = []
-    refused(r"wide.tif has 3 bands of float32; set it to true")
+    refused(r"wide.tif has 3 bands of float32; set the key to true")
     config.data.normalize = "cityscapes"
     refused("data.normalize is 'cityscapes'; give one of true, false, imagenet")

@@ -23,7 +23,7 @@ from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.planning.walk.mode_cost import Task, mode_cost
-from tiledseg.training.offloading import told_what_fits
+from tiledseg.training.offloading import suggesting_settings
 
 UNETS = UNet(3, base_channels=8, norm="instance"), UNet(4, base_channels=4, norm="none")
 
@@ -158,13 +158,13 @@ def test_memory_that_runs_out_names_a_budget_that_fits(parallel: Parallelism) ->
     plan = plan_run(asked)
     with (
         pytest.raises(MemoryLimitError, match=r"^memory has run out; .*4096") as told,
-        told_what_fits(asked, plan),
+        suggesting_settings(asked, plan),
     ):
         raise RuntimeError(OOM)
     budget = re.search(r"use memory\.budget (\d+) ", str(told.value))
     assert budget is not None, str(told.value)
     plan_run(replace(asked, memory=int(budget[1]), budgeted=True))
-    with pytest.raises(RuntimeError, match="something else"), told_what_fits(asked, plan):
+    with pytest.raises(RuntimeError, match="something else"), suggesting_settings(asked, plan):
         raise RuntimeError("something else")
 
 

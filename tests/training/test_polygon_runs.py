@@ -191,7 +191,7 @@ def test_images_of_another_grid_are_brought_to_their_labels(root: Path, capfd: p
     for more, words in (
         ({}, "differ in size: 67 x 67 px against 64 x 64 px"),
         ({"warp": True, "warp_images": True}, "data.warp and data.warp_images are both true"),
-        ({"warp_images": True, "labels": str(root / "labels.gpkg"), **POLYGONS}, "are polygons, which have no grid"),
+        ({"warp_images": True, "labels": str(root / "labels.gpkg"), **POLYGONS}, "are polygons, which are drawn"),
     ):
         with pytest.raises(AssertionError):
             train(root, "refused", {"images": str(root / "wide.tif"), "labels": str(root / "labels.tif"), **more})

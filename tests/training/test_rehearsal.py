@@ -178,7 +178,7 @@ def test_labels_output_folder_and_network_are_looked_at(config: Path, capsys: py
     out = " ".join(capsys.readouterr().out.split())
     assert re.search(r"memory of a step [\d.]+ KiB of 16.00 GiB on the rank", out)
     assert re.search(r"messages, forward and back \d+ messages to \d+ peers, ", out)
-    assert "warning: planned was another network, and its memory and time: 3 bands" in out
+    assert "warning: the plan was made for another network: 3 bands" in out
     assert out.endswith("rasters, open files, output folder, and 3 of 3 blocks of labels")
     assert sorted(config.parent.iterdir()) == before
     assert doctor.main([*flags, "--data.classes", "2", "--run.output", "/proc/nope"]) == 1

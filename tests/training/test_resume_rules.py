@@ -64,7 +64,7 @@ def changed_by(material: Material, checkpoint: Path, config: Config) -> dict[str
     serial = replace(config, parallel=Config().parallel)  # one rank cannot have all that these keys ask for
     if config.train.images_per_step > 1:  # and not both of these keys at once
         serial.train = replace(config.train, tiles_per_step=None)
-    preparation = replace(prepare(serial, 1 << 30, 1), asked=config, config=config)
+    preparation = replace(prepare(serial, 1 << 30, 1), user_config=config, config=config)
     beginning = begin(find_checkpoint(checkpoint), preparation)
     if not beginning.resumed:
         return {}

@@ -1,6 +1,6 @@
-"""`tiledseg plan --calibrate OUT`: measure this machine, and write its profile for `plan --machine`.
+"""`tiledseg plan --calibrate OUT`: measures this machine, and writes its profile for `plan --machine`.
 
-The figures come from trainings of small networks, to whose steps they are fitted, from messages, and from copies.
+The figures are fitted to the steps of small trainings, or measured by messages and copies.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from tiledseg.training.start import start
 from tiledseg.units import ACTIVATION_BYTES
 from tiledseg.user_files.machine import machine_from
 
-STEPS = 9  # of a training; the first one does not count
+STEPS = 9  # steps of a training; the first one does not count
 _BANDS, _CLASSES = 4, 5
-_MOVED = 8 * TENSOR  # bytes to a store, twice, and back
+_MOVED = 8 * TENSOR  # bytes written to a store (twice) and read back
 _ON_A_MAP = rasterio.Affine(1.0, 0.0, 500_000.0, 0.0, -1.0, 5_000_000.0)
 
 
 class Case(NamedTuple):
-    """A training: of a U-Net with so many channels at the top, on a square image."""
+    """A training of a U-Net with `base_channels` at the top, on a square image of `side` pixels."""
 
     base_channels: int
     side: int
@@ -73,8 +73,7 @@ CASES = (
     *(Case(12, 192, norm="pixel"), Case(16, 160, norm="instance")),
     *(Case(20, 128, precision) for precision in ("bf16", "fp16", "fp64")),
 )
-# Of many channels, as networks on GPUs have: with fewer, float32 runs by kernels that nobody trains with, and steps in
-# bfloat16 take their time for all but operations.
+# Many channels, as in networks for GPUs: with fewer, float32 uses unusual kernels, and bfloat16 is bound by memory.
 GPU_CASES = (
     *(Case(64, 1024), Case(64, 512), Case(96, 768), Case(128, 512)),
     *(Case(64, 768, norm="pixel"), Case(64, 640, norm="instance")),
@@ -84,7 +83,7 @@ _PRODUCT = 8192  # rows and columns of a product of matrices, on a GPU
 
 
 def calibrate_to(path: str, store: str | None = None) -> int:
-    """Measure this machine, and the disk of the folder `store`, and write its profile. The exit code."""
+    """Measure this machine, and the disk of the folder `store`, and write the profile; return the exit code."""
     keep_freed_memory(os.environ)
 
     def body(mesh: Mesh) -> None:
@@ -97,7 +96,7 @@ def calibrate_to(path: str, store: str | None = None) -> int:
 
 
 def write_profile(path: str, values: dict[str, Any]) -> None:
-    """Write a profile whole or not at all. Values that `machine_from` refuses are not written."""
+    """Check a profile's values with `machine_from`, and write it whole or not at all."""
     machine = machine_from(path, values)
     with replacing(path) as part:
         part.write_text(yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=120))
@@ -105,14 +104,14 @@ def write_profile(path: str, values: dict[str, Any]) -> None:
 
 
 def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[Case] = ()) -> dict[str, Any]:
-    """Measure this machine, and the disk of the folder `store`: a profile's values, those of rank 0. All ranks train at
-    the same time, each by itself, so that the rates hold where the others of the host compute. Collective."""
+    """Measure this machine, and the disk of the folder `store`; return the values of its profile. All ranks train at
+    the same time, each by itself, so the rates hold on a busy host. Collective."""
     on_cpu = mesh.device.type == "cpu"
     seconds = {TINY: min(_trained(mesh, TINY), _trained(mesh, TINY))}  # twice: the first one loads libraries
     give_back_freed()
     base = resident_bytes()
     for case in cases or (CASES if on_cpu else GPU_CASES):
-        if not (on_cpu and case.precision == "fp16"):  # a CPU has no kernels of its own for it: minutes
+        if not (on_cpu and case.precision == "fp16"):  # without kernels for it a CPU takes minutes
             seconds[case] = _trained(mesh, case)
     hosts = mesh.communicator.gather_objects(mesh.host)
     ranks, threads, cores = hosts.count(hosts[0]), torch.get_num_threads(), len(os.sched_getaffinity(0))
@@ -135,7 +134,7 @@ def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[C
 
 
 class GpuLimits(NamedTuple):
-    """The rates of a GPU in a copy, bytes a second, and in a product of matrices, operations a second by precision."""
+    """The limits of a GPU: bytes a second of a copy, and operations a second of a matrix product, by precision."""
 
     bandwidth: float
     products: dict[str, float]
@@ -144,8 +143,8 @@ class GpuLimits(NamedTuple):
 def fit_all(seconds: dict[Case, float], limits: GpuLimits | None = None) -> Machine:
     """Fit rates, `lanes`, memory bandwidth and launch to steps in fp32, then the rates of other precisions.
 
-    On a GPU the bandwidth is that of a copy, and launch is fitted to the tiny network, whose kernels do nothing
-    else: a fit of all to steps in float32 finds a tenth. No rate exceeds that of a product.
+    On a GPU the bandwidth is that of a copy, because a fit to float32 steps finds a tenth of it. Launch is fitted to
+    the tiny network, whose steps consist of launches. No rate exceeds that of a matrix product.
     """
     single = {case: value for case, value in seconds.items() if case.precision == "fp32"}
     begin = Machine(1e12, name="fitted", memory_bandwidth=1e11, launch=1e-5)
@@ -165,13 +164,13 @@ def fit_all(seconds: dict[Case, float], limits: GpuLimits | None = None) -> Mach
 
 
 def _fit(machine: Machine, seconds: dict[Case, float], names: Sequence[str]) -> Machine:
-    """Change the figures of those names, one at a time, until no change of 1 % predicts the steps better."""
+    """Improve the figures `names` one at a time, until no change of 1 % predicts the steps better."""
     error, step = _error(machine, seconds), math.log(4)
     while step > 0.01:
         factors = math.exp(step), math.exp(-step)
         changed = [replace(machine, **{name: by * getattr(machine, name)}) for name in names for by in factors]
         best = min(changed, key=lambda each: _error(each, seconds))
-        if _error(best, seconds) < 0.999 * error:  # less is drift of a figure on which no step depends
+        if _error(best, seconds) < 0.999 * error:  # a smaller gain is drift of a figure that no step depends on
             error, machine = _error(best, seconds), best
         else:
             step /= 2
@@ -183,14 +182,14 @@ def _error(machine: Machine, seconds: dict[Case, float]) -> float:
 
 
 def predicted(machine: Machine, case: Case) -> float:
-    """Predict the seconds of a step of the case by the cost model, where a free core reads."""
+    """Predict the seconds of a step of the case by the cost model, without reading."""
     prices = Prices(_graph(case), _BANDS, ACTIVATION_BYTES[case.precision], machine)
     tile = prices.tile((case.side, case.side), case.side**2)
     return prices.step(tile, 1, tile.backward).seconds
 
 
 def _trained(mesh: Mesh, case: Case) -> float:
-    """Return the seconds of the quickest step of a training, without waiting for data: the mean over the ranks, which
+    """Return the seconds of the fastest step of a training, without waits for data: the mean over the ranks, which
     train at the same time. Collective."""
     alone = replace(mesh, launch=SERIAL, communicator=SerialCommunicator(), transport="serial", watch=None)
     mesh.communicator.barrier()
@@ -212,7 +211,7 @@ def _trained(mesh: Mesh, case: Case) -> float:
 
 
 def write_rasters(folder: Path, side: int) -> tuple[str, str]:
-    """Write an image and its labels, of five classes, on a map."""
+    """Write a georeferenced image and its labels, of five classes."""
     paths = folder / "image.tif", folder / "labels.tif"
     values_CHW = np.random.default_rng(0).integers(0, 255, (_BANDS, side, side), np.uint8)
     for path, values in zip(paths, (values_CHW, values_CHW[:1] % _CLASSES), strict=True):
@@ -224,8 +223,8 @@ def write_rasters(folder: Path, side: int) -> tuple[str, str]:
 
 
 def _links(mesh: Mesh, hosts: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Measure messages between rank 0 and one rank of its host, and one of another host. Collective: no third rank
-    takes part, and the two speak in turn, so it cannot deadlock."""
+    """Measure messages between rank 0 and a rank of its host, and a rank of another host. Collective; no deadlock: only
+    the two take part, and send in turn."""
     links = {}
     for place, same in (("host", True), ("network", False)):
         peer = next((rank for rank, host in enumerate(hosts) if rank and (host == hosts[0]) == same), None)
@@ -239,8 +238,8 @@ def _links(mesh: Mesh, hosts: Sequence[str]) -> dict[str, dict[str, float]]:
 
 
 def _stores(mesh: Mesh, store: str | None) -> dict[str, dict[str, float]]:
-    """Measure the disk of a folder on rank 0, and on GPUs the way to the host's memory: of the slowest rank, while all
-    send, which may share what lies between. Collective."""
+    """Measure the disk of a folder on rank 0, and on GPUs the copies to the host's memory: those of the slowest rank
+    while all copy, because ranks may share a bus. Collective."""
     disk = mesh.on_root(lambda: None if store is None else store_rates(FileStore(store, 2 * _MOVED), _MOVED))
     own = None if mesh.device.type == "cpu" else store_rates(HostMover(mesh.device, _MOVED), _MOVED)
     ways = [rates for rates in mesh.communicator.gather_objects(own) if rates is not None]
@@ -249,14 +248,14 @@ def _stores(mesh: Mesh, store: str | None) -> dict[str, dict[str, float]]:
 
 
 def _reading() -> float:
-    """Return the seconds of reading a value of a raster of bytes, most likely from the page cache."""
+    """Return the seconds of reading one value of a raster of bytes, usually from the page cache."""
     side = 1024
     with tempfile.TemporaryDirectory() as folder, rasterio.open(write_rasters(Path(folder), side)[0]) as file:
         return least(torch.device("cpu"), file.read) / (_BANDS * side**2)
 
 
 def _gpu_limits(device: torch.device) -> GpuLimits:
-    """Measure a copy within a GPU's memory, read and written, and a square product in each precision."""
+    """Measure a copy within a GPU's memory (read and write), and a square matrix product in each precision."""
     source = torch.ones(1 << 30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     bandwidth = 2 * source.nbytes / least(device, lambda: target.copy_(source))

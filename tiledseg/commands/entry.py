@@ -1,4 +1,4 @@
-"""Start and end of a process: one way for `tiledseg X` and `python -m tiledseg.X`."""
+"""The start and end of a process, for `tiledseg X` and `python -m tiledseg.X`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NoReturn
 
 from tiledseg.system.signals import listen
 
-_OF_TORCH = ("TORCH", "PYTORCH")  # how the names of its variables begin
+_OF_TORCH = ("TORCH", "PYTORCH")  # prefixes of torch's environment variables
 
 
 def enter(module: str) -> NoReturn:
-    """Take signals, import `module`, which takes a while, run its `main`, and end the process with its exit code."""
+    """Listen to signals, import `module`, run its `main`, and end the process with its exit code."""
     listen()
     names = sorted(name for name in os.environ if name.startswith(_OF_TORCH))
     refusal = _refusal_of_torch(names) if names else None
@@ -26,21 +26,21 @@ def enter(module: str) -> NoReturn:
 
 
 def _refusal_of_torch(names: Sequence[str]) -> Exception | None:
-    """Import torch, which reads its variables meanwhile; return a ConfigError where it refuses one of them.
+    """Import torch, which reads its variables; return a ConfigError if it refuses one of them.
 
-    A signal still ends the process at once: `run`, which a process calls once, has not begun.
+    A signal still ends the process at once, because `run` has not begun.
     """
     try:
         importlib.import_module("torch.distributed")
     except ImportError:
-        return None  # the command says so, where it needs torch
+        return None  # a command that needs torch raises the error
     except Exception as error:
         from tiledseg.errors import ConfigError, first_line
 
-        said, values = str(error), {name: os.environ[name] for name in names}
-        named = [name for name, value in values.items() if name in said or (value[1:] and value in said)] or names
-        given = " or ".join(f"{name}={values[name]!r}" for name in named)
-        return ConfigError(f"torch refuses {given} in the environment ({first_line(error)}); unset it")
+        message, values = str(error), {name: os.environ[name] for name in names}
+        named = [name for name, value in values.items() if name in message or (value[1:] and value in message)] or names
+        pairs = " or ".join(f"{name}={values[name]!r}" for name in named)
+        return ConfigError(f"torch refuses {pairs} in the environment ({first_line(error)}); unset it")
     return None
 
 

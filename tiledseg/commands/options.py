@@ -1,8 +1,8 @@
-"""Options of commands: flags, configuration keys as flags, and `--config FILE`, which stands for the flags it holds.
+"""The options of commands: flags, configuration keys as flags, and `--config FILE` with the same options.
 
-`add_keys` makes flags of keys, with the help of the group's docstring; `parse` reads words and files, of which later
-ones win; `config_of` builds the configuration. A value of a key is YAML. `help_of_key` says its default, range and an
-example, for `train --help` and the reference.
+`add_keys` makes flags of keys, with help from the group's docstring; `parse` reads words and files, and later ones win;
+`config_of` builds the configuration. A value of a key is YAML. `help_of_key` gives default, range and an example, for
+`train --help` and the reference.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAIN = (
     *("parallel.halo", "parallel.stages", "memory.budget", "optimizer.lr"),
     *("train.epochs", "train.tiles_per_step", "train.loss", "train.precision", "run.output"),
 )
-"""Keys that `--help` shows; `--help all` shows the others too."""
+"""Keys shown by `--help`; `--help all` shows all."""
 _EXAMPLES = """
 data: {images: scenes/*.tif, labels: "labels/{stem}_classes.tif", val_images: held-out.tif,
   val_labels: held-out-labels.tif, label_layer: parcels, label_attribute: landuse, background: field,
@@ -62,7 +62,7 @@ train: {epochs: 20, tiles_per_step: 16, loss: {cross_entropy: 1, dice: 1}, ema: 
   balance_classes: 0.5, augment: [reflect, {rotate: 30}], augment_each: tile}
 run: {output: runs/first}
 """
-"""Values to show where the default tells little; of other keys the default is the example."""
+"""Examples of keys whose default tells little; the example of any other key is its default."""
 
 
 _examples = cache(lambda: yaml.safe_load(_EXAMPLES))
@@ -75,7 +75,7 @@ def _hints(group: str) -> dict[str, Any]:
 
 @cache
 def meaning(key: str) -> str:
-    """Return the meaning of a key in a sentence or two, from the docstring of its group."""
+    """Return the description of a key from the docstring of its group."""
     group, _, name = key.partition(".")
     entry = re.search(rf"^ {{4}}{name}: (.*(?:\n {{8}}.*)*)", getdoc(GROUPS[group]) or "", re.MULTILINE)
     return re.sub(r"\s+", " ", entry[1]) if entry else ""
@@ -87,7 +87,7 @@ def default(field: Field[Any]) -> str:
 
 
 def takes(field: Field[Any]) -> str:
-    """Return the words, or the range of numbers, that a key takes; the kind of its value where it has neither."""
+    """Return the words or the range of numbers that a key takes, else the kind of its value."""
     words, allowed = field.metadata.get("words"), range_of(field)
     if words:
         return ", ".join(words)
@@ -101,7 +101,7 @@ def takes(field: Field[Any]) -> str:
 
 
 def example(key: str) -> str:
-    """Return a line of YAML with the key, as a configuration file has it."""
+    """Return a line of YAML with the key and an example value."""
     group, _, name = key.partition(".")
     return as_yaml({group: {name: _examples()[group].get(name, default_of(KEYS[key]))}})[1:-1]
 
@@ -142,8 +142,8 @@ def help_of_key(key: str) -> str:
 
 
 def keys_to_show(words: Sequence[str]) -> Sequence[str] | None:
-    """Return the keys whose help `--help`, `--help all`, `--help GROUP` or `--help GROUP.KEY` asks for; None without
-    `--help`. Raise ConfigError for another word after it."""
+    """Return the keys for `--help`, `--help all`, `--help GROUP` or `--help GROUP.KEY`; None without `--help`. Raise
+    ConfigError for another word after it."""
     asking = [place for place, word in enumerate(words) if word in ("-h", "--help")]
     if not asking:
         return None
@@ -158,8 +158,8 @@ def keys_to_show(words: Sequence[str]) -> Sequence[str] | None:
 
 
 def add_keys(parser: Parser, keys: Collection[str], plain: bool = False, **help: str) -> None:
-    """Add a flag for each configuration key: `--group.key VALUE`, or, where `plain`, `--key-name VALUE`. `help`: texts
-    in place of the docstring's, by the last part of the key."""
+    """Add a flag for each configuration key: `--group.key VALUE`, or `--key-name VALUE` if `plain`. `help`: texts in
+    place of the docstring's, by the last part of the key."""
     groups: dict[str, Any] = {}
     for key in keys:
         group, _, name = key.partition(".")
@@ -181,16 +181,16 @@ def add_keys(parser: Parser, keys: Collection[str], plain: bool = False, **help:
 
 
 def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
-    """Return the options that flags and `--config` files give; `config` holds the names of the files.
+    """Return the options of flags and `--config` files; `config`: the names of the files.
 
-    Raise ConfigError for an unknown key, a value that its flag does not take, or an unreadable file.
+    Raise ConfigError for an unknown key, a wrong value, or an unreadable file.
     """
     parser.add_argument(_CONFIG, action="append", default=[], metavar="FILE", help="YAML file of any of these options")
     return parser.parse_args([*_expanded(parser, words)])
 
 
 def _options(parser: Parser) -> dict[str, argparse.Action]:
-    """Return the options that a file may have, by their names there."""
+    """Return the options allowed in a file, by their names there."""
     return {
         name[2:].replace("-", "_"): action
         for action in parser._actions
@@ -200,7 +200,7 @@ def _options(parser: Parser) -> dict[str, argparse.Action]:
 
 
 def _expanded(parser: Parser, words: Sequence[str]) -> Iterator[str]:
-    """Yield the words, with the options of a file after its name, and those of `--group {key: value}` in its place."""
+    """Yield the words; options of a file follow its name, and those of `--group {key: value}` replace it."""
     options = _options(parser)
     refuse_moved([word[2:].partition("=")[0] for word in words if word[:2] == "--"], "there is")
     rest = iter(words)
@@ -225,7 +225,7 @@ def _expanded(parser: Parser, words: Sequence[str]) -> Iterator[str]:
 
 
 def _flags(path: str, values: Any, options: Mapping[str, argparse.Action]) -> Iterator[str]:
-    """Yield the flags of the values of a file. A key has `_` where the flag has `-`."""
+    """Yield a file's values as flags. A key has `_` where its flag has `-`."""
     known: dict[str, list[str]] = {}
     for option in options:
         group, _, key = option.partition(".")
@@ -269,14 +269,14 @@ def _words(path: str, option: str, value: Any, action: argparse.Action) -> list[
 
 
 def words_of(parser: Parser, given: Mapping[str, Any]) -> list[str]:
-    """Return the command line of a Python program's keywords, each the name of a flag; None leaves it out. Raises
-    ConfigError for a name that the command has not."""
+    """Return keyword arguments, named like flags, as a command line; None: left out. Raises ConfigError for an unknown
+    name."""
     return [*_flags(parser.prog, {name: each for name, each in given.items() if each is not None}, _options(parser))]
 
 
 def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str = "", **default: Any) -> Config:
-    """Return the configuration of the options that stand for its keys. `plain`: keys whose flags name no group.
-    `default`: groups of values in place of the configuration's own. Raise ConfigError for a value of a wrong kind."""
+    """Return the configuration of the options that are its keys. `plain`: keys whose flags have no group. `default`:
+    default values by group, in place of the configuration's own. Raise ConfigError for a value of a wrong kind."""
     values: dict[str, dict[str, Any]] = {group: dict(keys) for group, keys in default.items()}
     for key, text in vars(options).items():
         if key in KEYS and text is not None:
@@ -295,8 +295,8 @@ def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str
 
 
 def value_of(key: str, text: Any, name: str, see: str = "") -> Any:
-    """Return the value of a key that a flag gives as YAML; what YAML reads as something else may be text. `name`: the
-    key's name in messages."""
+    """Return the value of a key from a flag's YAML, or from its text if the key takes text. `name`: of the key in
+    messages."""
     group, _, last = key.partition(".")
     kind, value = _hints(group)[last], text
     if isinstance(text, str):
@@ -324,7 +324,7 @@ def as_config(values: Mapping[str, Any]) -> Config:
 
 
 def _give_to_stages(values: dict[str, dict[str, Any]]) -> None:
-    """Move words of whole stages from `memory.recompute` to `parallel.recompute`, which must not say something else."""
+    """Move values for whole stages from `memory.recompute` to `parallel.recompute`, which must be equal if given."""
     memory, parallel = values.get("memory", {}), values.setdefault("parallel", {})
     words = memory.get("recompute")
     if not (isinstance(words, list) or words in RECOMPUTE):
@@ -335,9 +335,9 @@ def _give_to_stages(values: dict[str, dict[str, Any]]) -> None:
 
 
 def parse_config(words: Sequence[str], command: str, description: str, example: str = "") -> Config:
-    """Return the configuration that flags and `--config` files give; later ones win. `--help` prints and exits 0.
+    """Return the configuration of flags and `--config` files; later ones win. `--help` prints and exits 0.
 
-    Raise ConfigError, in one line, for an unknown key, a value of a wrong kind or an unreadable file.
+    Raise ConfigError for an unknown key, a value of a wrong kind or an unreadable file.
     """
     parser = Parser(
         command,
@@ -357,18 +357,18 @@ def parse_config(words: Sequence[str], command: str, description: str, example: 
     options = parse(parser, words)
     config = config_of(options, see=f"(see {command} --help)")
     flags = {word.partition("=")[0] for word in words}
-    # Not where a file gives both: the record of a run has every key, with its default.
+    # A file may have both: the record of a run has every key, with its default.
     if config.model.build is not None and "--model.name" in flags:
         raise ConfigError(
             f"--model.name is {config.model.name}, but {config.model.build} builds the network; leave one of them out"
         )
     if getattr(options, "parallel", None) == AUTO and "--parallel.auto" in flags:
-        raise ConfigError("--parallel.auto is given beside --parallel auto, which sets it; leave one of them out")
+        raise ConfigError("--parallel.auto is given, but --parallel auto sets it; leave one of them out")
     return config
 
 
 def config_files(words: Sequence[str]) -> list[str]:
-    """Return the names of the files that `--config` gives."""
+    """Return the names of the `--config` files."""
     pairs = zip(words, [*words[1:], ""], strict=True)
     named = [(word.partition("="), after) for word, after in pairs]
     return [path for (name, equals, value), after in named if name == _CONFIG and (path := value if equals else after)]

@@ -1,4 +1,4 @@
-"""Shared parts of commands: an argument parser with errors of one line, and exit codes. Standard library only."""
+"""The argument parser of the commands, with errors of one line, and exit codes. Standard library only."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ConfigErrors, without abbreviations; rank 0 alone prints its help."""
 
     def __init__(self, prog: str, example: str = "", main: Collection[str] = (), **options: Any) -> None:
-        """`example`: flags to show. `main`: the flags that help shows (none: all); `--help all` shows all."""
+        """`example`: flags shown as an example. `main`: flags shown by --help (none: all); `--help all` shows all."""
         self.example, self.main = example, main
         super().__init__(prog, **{"allow_abbrev": False, **options})
 
     def format_help(self) -> str:
-        """Return the help: what is required, purpose, options, an example."""
+        """Return the help: required flags, purpose, options, an example."""
         if self.usage is None:
             needed = (f"{each.option_strings[0]} {each.dest.upper()} " for each in self._actions if each.required)
             self.usage = f"{self.prog} {''.join(needed)}[FLAG ...]"
@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         return super().format_help() + more + (f"\nexample:\n  {self.prog} {self.example}\n" if self.example else "")
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError in one line that names the command, and the flag that is most like an unknown one."""
+        """Raise ConfigError in one line that names the command, and the known flag most similar to an unknown one."""
         if message.startswith("unrecognized arguments: --"):
             import difflib
 
@@ -49,15 +49,15 @@ class Parser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
         if own_launch().is_root:
-            answer(message.rstrip("\n"))  # argparse passes over what standard output does not take
+            answer(message.rstrip("\n"))  # argparse ignores errors of standard output
 
 
 def run(body: Callable[[], int | None]) -> int:
-    """Call `body` and return the exit code: its own (None is 0), 2 for bad input, 75 where a signal has stopped it, 1
-    for any other failure. An answer that standard output does not take is such a failure.
+    """Call `body` and return the exit code: its own (None: 0), 2 for bad input, 75 if a signal has stopped it, 1 for
+    any other failure, such as an answer that cannot be written to standard output.
 
-    A failure is printed as one line `error: ...` on standard error; with several ranks, by rank 0 only where all of
-    them meet it alike. A traceback follows only where the user asks for one (`failure.report`).
+    A failure is printed as one line `error: ...` on standard error; by rank 0 only if all ranks have the same one. A
+    traceback follows on request (`failure.report`).
     """
     keep_descriptors()
     with listening():
@@ -74,7 +74,7 @@ def _run(body: Callable[[], int | None]) -> int:
         except SystemExit as error:
             code = exit_code(error)
         if code == 0:
-            with answering():  # what others than `console.answer` have printed, such as a parser's help
+            with answering():  # flush output not printed by `console.answer`, such as a parser's help
                 pass
         return code
     except (Exception, KeyboardInterrupt, Stopped) as met:
@@ -84,12 +84,12 @@ def _run(body: Callable[[], int | None]) -> int:
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of an option, or of a key whose flag names no group."""
+    """Return the flag of an option, or of a key without its group."""
     return f"--{name.rpartition('.')[2].replace('_', '-')}"
 
 
 def refuse_given(flags: argparse.Namespace, names: Iterable[str], because: str, remedy: str = "leave it out") -> None:
-    """Raise ConfigError for the first of these options that is given."""
+    """Raise ConfigError for the first of the options `names` that is given."""
     for name in names:
         value = getattr(flags, name)
         if value is not None and value is not False:
@@ -103,7 +103,7 @@ def warn(lines: Iterable[str]) -> None:
 
 
 def own_launch() -> Launch:
-    """Return the place of this process in its job; alone where its launcher's variables make no sense."""
+    """Return this process's place in its job; a serial launch if the launcher's variables are inconsistent."""
     try:
         return detect(os.environ)
     except ConfigError:
@@ -111,13 +111,13 @@ def own_launch() -> Launch:
 
 
 def make_callable(module: str, function: Callable[..., Any]) -> None:
-    """Let a command's module be called as the function of its name, which importing the module would hide."""
-    vars(sys.modules[module])["__wrapped__"] = function  # whose signature and words are shown
+    """Make a command's module callable as its function: importing the module hides a function of the same name."""
+    vars(sys.modules[module])["__wrapped__"] = function  # gives the module the function's signature and docstring
     sys.modules[module].__class__ = _Command
 
 
 class _Command(ModuleType):
-    """A command's module, which a Python program calls: `tiledseg.plan(...)`."""
+    """A callable module of a command: `tiledseg.plan(...)`."""
 
     __wrapped__: Callable[..., Any]
 
@@ -127,18 +127,18 @@ class _Command(ModuleType):
 
 def json_list(text: str) -> list[float]:
     """Parse numbers such as [1,2,3]."""
-    found = json.loads(text)
-    if not isinstance(found, list) or not all(type(value) in (int, float) for value in found):
+    numbers = json.loads(text)
+    if not isinstance(numbers, list) or not all(type(value) in (int, float) for value in numbers):
         raise ValueError(text)
-    return found
+    return numbers
 
 
 def json_map(text: str) -> dict[str, Any]:
     """Parse names and values such as {"width": 16}."""
-    found = json.loads(text)
-    if not isinstance(found, dict):
+    values = json.loads(text)
+    if not isinstance(values, dict):
         raise ValueError(text)
-    return found
+    return values
 
 
 def add_format_option(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`tiledseg plan` from its flags: the question that they ask, checked, and its answer printed."""
+"""The flags of `tiledseg plan`: their checks, the planner's question, and its answer as text."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _EXACT = (
 )  # fmt: skip
 _COUNTS = "size", "grid", "stride", "gpus_per_node", "images", "images_per_step", "gpus", "mesh", "window"
 _MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling", "encoder")
-_MOST_STAGES, _MOST_MICRO_BATCHES = 32, 256  # with these the simulation takes a few seconds at most
+_MOST_STAGES, _MOST_MICRO_BATCHES = 32, 256  # limits of the simulation, which then takes a few seconds
 
 
 def answered(flags: Namespace) -> tuple[dict[str, Any], str]:
-    """Make the plan that the flags ask for, and draw its picture: its values, and its text or batch script. Raises
-    ConfigError, OutputError."""
+    """Make the plan of the flags, and write its plot; return its values, and its text or batch script. Raises
+    ConfigError or OutputError."""
     if flags.scaling or flags.emit or flags.search or flags.format == "json":
         refuse_given(flags, ("show",), "only the plan's table has sections")
     if flags.stride != 1:
@@ -53,7 +53,7 @@ def answered(flags: Namespace) -> tuple[dict[str, Any], str]:
         check_outputs([whole("--plot", flags.plot)])
     planned = plan(question, stages, budget) if flags.stride == 1 else formula(question, flags.stride)
     if flags.plot is not None and planned.tiling is not None:
-        try:  # late: matplotlib is slow to import, and an extra
+        try:  # here: matplotlib is an extra, and slow to import
             from tiledseg.planning.answer.plot import draw
         except ModuleNotFoundError as error:
             raise ConfigError(f"--plot needs {error.name}, which is not installed: {install('plot')}") from None
@@ -64,7 +64,7 @@ def answered(flags: Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _searched(flags: Namespace) -> tuple[dict[str, Any], str]:
-    """Answer --search, the best settings or the batch script of the winner, or --scaling, the time over GPUs."""
+    """Answer --search (best settings, or their batch script) or --scaling (time by number of GPUs)."""
     from tiledseg.planning.answer.search import parse_range, scaling_part, search_part, searchable
     from tiledseg.planning.search import FREE, search
 
@@ -73,7 +73,7 @@ def _searched(flags: Namespace) -> tuple[dict[str, Any], str]:
     refuse_given(flags, own, f"{flag} finds settings", "leave one of them out")
     if flags.scaling is not None:
         numbers = parse_range(flags.scaling)
-        words = "--scaling has GPUs of its own and no job"
+        words = "--scaling has its own GPUs and no job"
         refuse_given(flags, ("search", "gpus", "emit", "site", "time"), words, "leave one of them out")
         part = scaling_part(searchable(replace(_question(flags), ranks=numbers[0])), numbers)
         return {"scaling": part.values}, part.text
@@ -87,14 +87,14 @@ def _searched(flags: Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _script(site: Site, minutes: int, job: Job) -> str:
-    """Return the batch script, and warn of idle GPUs and slow values."""
+    """Return the batch script, and print its warnings."""
     for line in job.about[4:]:
         say(f"warning: {line}")
     return batch_script(site, job, minutes)
 
 
 def _job_asked(flags: Namespace) -> tuple[Site, int] | None:
-    """Return the site of the batch script, and its minutes, if one is wanted."""
+    """Return the site and the minutes of the batch script; None without --emit."""
     if flags.emit is None:
         own = ("site", "time") if flags.search else ("site", "time", "halo")
         refuse_given(flags, own, "--emit is not given", "give --emit slurm or lsf")
@@ -108,7 +108,7 @@ def _network(flags: Namespace) -> Network:
     network = build_network(_model(flags), flags.bands, flags.classes)
     if not isinstance(network, ForeignNetwork):
         return network
-    from tiledseg.tracing.build import known  # torch, and the code of the network's author
+    from tiledseg.tracing.build import known  # here: it imports torch, and runs the code of --build
 
     try:
         return known(network)
@@ -120,7 +120,7 @@ def _network(flags: Namespace) -> Network:
 
 
 def _question(flags: Namespace) -> RunQuestion:
-    """Ask the planner for a training run of the flags, checked. A search has any grid but one that is given."""
+    """Return the planner's question of the flags, checked. Without --grid, a search is free to choose one."""
     machine, memory = _machine(flags), _bytes(flags.gpu_memory)
     if memory and machine.memory and memory > machine.memory:
         say(f"warning: --gpu-memory is {flags.gpu_memory}, but {machine.name} has {machine.memory / 2**30:.4g} GiB")
@@ -176,23 +176,23 @@ def _bytes(text: str | None) -> int | None:
 
 
 def _stages(flags: Namespace) -> Parallelism | None:
-    """Return the settings of a pipeline, checked as those of the group `parallel`; None without --stages."""
-    given = {name: getattr(flags, name) for name in ("balance", "micro_batches", "schedule", "recompute")}
-    given = {name: value for name, value in given.items() if value is not None and value not in REBUILDS}
+    """Return the settings of a pipeline, checked like the group `parallel`; None without --stages."""
+    settings = {name: getattr(flags, name) for name in ("balance", "micro_batches", "schedule", "recompute")}
+    settings = {name: value for name, value in settings.items() if value is not None and value not in REBUILDS}
     if flags.stages is None:
-        refuse_given(flags, given, "--stages is not given", "give --stages N")
+        refuse_given(flags, settings, "--stages is not given", "give --stages N")
         return None
     Range(1, _MOST_STAGES).check("--stages", flags.stages)
-    Range(1, _MOST_MICRO_BATCHES).check("--micro-batches", given.get("micro_batches", 1))
-    if "recompute" in given:
-        words = [word.strip() for word in given["recompute"].strip().strip("[]").split(",")]
-        given["recompute"] = words[0] if len(words) == 1 else words
-    config = ParallelConfig(stages=flags.stages, **given)
+    Range(1, _MOST_MICRO_BATCHES).check("--micro-batches", settings.get("micro_batches", 1))
+    if "recompute" in settings:
+        words = [word.strip() for word in settings["recompute"].strip().strip("[]").split(",")]
+        settings["recompute"] = words[0] if len(words) == 1 else words
+    config = ParallelConfig(stages=flags.stages, **settings)
     try:
         if flags.stages > 1:
             config.check()
         return parallelism(config)
-    except ConfigError as error:  # in the words of the flags
+    except ConfigError as error:  # name flags in place of keys
         raise ConfigError(re.sub(r"parallel\.(\w+)", lambda key: flag_of(key[1]), str(error))) from None
 
 
@@ -200,7 +200,7 @@ def _machine(flags: Namespace) -> Machine:
     site = None if flags.emit is None else find_site(flags.emit, flags.site or "generic").machine
     if flags.machine is None and site is None:
         return Machine() if flags.gpus_per_node is None else Machine(ranks_per_host=flags.gpus_per_node)
-    from tiledseg.user_files.machine import find_machine  # YAML, which few plans read
+    from tiledseg.user_files.machine import find_machine  # here: few plans need YAML
 
     machine = find_machine(flags.machine or site or "")
     gpus = flags.gpus_per_node or machine.ranks_per_host
@@ -212,9 +212,9 @@ def _machine(flags: Namespace) -> Machine:
 
 
 def _model(flags: Namespace) -> ModelConfig:
-    given = {key: getattr(flags, key) for key in _MODEL_FLAGS if getattr(flags, key) is not None}
+    keys = {key: getattr(flags, key) for key in _MODEL_FLAGS if getattr(flags, key) is not None}
     preset = PRESETS.get(flags.model)
-    for key, value in given.items():
+    for key, value in keys.items():
         if (fixed := getattr(preset, key, value)) != value:
             refuse_given(flags, (key,), f"the preset {flags.model} has {fixed}", "leave one of them out")
     own = {"build": flags.build, "arguments": flags.arguments or {}, "series": flags.series}
@@ -223,7 +223,7 @@ def _model(flags: Namespace) -> ModelConfig:
     if flags.window is None:
         refuse_given(flags, ("overlap",), "--window is not given")
     own |= {} if flags.overlap is None else {"window": flags.window, "overlap": flags.overlap}
-    model = ModelConfig(name=flags.model, **own, **given)
+    model = ModelConfig(name=flags.model, **own, **keys)
     model.check()
     return model
 

@@ -1,4 +1,4 @@
-"""A module whose layers are spread over ranks: `Pipeline`."""
+"""`Pipeline`: a module whose layers are spread over ranks."""
 
 from __future__ import annotations
 
@@ -26,26 +26,25 @@ from tiledseg.planning.run.pipeline import PipelinePlan, plan_pipeline
 from tiledseg.planning.run.spread import MicroBatchSize, parallelism
 
 Loss = Callable[..., torch.Tensor]
-PIXELS = 256  # a side, about: of the image by whose multiply-adds the automatic balance goes
-IN_FLIGHT = 4  # micro-batches a stage, for the same
+PIXELS = 256  # side of the image whose multiply-adds decide the automatic balance
+IN_FLIGHT = 4  # micro-batches a stage, for the automatic balance
 
 
 class Pipeline(SpreadModule):
-    """A module of which each of `stages` ranks holds and computes a run of layers, `balance` many or as many as make
-    the step short. A batch goes through by `schedule` (1f1b, gpipe, folded), `micro_batch` images at once, the last
-    time those that are left.
+    """A module whose layers are spread over `stages` ranks, `balance` many on each, or "auto" for the shortest step. A
+    batch runs by `schedule` (1f1b, gpipe, folded), in micro-batches of `micro_batch` images; the last may be smaller.
 
-    The module is the pipeline's from then on: a rank keeps the values of its own stage alone, the others' are on
-    torch's `meta` device. `parameters()` has a place for each all the same, which optimizers pass over. The law: loss,
-    gradients and buffers are those of the micro-batches one after the other through the whole module. So a loss that is
-    a sum over images gives that of the batch, for any `micro_batch`; only batch norms in training, which measure a
-    micro-batch, do not. Dropout draws by `seed`, the call and the image, so that it does not depend on the ranks.
+    The pipeline takes the module over: a rank keeps the weights of its own stage, the others are on torch's `meta`
+    device. `parameters()` still lists them, and optimizers skip them. The law: loss, gradients and buffers equal those
+    of the micro-batches one after the other through the whole module. So a loss that is a sum over images does not
+    depend on `micro_batch`, except with batch norms in training, which measure a micro-batch. Dropout depends on
+    `seed`, the call and the image, not on the ranks.
 
-    `verify`: the first call compares what was traced with the module, of which the first stage keeps a copy until then
-    (docs/explanation/exactness.md).
+    `verify`: the first call compares the traced network with the module, of which the first stage keeps a copy until
+    then (docs/explanation/exactness.md).
 
-    Raises ConfigError that lists every place of the module that could not be exact, or where the balance, the schedule
-    or the number of ranks does not fit, before anything is let go. Collective.
+    Raises ConfigError that lists every operation of the module that cannot be exact, or if balance, schedule or number
+    of ranks do not fit, before any weight is dropped. Collective.
     """
 
     @checked
@@ -78,7 +77,7 @@ class Pipeline(SpreadModule):
         self.micro_batch = micro_batch
         self.balance, self._stage_of, self._last = plan.balance, stage_of, cut.pipeline.ranks[-1]
         self._verifies = verify and network.recorded is not None
-        # A tuple: no submodule. The first stage has the images.
+        # In a tuple, so that it is no submodule. The first stage has the images.
         self._whole = (copy.deepcopy(network),) if self._verifies and self.stage == 0 else ()
         dtype = next(network.parameters()).dtype
         self._split = split_network(network, plan, self.stage, self.mesh.device, dtype)
@@ -89,16 +88,16 @@ class Pipeline(SpreadModule):
     @property
     def stage(self) -> int:
         """Return the stage of this rank, from 0."""
-        assert self.axes.position is not None, "every rank has a place"
+        assert self.axes.position is not None, "no rank is idle"
         return self.axes.position.stage
 
     def step(self, x_BCHW: torch.Tensor, target: torch.Tensor, loss: Loss) -> torch.Tensor:
-        """Run forward and backward passes of a batch, which add to the gradients of this rank's weights. Return the sum
-        of the micro-batches' losses. Collective over the ranks of the pipeline.
+        """Run the forward and backward passes of a batch, and add to the gradients of this rank's weights. Return the
+        sum of the micro-batches' losses. Collective over the ranks of the pipeline.
 
-        `loss(returned, target[i:j])` is called for each micro-batch, of images i to j, where the output is made, with
-        what the module returns. Every rank passes `x_BCHW` and `target` of the same shapes; their values are looked at
-        on the first and on the last stage. With replicas, `reduce_gradients` after it.
+        The last stage calls `loss(returned, target[i:j])` for each micro-batch, of images i to j, with the module's
+        output. Every rank passes `x_BCHW` and `target` of the same shapes; the first stage reads the values of
+        `x_BCHW`, the last those of `target`. With replicas, call `reduce_gradients` afterwards.
         """
         own, layers = self.network.own_gradients, self.network.layers.values()
         pairs = zip(self.network.graph.nodes, layers, strict=True)
@@ -120,7 +119,7 @@ class Pipeline(SpreadModule):
         return total
 
     def _verify(self, x_BCHW: torch.Tensor) -> None:
-        """Compare with the module at the first call, on a micro-batch."""
+        """Compare the network with its module at the first call, on a micro-batch."""
         if self._verifies:
             sample_BCHW = x_BCHW[: self.micro_batch] if self._whole else None
             for network in self._whole:
@@ -135,24 +134,21 @@ class Pipeline(SpreadModule):
     ) -> list[_StagedForeign]:
         keys = self.dropout_keys(len(x_BCHW))
         cuts = [slice(i, i + self.micro_batch) for i in range(0, len(x_BCHW), self.micro_batch)]
-        shapes, targets = self._shapes(x_BCHW), [target if target is None else target[at] for at in cuts]
+        shapes = tensor_shapes(self.network.graph, self.network.bands, *x_BCHW.shape[2:])  # refused on all ranks alike
+        targets = [target if target is None else target[at] for at in cuts]
         pairs = zip(cuts, targets, strict=True)
         return [_StagedForeign(self, shapes, x_BCHW[at], keys[at], own, loss) for at, own in pairs]
 
-    def _shapes(self, x_BCHW: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
-        """Return the shape of each tensor. Raise GeometryError, on all ranks, for a size that does not fit."""
-        return tensor_shapes(self.network.graph, self.network.bands, *x_BCHW.shape[2:])
-
     def _check(self, x_BCHW: torch.Tensor, faults: Mapping[str, bool] | None = None) -> None:
-        """Raise ConfigError on all ranks, which pass the same shape and dtype, for a fault that one stage alone would
-        meet: the others would wait for it. `faults`: further lines, and whether each holds."""
+        """Raise ConfigError on all ranks for a fault that only one stage would meet while the others wait for it.
+        `faults`: further messages, and True for those that hold."""
         self.network.check_origin()
         check_images(x_BCHW.shape, self.network.bands)
         dtype, made = next(self.network.parameters()).dtype, self._split.dtypes[0]
         autocast = torch.is_autocast_enabled(self.mesh.device.type)
         lines = {
             f"the pipeline was made of {made} weights, which are {dtype} now; convert the module before": dtype != made,
-            f"autocast is on, but the stages send each other {made}; leave it, or convert the module": autocast,
+            f"autocast is on, but the stages send each other {made}; turn it off, or convert the module": autocast,
             f"the images are {x_BCHW.dtype}, but the weights {made}; convert them": x_BCHW.dtype != made,
         }
         for line, holds in {**(faults or {}), **lines}.items():
@@ -161,30 +157,30 @@ class Pipeline(SpreadModule):
 
     @torch.no_grad()
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the module's (first) output for a batch of one shape, without gradients, on every rank."""
+        """Return the module's (first) output for a batch, without gradients, on every rank."""
         self._check(x_BCHW)
         self._verify(x_BCHW)
         made = [outputs_BKHW[0] for _, outputs_BKHW in self._executor.outputs(self._cut(x_BCHW))]
         result = self.network.graph.results[0]
-        shape = len(x_BCHW), *self._shapes(x_BCHW)[result]
+        shape = len(x_BCHW), *tensor_shapes(self.network.graph, self.network.bands, *x_BCHW.shape[2:])[result]
         output_BKHW = torch.cat(made).contiguous() if made else torch.empty(shape, dtype=self._split.dtypes[result])
         output_BKHW = output_BKHW.to(self.mesh.device)
         self.axes.pipeline.broadcast(output_BKHW, self._last)
         return output_BKHW
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
-        """Return all weights and buffers by the module's names, on the CPU of every rank. Collective over the
-        pipeline: the stages send theirs in the order of names."""
-        found = {}
+        """Return all weights and buffers by the module's names, on the CPU of every rank. Collective over the pipeline:
+        each tensor is broadcast by its stage, in the order of names."""
+        whole = {}
         for name, tensor in super().state_dict(*args, **kwargs).items():
-            found[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            whole[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
             if not tensor.is_meta:
-                found[name].copy_(tensor)
-            self.axes.pipeline.broadcast(found[name], self._stage_of.get(name, 0))
-        return found
+                whole[name].copy_(tensor)
+            self.axes.pipeline.broadcast(whole[name], self._stage_of.get(name, 0))
+        return whole
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Copy what this rank holds. Names are compared as a module does."""
+        """Copy this rank's weights and buffers. Names are checked as in torch's method."""
         held = super().state_dict()
         missing, unexpected = [k for k in held if k not in state_dict], [k for k in state_dict if k not in held]
         wrong = [k for k in held if k in state_dict and held[k].shape != state_dict[k].shape]
@@ -200,7 +196,7 @@ class Pipeline(SpreadModule):
 
 @dataclass
 class _StagedForeign:
-    """Some images of a batch, as the executor takes them, a dropout key each."""
+    """A micro-batch for the executor, with a dropout key for each image."""
 
     pipeline: Pipeline
     shapes: tuple[tuple[int, int, int], ...]
@@ -223,7 +219,7 @@ class _StagedForeign:
 
     def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
         assert self.criterion is not None, "a pass without gradients takes no loss"
-        assert self.target is not None, "and none without a target"
+        assert self.target is not None, "a loss has a target"
         loss = self.criterion(self.pipeline.network.returned(outputs_BKHW), self.target.to(self.pipeline.mesh.device))
         self.lost = loss.detach().double()
         return loss

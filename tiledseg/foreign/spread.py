@@ -1,5 +1,5 @@
-"""Any module as a graph, the one seam to `tracing`, and the halo that its tiles need; a module whose work the ranks of
-a process group share, of which `parallelize` and `Pipeline` are kinds."""
+"""Any module as a graph, the halo of its tiles, and `SpreadModule`, the base of `ParallelModule` and `Pipeline`: a
+module whose work the ranks of a process group share."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _SHARED = "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", 
 
 @dataclass(frozen=True)
 class Halo:
-    """The halo that a network needs around a tile, in pixels along either dim.
+    """The halo of a network's tiles, in pixels along either dim.
 
-    Core edges lie on multiples of `alignment`. `minimum`: the pixels around a core that its outputs depend on, and no
-    fewer; `halo`: those that tiles get, to a legal size of the network's input. Both are the larger side's; `sides` and
-    `minimum_sides` are pixels (above and left, below and right). `footprint` is what cuts tiles. `asks_place`: the
-    network must know where in the image a tile lies, as ours do, and a module that is called on tiles alone does not.
-    `whole_image`: names of nodes that see the whole image in evaluation too (a mean, statistics): no halo covers that.
+    Core edges lie on multiples of `alignment`. `minimum`: width of the border around a core that its outputs depend on;
+    `halo`: width of the border of tiles, extended to a legal input size. Both are the larger side's; `sides` and
+    `minimum_sides` are (above and left, below and right). `footprint` cuts tiles. `asks_place`: outputs depend on a
+    tile's position in the image, which our networks know, and a module called on tiles does not. `whole_image`: names
+    of nodes that see the whole image in evaluation too (a mean, statistics), which no halo covers.
     """
 
     minimum_sides: tuple[int, int]
@@ -48,7 +48,7 @@ class Halo:
 
     @staticmethod
     def of(graph: Graph) -> Halo:
-        """Return the halo of a graph. Raise GeometryError where no exact tile exists."""
+        """Return the halo of a graph. Raise GeometryError if no exact tile exists."""
         asks = any(layer.asks_place for layer in graph.layers)
         whole_image = tuple(node.name for node in measuring(graph, trains=False))
         return Halo(minimum_halo(graph), network_footprint(graph), asks, whole_image)
@@ -60,7 +60,7 @@ class Halo:
 
     @property
     def minimum(self) -> int:
-        """Return the pixels around a core that its outputs depend on."""
+        """Return the width of the border around a core that its outputs depend on."""
         return max(self.minimum_sides)
 
     @property
@@ -77,10 +77,10 @@ class Halo:
 
 
 def traced(module: nn.Module, bands: int | None = None) -> GraphNetwork:
-    """Return the module as a network with the same weights; one of ours is that already.
+    """Return the module as a `GraphNetwork` with the same weights; a `GraphNetwork` is returned unchanged.
 
-    `bands`: None for those that its first convolution takes. Raises ConfigError that lists every place that is not
-    exact.
+    `bands`: of the input (None: those of the first convolution). Raises ConfigError that lists every operation that is
+    not exact.
     """
     if isinstance(module, GraphNetwork):
         return module
@@ -91,19 +91,19 @@ def traced(module: nn.Module, bands: int | None = None) -> GraphNetwork:
     if bands is None:
         bands = next((each.in_channels for each in module.modules() if isinstance(each, nn.Conv2d)), None)
     if bands is None:
-        raise ConfigError(f"{type(module).__name__} has no convolution that tells its bands; give bands=")
+        raise ConfigError(f"{type(module).__name__} has no convolution to read its bands from; give bands=")
     return trace(module, bands)
 
 
 class SpreadModule(nn.Module):
-    """A module whose weights, buffers and submodules are those of a traced one, the same objects under the same names:
+    """A module with the weights, buffers and submodules of a traced one: the same objects under the same names, so
     optimizers and checkpoints see no difference.
 
-    `rows` x `cols` x `stages` ranks work on an image; as many such groups as there are ranks for are its replicas.
-    Joins torch's process group, or opens one over the launcher's ranks. Collective, as is `close`.
+    `rows` x `cols` x `stages` ranks compute an image; further groups of ranks are replicas. Joins torch's process
+    group, or opens one over the launcher's ranks. Collective, like `close`.
 
-    Dropout drops whole channels, drawn by `seed`, `calls` and the image's number among those of all replicas, so that
-    the ranks of an image drop the same. `calls` counts the calls in training so far: set it where a run goes on.
+    Dropout drops whole channels, drawn by `seed`, `calls` and the image's number among all replicas, so all ranks of an
+    image drop the same. `calls` counts the calls in training; set it when a run is resumed.
     """
 
     network: GraphNetwork
@@ -125,50 +125,49 @@ class SpreadModule(nn.Module):
             axes = open_axes(mesh, MeshShape(mesh.size // image, rows, cols, stages))
             opened.callback(axes.close)
             self._held = opened.pop_all()
-        self.__dict__ |= {"network": network, "mesh": mesh, "axes": axes}  # no submodules
+        self.__dict__ |= {"network": network, "mesh": mesh, "axes": axes}  # not registered as submodules
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         self.network._apply(fn, recurse)
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the module. Raise ConfigError for one that only maps."""
+        """Set training or evaluation mode. Raise ConfigError if the network can only map."""
         self.network.train(mode)
         self.training = mode
         return self
 
     @property
     def replicas(self) -> int:
-        """Return the number of images that are worked on at once."""
+        """Return the number of groups of ranks that compute images at the same time."""
         return self.axes.shape.replicas
 
     @property
     def replica(self) -> int:
-        """Return the number of this rank's image among them."""
-        assert self.axes.position is not None, "every rank has a place"
+        """Return the number, from 0, of this rank's replica."""
+        assert self.axes.position is not None, "no rank is idle"
         return self.axes.position.replica
 
     def dropout_keys(self, images: int) -> list[DropoutKey]:
-        """Return the key of each of this replica's images in this call, which is counted in training."""
+        """Return the dropout key of each of this replica's images, and count the call if in training."""
         first, call = self.replica * images, self.calls
         self.calls += self.training
         return [DropoutKey(self.seed, call, first + image) for image in range(images)]
 
     def reduce_gradients(self) -> None:
-        """Give each weight the sum of its gradients over all ranks, taken in float64. Collective: call it after the
-        last backward pass of a step, before the optimizer's step, in place of other reductions (torch's DDP, say).
+        """Sum each weight's gradient over all ranks in float64. Collective: call it after the last backward pass of a
+        step, before the optimizer's step, in place of other reductions such as torch's DDP.
 
-        It is one all-reduce, of the same weights in the same order on all ranks: nothing can wait forever.
+        No deadlock: it is one all-reduce, of the same weights in the same order on all ranks.
         """
         sum_gradients((p for p in self.parameters() if not p.is_meta), self.axes.weights)
 
     def verify(
         self, network: GraphNetwork, x_BCHW: torch.Tensor | None, whole: tuple[int, Shape], together: Communicator
     ) -> None:
-        """End the run, on all ranks of `together`, where one of them finds that a traced network does not give what its
-        module gives on `x_BCHW`, taken for an image of its own, or calls others for the `whole` images (their number,
-        and rows and columns). Collective: ranks look by themselves, without a message, and then gather their verdicts
-        once, so nothing can wait forever."""
+        """Raise ConfigError on all ranks of `together` if, on one of them, a traced network and its module differ on
+        `x_BCHW`, taken for an image of its own, or the module runs other operations for `whole` images (number, shape).
+        Collective; no deadlock: ranks check without messages, and then gather their verdicts once."""
         from tiledseg.tracing.compare import verified
 
         error = None
@@ -180,18 +179,18 @@ class SpreadModule(nn.Module):
                     say(line)
         except ConfigError as caught:
             error = caught
-        for found in together.gather_objects(error and str(error)):
-            if found is not None:
-                raise mark_agreed(ConfigError(found))
+        for verdict in together.gather_objects(error and str(error)):
+            if verdict is not None:
+                raise mark_agreed(ConfigError(verdict))
 
     def close(self) -> None:
-        """End the communicators. The process group stays; a module that has been closed runs no more. Collective."""
+        """Close the communicators; the module cannot run afterwards. The process group stays. Collective."""
         self._held.close()
 
 
 def check_images(shape: Sequence[int], bands: int) -> None:
-    """Raise GeometryError, on all ranks, which are given the same shape, where it is not that of images of so many
-    bands: before a rank waits for a message that another one does not send."""
+    """Raise GeometryError, on all ranks alike, unless `shape` is that of images with so many bands, before any rank
+    waits for a message."""
     if len(shape) != 4 or shape[1] != bands:
         what = f"the images have the shape {tuple(shape)}, but the network takes (batch, {bands}, height, width)"
         raise mark_agreed(GeometryError(what))

@@ -1,5 +1,5 @@
-"""Tiles of rasters for other people's training loops: a set of `torch.utils.data` over `raster.samples.dataset`, and a
-sampler that deals them to ranks in the order of `raster.samples.sampling`."""
+"""Tiles of rasters for a user's own training loop: a dataset of `torch.utils.data`, and a sampler that deals its tiles
+to ranks in the order of `raster.samples.sampling`."""
 
 from __future__ import annotations
 
@@ -40,34 +40,33 @@ _KEYS = (
     "classes", "bands", "nodata", "references", "label_layer", "label_attribute", "background", "warp",
     "assets", "mosaic", "valid", "valid_values",
 )  # fmt: skip
-"""Arguments that the group `data` of a configuration has too."""
+"""Arguments that are keys of the group `data` too."""
 
 
 class TileDataset(data.Dataset[dict[str, Any]]):
-    """The tiles of `images`, item by item, image after image, tiles row by row:
+    """A dataset of the tiles of `images`, image after image, tiles row by row. Items:
 
-    - `image`: the tile's context, float32 (bands, height, width), as the network has to see it. It ends where the
-      raster does, mirrored to a multiple of the alignment (the network's own padding begins there). For unpadded
-      networks it goes on, mirrored;
-    - `mask` (with labels): int64, as large as the network's output on `image`: the class of each pixel that the tile
-      owns, `ignore_index` in the halo and where label or image is not valid. So each pixel counts once an epoch, and
-      sums of a loss over the masks are those of the rasters;
-    - `core`: int64, the first row, last row, first column, last column (half-open) that the tile owns of the output;
-    - `bounds`: float64, left, bottom, right, top of `image` in `crs` (text; empty where there is none); `transform`:
-      float64, the six numbers of rasterio's `Affine` of its first pixel.
+    - `image`: the tile's context, float32 (bands, height, width), the network's input. It ends at the raster's border,
+      mirrored to a multiple of the alignment, where the network's own padding begins; for unpadded networks it is
+      mirrored beyond;
+    - `mask` (with labels): int64, of the shape of the network's output on `image`: the class of each pixel of the
+      tile's core, `ignore_index` in the halo and where label or image is not valid. So each pixel counts once an epoch,
+      and sums of a loss over the masks equal those over the rasters;
+    - `core`: int64, first row, last row, first column, last column (half-open) of the core in the output;
+    - `bounds`: float64, left, bottom, right, top of `image` in `crs` (text; empty without one); `transform`: float64,
+      the six numbers of rasterio's `Affine` of its first pixel.
 
-    Images and labels are paths, or xarray.DataArrays with x and y. Tiles at a raster's border are smaller: take them
-    one by one (`batch_size=None` or 1). A list of images gives those of split `train`, or of none, as `data.images` has
-    it.
+    Images and labels are paths, or xarray.DataArrays with x and y. Tiles at a raster's border are smaller, so use
+    `batch_size=None` or 1. Of a list, images of split `train` or without a split are used, as in `data.images`.
 
-    `halo`: what `tiledseg.halo` gives, or pixels a side, of a network that knows no strides. `grid`: Q, (rows, cols),
-    or None for tile stores, which have their own. `classes`: any form of `data.classes`, or a file of them. Labels may
-    be polygons: `label_layer`, `label_attribute`, `background`, as `data` has them; `warp`: labels of another grid.
-    `assets`, `mosaic`, `valid`, `valid_values`: images of several rasters, as `data` has them.
-    `normalize`: (means, deviations) by band, or a `Normalization`; None leaves pixels as they are, but for 0 where they
-    are not valid. Files are opened anew in each process that reads: workers of a DataLoader share no handle.
+    `halo`: the result of `tiledseg.halo`, or pixels a side of a network without strides. `grid`: Q, (rows, cols), or
+    None for tile stores, which have their own. `classes`: any form of `data.classes`, or a file of them. Labels may be
+    polygons: `label_layer`, `label_attribute`, `background`, as in `data`; `warp`: accept labels on another grid.
+    `assets`, `mosaic`, `valid`, `valid_values`: images of several rasters, as in `data`. `normalize`: (means,
+    deviations) by band, or a `Normalization`; None: pixels unchanged, 0 where they are not valid. Each process opens
+    its own files: workers of a DataLoader share no handle.
 
-    Raises InputError of some kind for whatever cannot be read as such tiles, before a pixel is read.
+    Raises InputError for images or labels that cannot be used, before a pixel is read.
     """
 
     @takes_arrays
@@ -95,12 +94,18 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         valid: int | str | None = None,
         valid_values: Sequence[float] = (),
     ) -> None:
-        if isinstance(halo, Halo) and halo.asks_place:
-            what = "the network depends on the place in the whole image (align_corners=True, positions)"
+        if not isinstance(halo, Halo):
+            if type(halo) is not int or halo < 0:
+                raise ConfigError(f"halo is {halo}; give 0 or more pixels, or the result of tiledseg.halo")
+            footprint = Footprint(1, halo, halo)
+        elif halo.asks_place:
+            what = "the network depends on the position in the whole image (align_corners=True, positions)"
             raise ConfigError(f"{what}; train it by model.build or parallelize, or do without")
-        if isinstance(halo, Halo) and halo.whole_image:
-            what = f"'{halo.whole_image[0]}' takes values of the whole image, and a tile has its own alone"
+        elif halo.whole_image:
+            what = f"'{halo.whole_image[0]}' needs values of the whole image, but sees those of a tile"
             raise ConfigError(f"{what}; train with parallelize or parallel.halo layer, or give the halo as a number")
+        else:
+            footprint = halo.footprint
         if labels is None:
             keys = ("label_layer", "label_attribute", "background", "warp", "classes", "ignore_index")
             unused = (label_layer, label_attribute, background, warp, classes, ignore_index)
@@ -121,9 +126,6 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         with ExitStack() as opened:
             self._infos = tuple(opened.enter_context(self._reading.open_image(path)).info for path in self._images)
         check_alike(self._infos)
-        if not isinstance(halo, Halo) and (type(halo) is not int or halo < 0):
-            raise ConfigError(f"halo is {halo}; give 0 or more pixels, or what tiledseg.halo gives")
-        footprint = halo.footprint if isinstance(halo, Halo) else Footprint(1, halo, halo)
         if self._labels is not None:
             self._reading.check_used(self._labels)
         self.tilings = tuple(make_tiling(info.shape, _grid(grid, info), footprint) for info in self._infos)
@@ -132,8 +134,8 @@ class TileDataset(data.Dataset[dict[str, Any]]):
             self._normalization = given_normalization(normalize, self._infos[0].bands)
         self._places = [(image, tile) for image, tiling in enumerate(self.tilings) for tile in tiling.tiles]
         self._opened: tuple[int, Dataset] | None = None
-        self._inherited: tuple[int, Dataset] | None = None  # of the process that has forked: it alone closes them
-        self._open().close()  # everything fits, or is refused here
+        self._inherited: tuple[int, Dataset] | None = None  # the parent's handles after a fork; only the parent closes
+        self._open().close()  # check all files now
 
     def __len__(self) -> int:
         return len(self._places)
@@ -154,7 +156,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         return item
 
     def where(self, index: int) -> tuple[int, Tile]:
-        """Return the image's number and the tile of an item."""
+        """Return the number of an item's image, and its tile."""
         return self._places[index]
 
     def close(self) -> None:
@@ -172,7 +174,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         self.__dict__.update(state)
 
     def _dataset(self) -> Dataset:
-        """Return the open files of this process. Those that a fork has brought along stay open for the parent."""
+        """Return this process's open files. Files inherited by a fork stay open for the parent."""
         if self._opened is None or self._opened[0] != os.getpid():
             self._inherited = self._opened
             self._opened = os.getpid(), self._open()
@@ -212,29 +214,29 @@ def _text(paths: Paths) -> str | list[str]:
 def _grid(given: int | tuple[int, int] | None, info: RasterInfo) -> tuple[int, int]:
     if given is None:
         if info.tiling is None:
-            raise ConfigError(f"{info.path} is no tile store, which has a grid of its own; give grid=Q or (rows, cols)")
+            raise ConfigError(f"{info.path} is no tile store, so it has no grid; give grid=Q or (rows, cols)")
         return info.tiling.grid
     tiling = TilingConfig(list(given) if isinstance(given, tuple | list) else given)
     tiling.check()
     shape = tiling.grid_shape()
     if shape is None:
-        raise ConfigError("tiling.grid is auto, which nothing tells a memory for; give Q or (rows, cols)")
+        raise ConfigError("tiling.grid is auto, which needs a known memory; give Q or (rows, cols)")
     return shape
 
 
 class TileSampler(data.Sampler[int]):
-    """The indices of a `TileDataset` for one rank of `size`, shuffled by (seed, epoch) alone.
+    """A sampler of the indices of a `TileDataset` for one rank of `size`, shuffled by (seed, epoch) alone.
 
-    The law: tiles follow each other in one order, whatever `size`, and are dealt in turn. So each tile occurs once an
-    epoch, and B tiles a step are the same ones for every number of ranks that divides B: those of `tiledseg train` with
-    that seed and `train.tiles_per_step` B.
+    The law: the order of tiles does not depend on `size`; tiles are dealt to ranks in turn. So each tile occurs once an
+    epoch, and a step of B tiles has the same ones for every number of ranks that divides B: those of `tiledseg train`
+    with this seed and `train.tiles_per_step` B.
 
-    `rank` and `size`: those of torch's process group where there is one, else of the launcher. `uneven` decides where
-    `size` does not divide the number of tiles: `refuse` raises ConfigError. `drop` leaves out the last few of an
-    epoch, others each time. `differ` gives some ranks a tile more (a loop that communicates at every step then waits
-    forever, without torch's Join).
+    `rank` and `size`: by default those of torch's process group, or else of the launcher. `uneven`: if `size` does not
+    divide the number of tiles, `refuse` raises ConfigError; `drop` leaves out the last few of an epoch, others each
+    time; `differ` gives some ranks one tile more (a loop that communicates at every step then deadlocks without torch's
+    Join).
 
-    Raises ConfigError for a rank that there is not, and where ranks would get unevenly many tiles.
+    Raises ConfigError for an impossible rank, and for uneven tiles.
     """
 
     @checked
@@ -270,7 +272,7 @@ class TileSampler(data.Sampler[int]):
 
     @checked
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, from 0, whose order the next iteration has. Call it on every rank before each epoch."""
+        """Set the epoch, from 0, for the next iteration's order. Call it on every rank before each epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
-"""A trained network as other programs run it: pixels in, probabilities out, whatever their height and width.
+"""The export of a trained network for other programs: pixels in, probabilities out, for any height and width.
 
-The normalisation and the softmax are in the file, so nobody has to know them. A program gives a raster's pixels over
-`SCALE`, in every format, since QGIS's Deepness divides by 255 before anything else.
+The file includes normalisation and softmax. A program divides a raster's pixels by `SCALE` for every format, because
+QGIS's Deepness always divides by 255.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tiledseg.planning.run.spread import measuring
 from tiledseg.raster.labels.classes import in_hex
 
 SCALE = 255.0
-"""Divisor of pixels before a file takes them."""
+"""Divisor of pixels before they enter an exported network."""
 TOLERANCE = 5e-5
-"""Largest difference of a file's probability from the network's, in float32, unless another one is given."""
+"""Default for the largest difference of a file's probability from the network's, in float32."""
 METADATA = "tiledseg.json"
 """Name of the metadata among the extra files of a .pt2."""
 
@@ -46,8 +46,8 @@ class Scored(nn.Module):
     def __init__(self, trained: Trained) -> None:
         super().__init__()
         self.network = trained.network.float().eval()
-        given = trained.normalization
-        mean, std = (torch.tensor(each, dtype=torch.float64) / SCALE for each in (given.mean, given.std))
+        own = trained.normalization
+        mean, std = (torch.tensor(each, dtype=torch.float64) / SCALE for each in (own.mean, own.std))
         self.register_buffer("mean", mean.float()[:, None, None])
         self.register_buffer("std", std.float()[:, None, None])
 
@@ -59,8 +59,8 @@ class Scored(nn.Module):
 
 @dataclass(frozen=True)
 class TileAdvice:
-    """Advice for a program that cuts a raster into tiles. `side`: of a tile, of which `halo` pixels at each edge are
-    not yet right. `percent`: of overlap, which is both halos of two neighbours, rounded up."""
+    """Advice for a program that cuts a raster into tiles. `side`: of a tile; outputs of the outer `halo` pixels are not
+    exact. `percent`: overlap of two tiles, both halos, rounded up."""
 
     side: int
     halo: int
@@ -72,32 +72,30 @@ class TileAdvice:
 
 
 def advise(trained: Trained, side: int | None) -> TileAdvice:
-    """Return advice for tiles of `side` pixels (None: chosen here). Raise ConfigError for a side without a right pixel,
-    or no multiple of the alignment, and for a network whose map of separate tiles, as programs make them that read such
-    files, is another one whatever the overlap. Raise GeometryError or ConfigError where the output has not the size of
-    the input."""
+    """Return advice for tiles of `side` pixels (None: chosen here). Raise ConfigError for a side without an exact
+    pixel, or no multiple of the alignment, and for a network that no overlap makes exact on separate tiles. Raise
+    GeometryError or ConfigError if output and input differ in size."""
     graph = trained.network.graph
     for node in graph.nodes:
         if isinstance(node.layer, Crops):
             raise ConfigError(
-                "the network runs on crops of one size, untraced, and such a file has no rule for them; map with "
+                "the network runs on crops of one size, untraced, which an exported file cannot blend; map with "
                 "predict, or export the module by torch.export"
             )
         if node.layer.asks_place:
             raise ConfigError(
-                f"'{node.name}' depends on the place in the whole image (align_corners=True, positions), which a "
+                f"'{node.name}' depends on the position in the whole image (align_corners=True, positions), which a "
                 "program that runs the file on tiles does not know; map with predict, or train without"
             )
     for node in measuring(graph, trains=False):
         raise ConfigError(
-            f"'{node.name}' takes its statistics over the whole image, and would take those of a tile in a program "
-            "that runs the file on tiles; map with predict, or train with a norm that is constant in maps (batch, "
-            "pixel)"
+            f"'{node.name}' measures statistics of the whole image, but of a tile in a program that runs the file on "
+            "tiles; map with predict, or train with a norm that is constant in maps (batch, pixel)"
         )
     footprint = network_footprint(graph)
     if footprint.mirror:
         raise ConfigError(
-            "the network is not padded: it gives fewer pixels than it takes; export one of padding 'same'"
+            "the network is not padded: it returns fewer pixels than it takes; export one of padding 'same'"
         )
     halo, alignment = max(footprint.before, footprint.after), footprint.alignment
     chosen = side or round_up(max(_LEAST_TILE, 8 * halo), alignment)
@@ -119,11 +117,11 @@ def write_network(
     tolerance: float,
     resolution: float | None = None,
 ) -> None:
-    """Write `part`, which is to be the file `path`, .onnx or .pt2, and read it back. The network takes any batch, and,
+    """Write `part`, the temporary file of `path` (.onnx or .pt2), and read it back. The network takes any batch, and,
     unless `fixed`, any height and width that are multiples of the alignment.
 
-    Raises ConfigError where the format cannot express the network, TiledsegError where a probability of the file
-    differs from the network's by more than `tolerance`.
+    Raises ConfigError if the format cannot express the network, TiledsegError if a probability of the file differs from
+    the network's by more than `tolerance`.
     """
     x_BCHW = torch.zeros(2, trained.bands, advice.side, advice.side)
     dims: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=1024)}
@@ -143,7 +141,7 @@ def write_network(
         "tiledseg_tolerance": tolerance,
     }
     keys = {key: json.dumps(value) for key, value in own.items()}
-    # A tile of pixels about the training's.
+    # The check runs on one tile of noise with the training's mean and deviation.
     side = advice.side if fixed else round_up(2 * advice.halo + 1, advice.alignment) + advice.alignment
     mean, std = (torch.tensor(each)[:, None, None] for each in (trained.normalization.mean, trained.normalization.std))
     noise_BCHW = torch.randn(1, trained.bands, side, side, generator=torch.Generator().manual_seed(0))
@@ -153,7 +151,7 @@ def write_network(
 
         with _expressing("ONNX", "export it as .pt2"):
             made: Any = torch.onnx.export(program, dynamo=True, verbose=False)
-        model = made.model_proto  # a new one at each look
+        model = made.model_proto  # the property makes a new one at each read
         for key, value in {**deepness_keys(trained, advice, resolution), **keys}.items():
             entry = model.metadata_props.add()
             entry.key, entry.value = key, value
@@ -169,7 +167,7 @@ def write_network(
         wanted_BKHW = Scored(trained)(x_BCHW)
     gap = (found_BKHW - wanted_BKHW).abs().max().item() if found_BKHW.shape == wanted_BKHW.shape else float("inf")
     if not gap <= tolerance:
-        remedy = "; give a larger --tolerance where that will do" if gap < 1 else ""
+        remedy = "; give a larger --tolerance if that is enough" if gap < 1 else ""
         raise TiledsegError(
             f"{path} read back gives probabilities that are off by {gap:.1e}, more than --tolerance {tolerance:g}; "
             f"nothing was written{remedy}"
@@ -211,11 +209,11 @@ _KINDS = {
 
 
 def deepness_keys(trained: Trained, advice: TileAdvice, resolution: float | None) -> dict[str, str]:
-    """Return the keys that QGIS's Deepness reads of an ONNX file, as it reads them (JSON). `resolution`: cm a pixel.
+    """Return the metadata of an ONNX file for QGIS's Deepness, in JSON. `resolution`: cm a pixel.
 
-    Deepness takes a tile's size by `tile_size`, which its pages call `tiles_size`, and the overlap in percent of it.
-    Some versions take a mean off the pixels over 255 and divide by a deviation: 0 and 1 here, since the normalisation
-    is in the network. A threshold and a smallest segment of 0 turn off what Deepness does to a map afterwards.
+    Deepness reads the tile size from `tile_size`, which its pages call `tiles_size`; the overlap is a percentage of it.
+    Some versions normalise the pixels over 255: mean 0 and deviation 1 here, because the network normalises. A
+    threshold and a smallest segment of 0 turn off Deepness's changes to a map.
     """
     keys: dict[str, Any] = {
         "model_type": "Segmentor",
@@ -233,8 +231,8 @@ def deepness_keys(trained: Trained, advice: TileAdvice, resolution: float | None
 
 
 def stac_item(trained: Trained, advice: TileAdvice, file: str, ending: str, fixed: bool) -> dict[str, Any]:
-    """Return a STAC item with the MLM extension for one file of the network. A file .safetensors takes normalised
-    pixels and gives scores that are no probabilities yet; the others do both steps themselves."""
+    """Return a STAC item with the MLM extension for one file of the network. A .safetensors file takes normalised
+    pixels and returns logits; the other formats include normalisation and softmax."""
     saved = trained.checkpoint.saved
     side, own = advice.side if fixed else -1, ending == ".safetensors"
     classes = [

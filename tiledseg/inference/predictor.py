@@ -1,6 +1,6 @@
-"""A trained network's maps of rasters: tile by tile in bounded memory, each pixel written once by its owner.
+"""Maps of rasters by a trained network: tile by tile in bounded memory, each pixel written once by its owner.
 
-The law: the map is that of the network on the whole raster, for every grid and number of ranks.
+The law: a map equals that of the network on the whole raster, for every grid and number of ranks.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def predict_all(
 ) -> None:
     """Write the maps of several requests, one image after the other, by one network. Collective.
 
-    A map holds classes (uint8, the raster's grid; ignore_index without data) and, where wanted, probabilities (bands of
-    float32, NaN without data, or of bytes). The requests differ in their files only. `ends`: a line names
-    them at the end, after `network`, a line that names the network. Maps for s3:// are put there one by one (`staged`).
+    A map holds classes (uint8, on the raster's grid; ignore_index without data) and, if wanted, probabilities (a band a
+    class, float32 with NaN without data, or bytes). The requests differ in their files only. `ends`: at the end, print
+    `network`, a line on the network, and a line on the files. Maps for s3:// are uploaded one by one (`staged`).
 
-    Raise an InputError before anything is written. An unfinished map never carries the final name.
+    Raise an InputError before anything is written. An unfinished map never has the final name.
     """
     words = StepProgress(0, 0, min(requests[0].verbosity, 2) and 2)  # without a bar
 
@@ -71,7 +71,7 @@ def predict_all(
     first, pixels = requests[0], sum(info.height * info.width for info in infos)
     files = [path for path in (first.output, first.probabilities, first.polygons) if path is not None]
     sizes = [f" ({size(os.path.getsize(path))})" if os.path.isfile(path) else "" for path in files]
-    named = ", ".join(path + of for path, of in zip(files, sizes, strict=True))
+    named = ", ".join(path + bytes_ for path, bytes_ in zip(files, sizes, strict=True))
     beside = [
         path for path in (f"{os.path.splitext(first.output)[0]}.qml", f"{first.output}.aux.xml") if os.path.isfile(path)
     ]
@@ -92,8 +92,8 @@ def _map_all(
     log: Callable[[str], None],
     warn: Callable[[Sequence[str]], None],
 ) -> tuple[RasterInfo, ...]:
-    """Plan all maps, and make one after the other, in `folder` where they go up from there (None: nothing does); return
-    what is known of each image."""
+    """Plan all maps, and make one after the other; return the information on each image. `folder`: holds maps that are
+    uploaded (None: no map is)."""
     first = requests[0]
     usual = SOME_CPU if mesh.device.type == "cpu" else None
     plan, infos, classes = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, usual))
@@ -110,7 +110,7 @@ def _map_all(
         if mesh.is_root:
             log(f"blended of {grid.in_words}")
     verifies = network.recorded is not None and first.verify
-    # Stages let go of what is not theirs.
+    # A pipeline stage drops the layers of the others, so the root keeps a copy for the check.
     whole = copy.deepcopy(network) if verifies and mesh.is_root and plan.pipeline is not None else network
     in_blocks = None if plan.blocks is None else plan.blocks.shape
     parallel = ParallelRun.open(plan.spread, network, mesh, first.precision, plan.pipeline, in_blocks, first.store)
@@ -122,7 +122,7 @@ def _map_all(
         def advance(line: str) -> None:
             number = next(done)
             if number == 1:
-                progress.restart(number)  # after the check, and all segments but the last
+                progress.restart(number)  # leave the check, and all but the last segment, out of the rate
             progress.advance(number, line)
 
         for share in shares:
@@ -156,10 +156,10 @@ def _verify(
 
 
 def _statistics(share: ImageShare, mapper: Mapper, mesh: Mesh) -> Normalization:
-    """Return mean and deviation of the raster's own valid pixels, those outside an area too.
+    """Return mean and deviation of all valid pixels of the raster, also outside the area.
 
-    Each rank measures its share of a fixed grid, so the result has the same bits for any number of them. Collective;
-    any rank's InputError is raised on all.
+    Each rank measures its share of a fixed grid, so the result has the same bits for any number of ranks. Collective;
+    an InputError of one rank is raised on all.
     """
 
     def sums() -> Sums:
@@ -182,7 +182,7 @@ def _make_map(
     """Write one image's files, each whole or not at all. Collective."""
     legend = mapper.legend or default_classes(classes)
     request, info, ignored = share.request, share.info, mapper.ignore_index
-    made: list[MapFiles] = []  # known to this rank, from the moment that a file is there
+    made: list[MapFiles] = []  # the files that exist, known to this rank as soon as one does
     with ExitStack() as held:
         try:
             files: MapFiles = mesh.on_root(lambda: lay_out_files(request, info, legend, ignored, made))
@@ -190,7 +190,7 @@ def _make_map(
             mesh.on_root(lambda: files.claim(held))
             warn(files.notes(info))
             map_windows(share, mapper, files.rasters, mesh, advance)
-            mesh.communicator.barrier()  # every writer is closed: the map is whole
+            mesh.communicator.barrier()  # every writer is closed: all pixels are written
             if request.packing.format == ZARR:
                 for layout in files.rasters:
                     mesh.on_root(partial(begin_chunks, layout))
@@ -199,7 +199,7 @@ def _make_map(
                 mesh.communicator.barrier()
             mesh.on_root(lambda: files.finish(request, info, legend, ignored))
         except BaseException:
-            for one in made:  # on any rank: the map cannot be finished, others may be ended unheard
+            for one in made:  # on any rank: other ranks may be killed without a chance to clean up
                 one.discard()
             raise
         mesh.on_root(files.publish)
@@ -222,7 +222,7 @@ class MapFiles:
             held.enter_context(claimed(file.temporary, file.path))
 
     def finish(self, request: Request, info: RasterInfo, legend: Sequence[ClassRecord], ignore_index: int) -> None:
-        """Make the whole files from the ranks' pixels, under temporary names. On one rank, by all of its cores."""
+        """Make the final files from the ranks' pixels, under temporary names. On one rank, with all of its cores."""
         if self.polygons is not None:
             with doing("outlining the map's polygons"):
                 classes = chosen_classes(request.polygons_classes, legend) - {ignore_index}
@@ -233,36 +233,36 @@ class MapFiles:
                 pack_layout(layout, len(os.sched_getaffinity(0)), tick)
 
     def publish(self) -> None:
-        """Give each file its name. On one rank."""
+        """Give each file its final name. On one rank."""
         try:
             for layout in self.rasters:
                 publish(layout)
             if self.polygons is not None:
                 publish_polygons(self.polygons)
-        except BaseException:  # a signal, say: a file that has its name by now keeps it
+        except BaseException:  # a signal, for instance: files that have their names by now keep them
             self.discard()
             raise
 
     def discard(self) -> None:
-        """Remove unfinished files. On any rank: the others may be ended unheard."""
+        """Remove unfinished files. On any rank."""
         for file in self.every:
             file.discard()
 
     def notes(self, info: RasterInfo) -> tuple[str, ...]:
-        """Return warnings on what a map does not keep of its image, and on styles that stay beside it."""
+        """Return warnings on georeferencing that a map cannot keep, and on older styles that stay beside it."""
         styles = [layout for layout in self.rasters if layout.takes_style and layout.style is None]
         stays = [
             f"the style beside {one.path} stays as it was; remove it for one of this map's classes" for one in styles
         ]
         if self.polygons is not None and not is_placed(info.transform):
-            stays.append(f"polygons of {info.path}, which no transform places, are in pixels (col, row) without a CRS")
+            stays.append(f"polygons of {info.path}, which has no transform, are in pixels (col, row) without a CRS")
         return (*self.rasters[0].notes, *stays)
 
 
 def lay_out_files(
     request: Request, info: RasterInfo, legend: Sequence[ClassRecord], ignore_index: int, made: list[MapFiles]
 ) -> MapFiles:
-    """Make the empty files of a map. `made` holds those that exist so far, for the case of a failure."""
+    """Create the empty files of a map. `made` holds those created so far, for the clean-up after a failure."""
     layout = lay_out(request.output, info, 1, "uint8", float(ignore_index), legend, packing=request.packing)
     made[:] = [MapFiles((layout,))]
     if request.probabilities is not None:

@@ -1,8 +1,8 @@
-"""Requests of maps, all that can be refused of them before anything is written, and maps for s3://.
+"""Requests of maps, their checks before anything is written, and the upload of maps to s3://.
 
-All ranks put their pixels in place in one file (`raster.map_writer`), which no server takes. So a folder of this
-machine mirrors the buckets, a map is finished in it as any other, and what lies there then goes up, the raster last. An
-unfinished map never has the object's name; one that could not go up stays in the folder.
+Ranks write their pixels at random offsets of one file (`raster.map_writer`), which no object store supports. So a local
+folder mirrors the buckets: a map is finished in it and then uploaded, the raster last. An unfinished map never has the
+object's name; a map that cannot be uploaded stays in the folder.
 """
 
 from __future__ import annotations
@@ -57,20 +57,19 @@ from tiledseg.system.run_lock import check_unclaimed
 from tiledseg.user_files.machine import machine_of
 
 TRAINING, IMAGE = ("training", "image")
-"""Normalisation by the training images, or by the bands of the raster that is mapped."""
+"""Normalisation by the training images, or by the mapped image."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A map to make.
+    """A request of a map.
 
-    `grid` None is auto. `parallel.exact` False accepts a norm of a tile's statistics. No output may be one of `inputs`,
-    the files that the request was read from. `probability_type`: float32, or uint8 (numbers of 1/254). `polygons`:
-    a GeoPackage of `polygons_classes` (None: all), of at least `minimum_area` (`raster.geopackage.pixels_of`).
-    `views`: a word of `VIEWS`. `area`: a file of polygons; pixels outside have no data in the map. `verify`:
-    a traced network is compared with its module first. `blocks`: tiles are computed in blocks, kept in `store`.
-    `machine`: the profile of the machine; a map on a CPU has smaller tiles. `composing`: how images are made of
-    rasters.
+    `grid` None: auto. `parallel.exact` False: accept norms with a tile's statistics. `inputs`: files that the request
+    was read from, which no output may replace. `probability_type`: float32, or uint8 (multiples of 1/254). `polygons`:
+    GeoPackage of `polygons_classes` (None: all), of at least `minimum_area` (`raster.geopackage.pixels_of`). `views`:
+    one of `VIEWS`. `area`: file of polygons; the map has no data outside. `verify`: compare a traced network with its
+    module first. `blocks`: compute tiles in blocks, kept in `store`. `machine`: profile that decides the tiles.
+    `composing`: how images are made of rasters.
     """
 
     image: str
@@ -105,41 +104,40 @@ _ENDINGS = {"cog": ".tif", "gtiff": ".tif", "zarr": ".zarr"}
 def each_image(
     request: Request, images: Sequence[str], targets: Mapping[str, str | None], run: Composing | None = None
 ) -> list[Request]:
-    """Return `request` for each of the `images`: paths, folders, globs, URLs, and lists, every split included.
-    `run`: how images of the training were made; what the request names itself goes before.
+    """Return `request` for each of the `images`: paths, folders, globs, URLs, and lists with every split. `run`: how
+    the training's images were made; the request's own values take precedence.
 
-    `targets` are the outputs by the request's names: a file of one image, a folder of several, in which a file has its
-    image's name. A name that ends in a slash is a folder too.
+    `targets`: outputs by the request's names: a file for one image, a folder for several, with files named after the
+    images. A name that ends in a slash is a folder too.
 
-    Raise RasterError where there is no such image, OutputError where a folder is not there, or two images have one
-    name.
+    Raise RasterError for a missing image, OutputError for a missing folder, and if two images have one name.
     """
-    given = {name: target for name, target in targets.items() if target is not None}
+    wanted = {name: target for name, target in targets.items() if target is not None}
     composing = request.composing.like(run or Composing(), images)
     images = with_times(images, composing.times, "--image")
     paths = expand_sources(images, "--image", EVERY, request.references, composing)
     check_assets(request.composing.assets, paths)
     folders = set()
-    for name, target in given.items():
+    for name, target in wanted.items():
         if is_bucket_folder(target) or irregular_kind(target) == "a folder":
             if len(paths) > 1 or target.endswith("/"):
                 folders.add(name)
         elif len(paths) > 1:
             raise OutputError(
-                f"--{name} is {target}, but --image has {len(paths)} rasters; give a folder that is there, or "
+                f"--{name} is {target}, but --image has {len(paths)} rasters; give a folder that exists, or "
                 "s3:// with a slash at its end"
             )
     requests: dict[str, Request] = {}
     for path in paths:
         name = os.path.basename(path) if parse_store_name(path) else stem_of(path.rstrip("/"))
-        stem = re.sub(r"[^\w.+-]", "-", name)  # images of a store keep their number, or their variable
+        stem = re.sub(r"[^\w.+-]", "-", name)  # the name of a store's image has its number, or its variable
         if stem in requests:
             raise OutputError(
                 f"--image has {label_of(requests[stem].image)} and {label_of(path)}, whose maps would be one file; "
                 "make two calls"
             )
         files: dict[str, Any] = {}
-        for name, target in given.items():
+        for name, target in wanted.items():
             ending = ".gpkg" if name == "polygons" else _ENDINGS[request.packing.format]
             files[name] = os.path.join(target, stem + ending) if name in folders else target
         requests[stem] = replace(request, image=path, **files)
@@ -149,11 +147,11 @@ def each_image(
 def plan_maps(
     requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ranks: int, usual: str | None = None
 ) -> tuple[RunPlan, tuple[RasterInfo, ...], int]:
-    """Plan requests that differ in their files only: one plan for all, the information on each image, the number of
-    classes. `usual`: the machine where they name none. Raises InputError."""
+    """Plan requests that differ in their files only; return the plan, the information on each image, and the number of
+    classes. `usual`: name of the machine if they name none. Raises InputError."""
     first, network = requests[0], mapper.describe()
-    given = mapper.normalization
-    if first.normalize == IMAGE and (given is None or given == Normalization.identity(len(given.mean))):
+    own = mapper.normalization
+    if first.normalize == IMAGE and (own is None or own == Normalization.identity(len(own.mean))):
         raise ConfigError(
             "--normalize is image, but the network takes pixels as they are (data.normalize false, or no --mean); use "
             "training"
@@ -181,19 +179,14 @@ def plan_maps(
     )
     for info, tiling in zip(infos, plan.tilings, strict=True):
         check_cut(info, tiling)
-        if first.views != NO_VIEWS and info.tiling is not None:
-            raise RasterError(
-                f"--tta is {first.views}, but {info.path} is a tile store, whose tiles are cut; give the raster"
-            )
-    if first.views != NO_VIEWS and plan.spread.shares_images:
-        raise ConfigError(
-            f"--tta is {first.views}, whose views of a tile one rank maps, but --parallel.halo is {plan.spread.mode}; "
-            "use --parallel.halo read"
-        )
-    if first.views != NO_VIEWS and plan.blocks is not None:
-        raise ConfigError(
-            f"--tta is {first.views}, which looks at whole tiles, but --memory.blocks is given; leave one out"
-        )
+    if first.views != NO_VIEWS:
+        views = f"--tta is {first.views}, which needs whole tiles on a rank, but"
+        if stored := [info.path for info in infos if info.tiling is not None]:
+            raise RasterError(f"{views} {stored[0]} is a tile store, whose tiles are cut; give the raster")
+        if plan.spread.shares_images:
+            raise ConfigError(f"{views} --parallel.halo is {plan.spread.mode}; use --parallel.halo read")
+        if plan.blocks is not None:
+            raise ConfigError(f"{views} --memory.blocks is given; leave one out")
     _check_outputs(requests, infos, network.classes, mapper)
     chosen_classes(first.polygons_classes, mapper.legend or default_classes(network.classes))
     for request, info in zip(requests, infos, strict=True):
@@ -204,7 +197,7 @@ def plan_maps(
 
 
 def chosen_classes(words: Sequence[str] | None, legend: Sequence[ClassRecord]) -> frozenset[int]:
-    """Return the numbers of the classes that have polygons: all, or those of `words`. Raises ConfigError."""
+    """Return the numbers of the classes named by `words` (names or numbers; None: all). Raises ConfigError."""
     names = [record.name for record in legend]
     known = {**{str(number): number for number in range(len(names))}, **{name: k for k, name in enumerate(names)}}
     for word in words or ():
@@ -214,7 +207,7 @@ def chosen_classes(words: Sequence[str] | None, legend: Sequence[ClassRecord]) -
 
 
 def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], classes: int, mapper: Mapper) -> None:
-    """Refuse outputs that cannot be written, or would replace what is read."""
+    """Raise OutputError or ConfigError for outputs that cannot be written, or would replace an input."""
     outputs: list[Output] = []
     for request, info in zip(requests, infos, strict=True):
         outputs.append(raster_output("--output", request.output, info, 1, "uint8", request.packing, legend=True))
@@ -246,10 +239,10 @@ _RASTERS = (".tif", ".tiff")
 
 @contextmanager
 def staged(requests: Sequence[Request], mesh: Mesh) -> Iterator[tuple[Sequence[Request], str | None]]:
-    """Yield the requests, with files in a new folder for their outputs on servers, and that folder (None: there is no
-    such output). Collective.
+    """Yield the requests, with outputs for servers moved to a new local folder, and that folder (None: no output is for
+    a server). Collective.
 
-    Raise OutputError, before any work, for a URL that is no object's, and where the server refuses to have it written.
+    Raise OutputError, before any work, for a URL that names no object, or that the server does not let us write.
     """
     made: list[str] = []
     try:
@@ -257,7 +250,7 @@ def staged(requests: Sequence[Request], mesh: Mesh) -> Iterator[tuple[Sequence[R
     finally:
         for folder in made:
             for root, _, _ in os.walk(folder, topdown=False):
-                with suppress(OSError):  # a map that could not go up is in it
+                with suppress(OSError):  # it may hold a map that was not uploaded
                     os.rmdir(root)
 
 
@@ -293,10 +286,10 @@ def _stage(requests: Sequence[Request], made: list[str]) -> tuple[Sequence[Reque
 
 
 def _checked(key: str, url: str, images: set[str]) -> RemoteName:
-    """Return the name of an output. Raise OutputError for one that no server takes, or an image that is read."""
+    """Return an output's bucket and key. Raise OutputError for a URL that cannot be written, or is an input."""
     name = parse_s3(url)
     if name is None:
-        raise OutputError(f"{key} is {url}, where nothing can be written; give a file, or s3:// with a name")
+        raise OutputError(f"{key} is {url}, which cannot be written; give a file, or s3:// with a name")
     if any(part in ("", ".", "..") for part in url.removeprefix("s3://").split("/")):
         raise OutputError(f"{key} is {url}, which names no object; give s3://bucket/name.tif")
     if gdal_path(url) in images:
@@ -306,16 +299,16 @@ def _checked(key: str, url: str, images: set[str]) -> RemoteName:
 
 
 def upload(folder: str | None) -> tuple[str, ...]:
-    """Put what lies in the `folder` onto its servers, on one rank, after a map has its name there. Return warnings.
+    """Upload the files in `folder`, on one rank, after a map is finished there. Return warnings.
 
-    Objects beside an older map that do not describe the new one are removed first, a style that is there stays: as with
-    files. Raises WriteError where the server refuses; what has not gone up stays in the folder.
+    As with local files, an older map's sidecars are removed first, and an existing style stays. Raises WriteError if
+    the server refuses; files that were not uploaded stay in the folder.
     """
     if folder is None:
         return ()
     notes: list[str] = []
 
-    def order(file: Path) -> tuple[bool, int, Path]:  # a raster last, and metadata after chunks, the root's at the end
+    def order(file: Path) -> tuple[bool, int, Path]:  # rasters and metadata last
         last = file.suffix in _RASTERS or file.name == "zarr.json"
         return last, -len(file.parts) if last else 0, file
 
@@ -334,6 +327,6 @@ def upload(folder: str | None) -> tuple[str, ...]:
                             remove(name._replace(key=name.key + end))
                     put(name, file, tick)
             except InputError as error:
-                raise WriteError(f"{error}; what has not gone up is kept in {folder}") from error
+                raise WriteError(f"{error}; files that were not uploaded are kept in {folder}") from error
             file.unlink()
     return tuple(notes)

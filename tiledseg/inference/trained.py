@@ -1,4 +1,4 @@
-"""A trained network with the meaning of its inputs and outputs, and networks that map rasters."""
+"""A trained network with the facts of its inputs and outputs, and networks that map rasters."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from tiledseg.tracing.build import network_modules, traced_module
 
 @dataclass(frozen=True)
 class Trained:
-    """`network`: in evaluation mode, on the CPU, in the dtype that it was trained in; it takes normalised pixels
-    (B, bands, height, width) and gives logits (B, classes, height, width)."""
+    """A trained network and its checkpoint. `network`: in evaluation mode, on the CPU, in the dtype of its training; it
+    maps normalised pixels (B, bands, height, width) to logits (B, classes, height, width)."""
 
     network: GraphNetwork
     checkpoint: Checkpoint
 
     @property
     def bands(self) -> int:
-        """Return the number of bands of an image, as selected in the training."""
+        """Return the number of bands of an input image."""
         return self.checkpoint.saved.network.bands
 
     @property
     def band_numbers(self) -> list[int]:
-        """Return the bands of an image's file that it takes, from 1, in its order."""
+        """Return the numbers, from 1, of the file's bands that the network takes, in its order."""
         data = self.checkpoint.saved.config.data
         times = max(1, len(data.times))
         own = [number for number in range(1, self.bands // times + 2) if number != data.valid]
@@ -58,7 +58,7 @@ class Trained:
 
     @property
     def ignore_index(self) -> int:
-        """Return the class number of pixels that count nowhere."""
+        """Return the class number of pixels that do not count."""
         return self.checkpoint.saved.config.data.ignore_index
 
     @property
@@ -67,7 +67,7 @@ class Trained:
         return self.checkpoint.saved.normalization
 
     def normalize(self, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_] | None = None) -> torch.Tensor:
-        """Return a raster's pixels as a batch of one for `network`, x_BCHW; 0 where they are not valid."""
+        """Return a raster's pixels normalised as a batch of one, x_BCHW; 0 at invalid pixels."""
         dtype = torch.zeros((), dtype=next(self.network.parameters()).dtype).numpy().dtype
         valid_HW = np.ones(pixels_CHW.shape[1:], bool) if valid_HW is None else valid_HW
         return torch.from_numpy(Normalizer(self.normalization, pixels_CHW.dtype, dtype)(pixels_CHW, valid_HW))[None]
@@ -75,19 +75,19 @@ class Trained:
 
 @checked
 def load(run: str | Path, build: str | None = None, which: str = "latest") -> Trained:
-    """Return the trained network of a run's folder, of its `latest` or `best` checkpoint, or of one checkpoint; the
-    average of its weights, where the run has taken one.
+    """Load the trained network of a run's folder (its `latest` or `best` checkpoint), or of one checkpoint; with the
+    averaged weights, if the run has them.
 
-    `build`: the function that has made a network of `model.build`. Raises ConfigError where it is another,
-    CheckpointError where there is no checkpoint, or a file is not what was written.
+    `build`: the function of `model.build`. Raises ConfigError if it is another one, CheckpointError if there is no
+    checkpoint, or a file is damaged.
     """
     checkpoint = find_named(run, build, which)
     return Trained(load_trained(checkpoint, checkpoint.saved.network), checkpoint)
 
 
 def find_named(run: str | Path, build: str | None = None, which: str | None = None) -> Checkpoint:
-    """Return the checkpoint of a run (`find_checkpoint`), or the one named. Raises ConfigError unless `build` is the
-    function that builds its network, where one does: what a file says gets no code run that the user has not named."""
+    """Return the checkpoint of a run (`find_checkpoint`), or the named one. Raises ConfigError unless `build` is the
+    function that builds its network, if any: code named in a file runs only if the user names it too."""
     if which is not None:
         one_of("which", which, ("latest", "best"))
     checkpoint = find_checkpoint(run, which)
@@ -95,8 +95,8 @@ def find_named(run: str | Path, build: str | None = None, which: str | None = No
     own = network.build if isinstance(network, ForeignNetwork) else None
     if own is not None and build is None:
         raise ConfigError(
-            f"the network was built by {own}, code that a checkpoint alone does not get run; name it: --build {own}, "
-            f"or in Python load(run, build='{own}')"
+            f"the network was built by {own}, which runs only if you name it too: --build {own}, or in Python "
+            f"load(run, build='{own}')"
         )
     if build is not None and build != own:
         there = f"was built by {own}" if own else "is one of this program's"
@@ -110,37 +110,36 @@ def load_trained(
     weights: Mapping[str, torch.Tensor] | None = None,
     mesh: Mesh | None = None,
 ) -> GraphNetwork:
-    """Return the checkpoint's network, ready to map, on the CPU, in the dtype that it was trained in: no digit is lost.
+    """Return the checkpoint's network in evaluation mode, on the CPU, in the dtype of its training.
 
-    `weights` and buffers by name, in place of the checkpoint's, which the root of `mesh` reads for all (collective;
-    None: this rank alone).
+    `weights`: weights and buffers by name, in place of the checkpoint's. The root of `mesh` reads the checkpoint for
+    all ranks (collective; None: this rank reads it).
     """
     config = checkpoint.saved.config
-    trains = getattr(network, "crops", None) is None  # else in maps alone, which ask less of a module
+    trains = getattr(network, "crops", None) is None  # crops serve maps alone, which need less of a module
     modules = network_modules(network, trains=trains, still=config.model.freeze_norm)
     modules = modules.to(PARAMETER_DTYPES[config.train.precision])
     if weights is None:
         load_network(checkpoint, modules, average=True, mesh=mesh)
     else:
         modules.load_state_dict(weights)
-    set_dropout_key(modules)  # whoever trains it on gives keys, or has torch's draws
+    set_dropout_key(modules)  # without keys, dropout in later training uses torch's generator
     return modules.eval()
 
 
 IGNORED = 255
 MOST_CLASSES = 255
-_SHOWN = 10  # names of a list that may be long
+_SHOWN = 10  # names of a long list in a message
 
 
 @dataclass(frozen=True)
 class Mapper:
-    """A network that maps, as `predictor` takes it, on every rank the same.
+    """A network that maps rasters, the same on every rank.
 
-    `describe`: its value, with a graph, asked for on one rank; `build`: its modules, ready, on the CPU, on each rank of
-    a mesh (collective), or on one alone (None).
-    `bands`: the raster's that it takes (None: all); `normalization`: of these (None: they stay as they are). `files`:
-    what no output may take the place of. `legend`: its classes' names and colours, where they are known. `composing`:
-    how the images were made that it was trained on.
+    `describe`: return its value, with a graph; called on one rank. `build`: return its modules in evaluation mode, on
+    the CPU, on each rank of a mesh (collective), or on this rank alone (None). `bands`: numbers of the raster's bands
+    (None: all); `normalization`: of these (None: identity). `files`: files that no output may replace. `legend`: names
+    and colours of the classes, if known. `composing`: how the training's images were made.
     """
 
     describe: Callable[[], Network]
@@ -157,15 +156,15 @@ class Mapper:
 def checkpoint_mapper(
     checkpoint: Checkpoint, weights: Mapping[str, torch.Tensor] | None = None, crops: CropGrid | None = None
 ) -> Mapper:
-    """Return the network of a checkpoint, which the user has named (`find_named`); `weights` in place of its
-    own. `crops`: of a module that is not traced (None: as it was trained). Raises ConfigError for crops of one of this
-    program's networks."""
+    """Return the mapper of a checkpoint's network (`find_named`), with `weights` in place of its own. `crops`: of a
+    module that is not traced (None: as trained). Raises ConfigError for crops of one of this program's networks."""
     saved = checkpoint.saved
     data, network = saved.config.data, saved.network
     if crops is not None:
         if not isinstance(network, ForeignNetwork):
-            what = f"window is {crops.window}, but the network is one of this program's, of which a map is exact"
-            raise ConfigError(f"{what}; leave window out")
+            raise ConfigError(
+                f"window is {crops.window}, but this program's own networks map exactly without; leave window out"
+            )
         network = replace(network, crops=crops)
 
     def build(mesh: Mesh | None) -> GraphNetwork:
@@ -186,7 +185,7 @@ def checkpoint_mapper(
 
 @dataclass(frozen=True)
 class TracedNetwork:
-    """The value of a module that is at hand."""
+    """The value of a traced module."""
 
     nodes: Graph
     bands: int
@@ -206,12 +205,12 @@ def module_mapper(
     crops: CropGrid | None = None,
     whole: bool = False,
 ) -> Mapper:
-    """Return a module for images of `bands` bands (`numbers` of the raster, None: all), with the weights that it has
-    now: a copy of it maps, in evaluation mode. `crops`: it is run on them, untraced. `whole`: one rank maps images
-    whole, so a module of so many `classes` that cannot be traced runs as it is.
+    """Return the mapper of a module for images of `bands` bands (`numbers` of the raster; None: all). A copy in
+    evaluation mode maps. `crops`: the module runs on crops, untraced. `whole`: one rank maps whole images, so a module
+    of so many `classes` that cannot be traced runs as it is.
 
-    Raises ConfigError that lists every place of it that tiles would change, or where its first output is no scores of
-    2 to 255 classes, of `classes` where that is given.
+    Raises ConfigError that lists every operation of the module that tiles would change, or if its first output is not
+    scores of 2 to 255 classes, or of another number than `classes`.
     """
     if crops is not None:
         from tiledseg.tracing.crops import crops_network
@@ -242,15 +241,15 @@ def weights_mapper(
     normalization: Normalization | None,
     whole: bool = False,
 ) -> Mapper:
-    """Return a network that the user's function builds, with the weights of a file (torch's, read as weights only, or
-    safetensors), under the module's names, or with what wrappers put before these (`module.`, see `strip_prefixes`).
-    `whole`: one rank maps images whole, so that it need not be traced.
+    """Return the mapper of a network that the user's function builds, with the weights of a file (torch's, read as
+    weights only, or safetensors). Names are the module's, maybe with prefixes of wrappers (`strip_prefixes`). `whole`:
+    one rank maps whole images, so the module need not be traced.
 
-    Raises CheckpointError that lists the names that the file lacks, and those that it has besides."""
+    Raises CheckpointError that lists missing and unexpected names."""
 
-    held: list[GraphNetwork] = []  # whose graph was asked for: not built a second time
+    held: list[GraphNetwork] = []  # the network built by `known`, not built a second time
 
-    def build(_: Mesh | None) -> GraphNetwork:  # the file is every rank's
+    def build(_: Mesh | None) -> GraphNetwork:  # every rank reads the file
         if held:
             return held.pop()
         modules = network_modules(network, trains=False, whole=whole)

@@ -1,6 +1,6 @@
 """Names of arrays with x and y: `store.zarr:/group/variable`, `scene.nc:/variable`, and a program's own DataArrays.
 
-A program's arrays are named while a call uses them (`takes_arrays`), so that all code below handles texts alone.
+A program's arrays get names while a call uses them (`takes_arrays`), so the code below handles text only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tiledseg.system.files import is_zarr
 
 NETCDF, MEMORY = (".nc", ".nc4", ".cdf"), "dataarray:"
 TILES, OWN = "tiledseg", ("times", "holds_classes", "palette")
-"""The attribute of what `tiledseg tile` has cut, and fields of `RasterInfo` that it holds for each raster."""
+"""The attribute of stores cut by `tiledseg tile`, and the fields of `RasterInfo` in it."""
 
 _NAME = re.compile(r"(?!/vsi|\w{2,}:(?!//))(.+?\.(?:zarr|nc4?|cdf))/?(?::/*(.*))?", re.IGNORECASE | re.DOTALL)
 _OF_FOLDER = re.compile(r"([^:]+):/+(.*)", re.DOTALL)
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class ArrayName(NamedTuple):
-    """A store, or a netCDF file, and one of its variables with its group (empty: its only one)."""
+    """A Zarr store or netCDF file, and one of its variables with its group (empty: the only one)."""
 
     store: str
     variable: str = ""
@@ -37,13 +37,13 @@ class ArrayName(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """Return a name for what is made of the variable."""
+        """Return the stem of files made from the variable."""
         stem = os.path.splitext(os.path.basename(self.store))[0]
         return f"{stem}-{self.variable}" if self.variable else stem
 
 
 def parse_array_name(path: str) -> ArrayName | None:
-    """Return the store and the variable that a path names; None for any other path."""
+    """Parse the name of a store's variable; return None for any other path."""
     match = _NAME.fullmatch(path)
     if match is not None:
         return ArrayName(match[1], (match[2] or "").strip("/"))
@@ -54,27 +54,27 @@ def parse_array_name(path: str) -> ArrayName | None:
 
 
 def file_of(path: str) -> str:
-    """Return the store, or the file, in which a raster lies."""
+    """Return the store or file of a raster."""
     name = parse_array_name(path)
     return path if name is None else name.store
 
 
 def array_of(path: str) -> Any:
-    """Return the program's array of a name; None where there is none."""
+    """Return the program's array with this name; None if there is none."""
     return _arrays.get(path)
 
 
 def takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function whose arguments may hold DataArrays, in lists and maps too: it gets their names. They last as
-    long as the call, or as the object that `__init__` makes."""
+    """Wrap a function so that DataArrays in its arguments, in lists and maps too, are replaced by names. The names last
+    as long as the call, or as the object that `__init__` creates."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         arrays: dict[str, Any] = {}
         lasts = False
         try:
-            given = [_named(one, arrays) for one in args]
-            result = function(*given, **{key: _named(one, arrays) for key, one in kwargs.items()})
+            named = [_named(one, arrays) for one in args]
+            result = function(*named, **{key: _named(one, arrays) for key, one in kwargs.items()})
             if function.__name__ == "__init__" and arrays:
                 weakref.finalize(args[0], _forget, tuple(arrays))
                 lasts = True
@@ -87,17 +87,17 @@ def takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def arrays_of(paths: Iterable[str]) -> dict[str, Any]:
-    """Return the arrays among paths, by their names; `restore_arrays` takes them in another process."""
+    """Return the arrays among `paths` by name, for `restore_arrays` in another process."""
     return {path: _arrays[path] for path in paths if path in _arrays}
 
 
 def restore_arrays(arrays: Mapping[str, Any]) -> None:
-    """Name arrays as another process did."""
+    """Register arrays under the names of another process."""
     _arrays.update(arrays)
 
 
 def _named(one: Any, arrays: dict[str, Any]) -> Any:
-    """Return a value with names in the place of its arrays. Ranks that name alike arrays get alike names."""
+    """Return a value with its arrays replaced by names, which are the same on all ranks for the same arrays."""
     if type(one).__name__ == "DataArray" and type(one).__module__.startswith("xarray."):
         stem = re.sub(r"[^\w.-]", "-", str(one.name or "array"))
         name = next(name for at in range(len(_arrays) + 1) if (name := f"{MEMORY}{stem}-{at}") not in _arrays)

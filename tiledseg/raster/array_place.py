@@ -1,5 +1,5 @@
-"""The place and the meaning of an xarray.DataArray, as rioxarray, odc.stac, stackstac, GDAL and CF write them: which
-dims are rows and columns, CRS, transform, the value of pixels without data, names of classes."""
+"""The metadata of an xarray.DataArray by the conventions of rioxarray, odc.stac, stackstac, GDAL and CF: dims of rows
+and columns, CRS, transform, nodata value, names of classes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ROWS = ("y", "lat", "latitude", "northing", "projection_y_coordinate", "grid_la
 _COLS = ("x", "lon", "longitude", "easting", "projection_x_coordinate", "grid_longitude")
 _TIMES = "time", "t", "date", "datetime", "valid_time"
 _OFF, _UNEVEN = 1e-3, 0.1
-"""Shares of a pixel by which coordinates may be off a stated transform, and off even steps (float32 rounds them)."""
+"""Tolerances in pixels: of coordinates to a stated transform, and to even steps (float32 rounds coordinates)."""
 
 
 def dims_of(array: Any) -> tuple[str, str] | None:
-    """Return the dims of rows and columns; None where there are none."""
+    """Return the dims of rows and columns; None if they cannot be told."""
     found = []
     for names, axis in ((_ROWS, "Y"), (_COLS, "X")):
         marks = {dim: array.coords[dim].attrs if dim in array.coords else {} for dim in array.dims}
@@ -53,7 +53,7 @@ def check_dims(path: str, array: Any) -> Any:
 
 
 def time_of(array: Any) -> str | None:
-    """Return the dim of several times, where another one is of bands; None where there is none."""
+    """Return the dim of several times if another dim is of bands, else None."""
     others = [dim for dim in array.dims if dim not in (dims_of(array) or ())]
     kinds = {dim: array.coords[dim].dtype.kind if dim in array.coords else "" for dim in others}
     times = [dim for dim in others if str(dim).lower() in _TIMES or kinds[dim] == "M"]
@@ -61,8 +61,8 @@ def time_of(array: Any) -> str | None:
 
 
 def nodata_of(path: str, array: Any) -> float | None:
-    """Return the value of pixels without data; None where the array states none, or NaN, which never is any. Raises
-    RasterError for several. What has been decoded to floats has NaN for the value of its file, in `encoding`."""
+    """Return the nodata value; None if the array states none or NaN. Raises RasterError for several. In arrays decoded
+    to floats, NaN replaces the file's value, which `encoding` has."""
     for words in (array.attrs, array.encoding)[: {"f": 1, "i": 2, "u": 2}.get(array.dtype.kind, 0)]:
         named = [words[name] for name in ("_FillValue", "missing_value", "nodata", "nodatavals") if name in words]
         numbers = [each for value in named for each in np.ravel(value) if np.asarray(each).dtype.kind in "iuf"]
@@ -77,7 +77,7 @@ def nodata_of(path: str, array: Any) -> float | None:
 
 
 def class_names_of(array: Any) -> tuple[tuple[int, str], ...]:
-    """Return the names of classes by their values, as CF's flags have them."""
+    """Return (value, name) of the classes, from CF's flags."""
     words = array.attrs
     names = words.get("class_names") or str(words.get("flag_meanings", "")).split()
     values = np.atleast_1d(words.get("flag_values", ()))
@@ -85,14 +85,14 @@ def class_names_of(array: Any) -> tuple[tuple[int, str], ...]:
 
 
 def flags(names: Sequence[str], values: Sequence[int] | None = None) -> dict[str, Any]:
-    """Return the attributes that name the classes of a map, from 0, or of these `values`."""
+    """Return the attributes with the names of a map's classes, numbered from 0, or by `values`."""
     meanings = " ".join(re.sub(r"[^\w.@+-]", "_", name) for name in names)
     numbers = list(range(len(names)) if values is None else values)
     return {"flag_values": numbers, "flag_meanings": meanings, "class_names": list(names)} if names else {}
 
 
 def placed(path: str, array: Any, array_CHW: Any) -> tuple[Any, Affine | None, tuple[str, ...]]:
-    """Return CRS, transform and notes. Raises RasterError for centres of pixels that are not evenly spaced."""
+    """Return CRS, transform and notes. Raises RasterError for coordinates that are not evenly spaced."""
     name = array.encoding.get("grid_mapping") or array.attrs.get("grid_mapping") or "spatial_ref"
     mapping = array.coords[name].attrs if name in array.coords else {}
     crs = _crs(path, array, mapping)
@@ -115,12 +115,12 @@ def placed(path: str, array: Any, array_CHW: Any) -> tuple[Any, Affine | None, t
 
 
 def _first(centres: Any, step: float | None, origin: float, side: float) -> int | None:
-    """Return the pixel of a stated transform that is the first one; None where coordinates are of another grid."""
+    """Return the pixel of a stated transform that is the array's first; None if coordinates are on another grid."""
     if centres is None:
         return 0
     at = (float(centres[0]) - origin) / side
     if step is not None and abs(step / side - 1) * len(centres) >= _OFF:
-        return None  # coordinates are of centres, or of corners as stackstac's
+        return None  # another pixel size
     return next((round(at - shift) for shift in (0.5, 0.0) if abs(at - shift - round(at - shift)) < _OFF), None)
 
 
@@ -133,12 +133,12 @@ def _step(path: str, dim: str, centres: Any) -> float | None:
     step = float(centres[-1] - centres[0]) / (len(centres) - 1)
     off = np.abs(centres - (centres[0] + step * np.arange(len(centres)))).max() if step else math.inf
     if not off <= _UNEVEN * abs(step):
-        raise RasterError(f"{path} has {dim} in uneven steps, which no transform has; reproject it to a regular grid")
+        raise RasterError(f"{path} has {dim} in uneven steps; reproject it to a regular grid")
     return step
 
 
 def _stated(path: str, words: Any, mapping: Any) -> Affine | None:
-    """Return the transform that attributes state: GDAL's order in a grid mapping, rasterio's in an array."""
+    """Return the transform stated by attributes: in GDAL's order in a grid mapping, in rasterio's in an array."""
     if "GeoTransform" in mapping:
         numbers = [float(number) for number in str(mapping["GeoTransform"]).split()]
         transform = Affine.from_gdal(*numbers)

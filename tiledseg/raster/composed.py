@@ -1,8 +1,8 @@
-"""Images that are made of several rasters: bands one after the other, pieces side by side, pixels by a mask.
+"""Images made of several rasters: stacked bands, mosaics, and masks.
 
-The name of such an image holds all that it is made of, as JSON after `composed:`. So ranks, maps and checkpoints open
-the same files, whatever the list or the glob that they came from says by then. `label` is its short form, in messages;
-that of several times has braces around the texts in which paths differ, `s2/north_{0401,0620}.tif`.
+The name of such an image lists its rasters, as JSON after `composed:`. So ranks, maps and checkpoints open the same
+files even if the list or the glob changes later. `label` is the short form for messages; that of several times has
+braces around the differing texts of the paths, `s2/north_{0401,0620}.tif`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ JOINED = re.compile(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)")
 _WORDS = re.compile(r"(?:.*[/_.=-])?", re.DOTALL)
 
 Opener = Callable[[str, Sequence[int] | None, bool], RasterReader]
-"""Opens a raster by its name and bands (None: all). The last: it is an image, whose nodata value the user may set."""
+"""Opens a raster by name and bands (None: all); True: it is an image, to which the user's nodata value applies."""
 
 
 class Composed(NamedTuple):
-    """An image of `kind`: the `BANDS` of its parts, one after the other, or those of `TIMES`; their `MOSAIC`, in which
-    the first part goes first; or the first part, `VALID` where the second one, or its band of that `number`, has one of
-    `values` (none: is not 0)."""
+    """An image of `kind`. `BANDS`, `TIMES`: the bands of its parts, one after the other. `MOSAIC`: its parts side by
+    side, the first on top. `VALID`: the first part, valid where the second one, or the first's band `number`, has one
+    of `values` (none: is not 0)."""
 
     label: str
     kind: str
@@ -54,20 +54,20 @@ class Composed(NamedTuple):
     def of(
         label: str, kind: str, names: Sequence[str], number: int | None = None, values: tuple[float, ...] = ()
     ) -> Composed:
-        """Return the image that is made of rasters of these names."""
+        """Return the image of the rasters with these names, which may be composed themselves."""
         return Composed(label, kind, tuple(parse_composed(name) or name for name in names), number, values)
 
     def __str__(self) -> str:
         return _PREFIX + json.dumps(self, ensure_ascii=False, separators=(",", ":"))
 
     def files(self) -> Iterator[str]:
-        """Yield the names of the rasters that it is made of."""
+        """Yield the names of its rasters."""
         for part in self.parts:
             yield from part.files() if isinstance(part, Composed) else (part,)
 
 
 def parse_composed(path: str) -> Composed | None:
-    """Return the image that a name means; None for the name of a single raster."""
+    """Parse the name of a composed image; return None for the name of a single raster."""
     if not path.startswith(_PREFIX):
         return None
     with reading(f"read the name {path[:80]}", "give the path of a raster"):
@@ -80,26 +80,25 @@ def _composed(words: list[Any]) -> Composed:
 
 
 def label_of(path: str) -> str:
-    """Return the name of an image for messages, and for files that are named after it."""
+    """Return the short name of an image, for messages and file names."""
     composed = parse_composed(path)
     return path if composed is None else composed.label
 
 
 def has_kind(path: str, kind: str) -> bool:
-    """Return True if an image, or a part of it, is of a kind."""
+    """Return True if an image, or a part of it, is of this kind."""
     composed = parse_composed(path)
     return composed is not None and (composed.kind == kind or any(has_kind(str(part), kind) for part in composed.parts))
 
 
 def joined_paths(name: str) -> tuple[str, ...]:
-    """Return the paths, or patterns, of the rasters of several times that a name with braces means; none for another
-    path."""
+    """Return the paths, or patterns, of a name with braces, one for each time; none for another name."""
     match = None if os.path.exists(file_of(name)) else JOINED.fullmatch(name)
     return tuple(match[1] + text + match[3] for text in match[2].split(",")) if match else ()
 
 
 def joined_label(paths: Sequence[str]) -> str:
-    """Return the label of the image that the rasters of several times make."""
+    """Return the label of an image joined from rasters of several times."""
     before = _shared(paths)
     after = _shared([path[len(before) :][::-1] for path in paths])[::-1]
     texts = [path[len(before) : len(path) - len(after)] for path in paths]
@@ -107,15 +106,15 @@ def joined_label(paths: Sequence[str]) -> str:
 
 
 def _shared(texts: Sequence[str]) -> str:
-    """Return the whole words with which all texts begin."""
+    """Return the longest common prefix of whole words."""
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
     match = _WORDS.match("".join(letters[0] for letters in alike))
     return match[0] if match else ""
 
 
 def stem_of(path: str) -> str:
-    """Return the name of files that go with an image: its own without ending, the item's, that of several times without
-    its braces, or the first part's."""
+    """Return the stem of files named after an image: its file's without ending, the item's, that of several times
+    without braces, or the first part's."""
     image, array = parse_composed(path), parse_array_name(path)
     if array is not None:
         return array.stem
@@ -128,11 +127,11 @@ def stem_of(path: str) -> str:
 
 
 def open_composed(image: Composed, bands: Sequence[int] | None, opener: Opener) -> RasterReader:
-    """Open a composed image. Raises RasterError, showing both, where its parts do not fit together."""
+    """Open a composed image. Raises RasterError with both values if its parts do not fit together."""
     if image.kind == VALID:
         return _open_valid(image, bands, opener)
     names = [str(part) for part in image.parts]
-    threads = 8 if len(names) > 8 else 0  # a server takes its time for each
+    threads = 8 if len(names) > 8 else 0  # parts on a server open slowly
     own = bands if image.kind in (MOSAIC, TIMES) else None
     parts = list(prefetch(names, lambda name: opener(name, own, True), threads, 2 * threads))
     if image.kind == MOSAIC:
@@ -150,7 +149,7 @@ def open_composed(image: Composed, bands: Sequence[int] | None, opener: Opener) 
     chosen = [every[number - 1] for number in numbers]
     if bands is not None:
         parts = [opener(names[at], [k for one, k in chosen if one == at], True) for at in sorted(dict(chosen))]
-    order = sorted(range(len(chosen)), key=lambda place: chosen[place][0])  # as parts are read
+    order = sorted(range(len(chosen)), key=lambda place: chosen[place][0])  # the order in which parts are read
     return StackedReader(image.label, parts, numbers, [order.index(place) for place in range(len(chosen))])
 
 
@@ -172,11 +171,11 @@ def _open_valid(image: Composed, bands: Sequence[int] | None, opener: Opener) ->
     try:
         check_grids_match(source.info, mask.info)
         if source.info.crs is not None and mask.info.crs is None:
-            raise RasterError(f"{mask.info.path} is not placed")  # which warping refuses
+            raise RasterError(f"{mask.info.path} has no CRS")  # `warped_reader` raises the user's error
     except RasterError:
         own, mask = mask.info, warped_reader(mask, source.info, "data.valid", nearest=True)
         if not covers(own, source.info):
-            part = f"{source.info.path}: {own.path} of data.valid covers a part alone, and no pixel beyond it is valid"
+            part = f"{source.info.path}: {own.path} of data.valid covers only a part; pixels beyond it are not valid"
             source.info = replace(source.info, notes=(*source.info.notes, part))
 
     dtype = np.dtype(mask.info.dtype)
@@ -191,12 +190,11 @@ def _open_valid(image: Composed, bands: Sequence[int] | None, opener: Opener) ->
 
 
 Inside = Callable[[Box], NDArray[np.bool_]]
-"""Returns the pixels of a box within the raster that count, (height, width)."""
+"""Returns a mask (height, width) of the pixels that count, of a box within the raster."""
 
 
 class MaskedReader(RasterReader):
-    """A raster of which only a part counts: elsewhere its pixels are not valid. Reads `source`, which it closes, and
-    `others` with it."""
+    """A raster whose pixels are valid only inside `masks`. The reader closes `source` and `others`, those of masks."""
 
     wraps = True
 
@@ -221,8 +219,8 @@ class MaskedReader(RasterReader):
 
 
 class StackedReader(RasterReader):
-    """The bands of `parts` in the `order` of their places, counted part by part. Pixels are valid as those of one file
-    with all these bands; of several `times` where they are valid in each."""
+    """The bands of `parts`, counted part by part and put into `order`. A pixel is valid by the rules of one file with
+    all these bands; of several `times`, if it is valid in each."""
 
     wraps = True
 
@@ -252,8 +250,8 @@ class StackedReader(RasterReader):
 
 
 class MosaicReader(RasterReader):
-    """Rasters of one pixel grid as one, which spans them all. Each pixel is of the first part that has a valid one
-    there; pixels outside all parts are not valid."""
+    """A mosaic of rasters on one pixel grid. Each pixel comes from the first part with a valid one there; pixels
+    outside all parts are not valid."""
 
     wraps = True
 
@@ -304,10 +302,10 @@ class MosaicReader(RasterReader):
 
 
 def _place(first: RasterInfo, info: RasterInfo) -> Box:
-    """Return the box of a raster in the pixels of `first`. Raises RasterError where they share no pixel grid."""
+    """Return the box of a raster in the pixels of `first`. Raises RasterError if they do not share a pixel grid."""
     for one in (first, info):
         if one.crs is None or not is_placed(one.transform):
-            raise RasterError(f"{one.path} has no CRS, so data.mosaic has no place for it; give it one")
+            raise RasterError(f"{one.path} has no CRS or transform, which data.mosaic needs; give it one")
     left, top = (round(place) for place in ~first.transform @ (info.transform @ (0, 0)))
     there = first.transform @ Affine.translation(left, top)
     check_grids_match(replace(first, height=info.height, width=info.width, transform=there, ground=None), info)
@@ -315,7 +313,7 @@ def _place(first: RasterInfo, info: RasterInfo) -> Box:
 
 
 def _merged(label: str, infos: Sequence[RasterInfo], **changes: Any) -> RasterInfo:
-    """Return the first info, with what concerns the files of all."""
+    """Return the first info with `changes`, and with files, notes and sizes of all."""
     for info in infos:
         if info.tiling is not None:
             raise RasterError(f"{info.path} is a tile store, which is no part of {label}; give rasters")

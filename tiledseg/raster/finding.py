@@ -1,10 +1,8 @@
-"""The rasters that a user means by paths, globs, URLs and lists, with their labels, in an order that never changes.
+"""The rasters named by paths, globs, URLs and lists, with their labels, in an order that never changes.
 
-Labels may be named by a pattern: `{stem}` is the image's file name without its ending, `{parent}` the name of its
-folder, and `{1}`, `{2}`, ... the text that the first, second, ... wildcard of the images' glob stands for. So may be
-the rasters that say which pixels of the images are valid.
-
-Paths and globs with braces, `s2/*_{0401,0620}.tif`, join rasters of several times.
+A pattern may name the labels, or the masks of valid pixels: `{stem}` is the image's file name without its ending,
+`{parent}` the name of its folder, and `{1}`, `{2}`, ... the text of the first, second, ... wildcard of the images'
+glob. Paths and globs with braces, `s2/*_{0401,0620}.tif`, join rasters of several times.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ from tiledseg.raster.tile_store import is_tile_store, parse_store_name, store_im
 from tiledseg.system.files import irregular_kind, is_zarr
 
 IMAGE_ENDINGS = (".tif", ".tiff", ".png", ".jpg", ".jpeg", ".jp2")
-"""Endings of the files that a folder stands for."""
+"""Endings of the rasters in a folder."""
 _FIELD = re.compile(r"\{(\w*)\}")
 _WILDCARDS = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]")
 _EXPRESSIONS = {"**/": r"((?:.*/)?)", "**": "(.*)", "*": "([^/]*)", "?": "([^/])"}
@@ -65,17 +63,16 @@ def expand_sources(
     references: bool = False,
     composing: Composing = Composing(),  # noqa: B008
 ) -> tuple[str, ...]:
-    """Return the paths that `patterns` mean: in the order given, the matches of each glob, and the rasters of each
-    folder, sorted by name.
+    """Return the image paths of `patterns`, in their order; matches of a glob and rasters of a folder by name.
 
-    s3:// has globs too, and folders where the name ends in a slash. Any other URL, a `/vsi...` path or a subdataset
-    name stands for itself, and so does a file whose own name holds `*`, `?` or `[`. A tile store stands for all of its
-    images, a list for those of the `parts` of the data (None: images without a part). URLs in a list are opened with
-    `references` only. Images that are made of several rasters (`composing`) have names that hold them. `key` (such as
-    "data.images") is the name in error messages.
+    s3:// URLs may be globs, or folders if they end in a slash. Any other URL, a `/vsi...` path or a subdataset name is
+    one raster, and so is a file whose own name holds `*`, `?` or `[`. A tile store gives all of its images, a list
+    those of the `parts` of the data (None: images without a part). A list may name URLs only with `references`. An
+    image made of several rasters (`composing`) has a name that holds theirs. `key` (such as "data.images") is the name
+    in error messages.
 
-    Raises RasterError for no pattern at all, a glob that matches nothing, a missing file, a folder without rasters, for
-    a path that occurs twice, and where a bucket is not to be listed.
+    Raises RasterError for no pattern, a glob without a match, a missing file, a folder without rasters, a path that
+    occurs twice, and a bucket that cannot be listed.
     """
     return _images(find_sources(patterns, key, parts, references, composing), key, composing)
 
@@ -87,22 +84,23 @@ def find_sources(
     references: bool = False,
     composing: Composing = Composing(),  # noqa: B008
 ) -> list[RasterSource]:
-    """Return the sources of `expand_sources` with their labels and places, before they are masked or make mosaics."""
+    """Return the sources of `expand_sources` with their labels and places, before masks and mosaics."""
     if not patterns:
         raise RasterError(f"{key} is empty; give at least one path, folder, glob, list or URL")
-    found, first = list[RasterSource](), dict[str, int]()
+    sources, first = list[RasterSource](), dict[str, int]()
     for pattern in map(os.fspath, patterns):
         for source in _expand(pattern, key, parts, references, composing):
-            same = source.path if is_named(source.path) else os.path.realpath(source.path)
-            if first.setdefault(same, len(found)) < len(found):
-                name = " = ".join(dict.fromkeys(label_of(each.path) for each in (found[first[same]], source)))
-                raise RasterError(f"{key} holds {name} twice, at positions {first[same]} and {len(found)}; remove one")
-            found.append(source._replace(entry=pattern))
-    return found
+            real = source.path if is_named(source.path) else os.path.realpath(source.path)
+            at = first.setdefault(real, len(sources))
+            if at < len(sources):
+                name = " = ".join(dict.fromkeys(label_of(each.path) for each in (sources[at], source)))
+                raise RasterError(f"{key} holds {name} twice, at positions {at} and {len(sources)}; remove one")
+            sources.append(source._replace(entry=pattern))
+    return sources
 
 
 def _mosaics(sources: Sequence[RasterSource], paths: Iterable[str], composing: Composing) -> tuple[str, ...]:
-    """Return the paths of sources, or of their labels; where they make mosaics, one for each entry."""
+    """Return the `paths` of sources, or of their labels; with `data.mosaic`, one mosaic for each entry of the user."""
     if not composing.mosaic:
         return tuple(paths)
     groups: dict[str, list[str]] = {}
@@ -114,7 +112,7 @@ def _mosaics(sources: Sequence[RasterSource], paths: Iterable[str], composing: C
 
 
 def _images(sources: Sequence[RasterSource], key: str, composing: Composing) -> tuple[str, ...]:
-    """Return the paths of the images, mosaics among them, each with what says which of its pixels are valid."""
+    """Return the paths of the images, mosaics and masks included."""
     valid, paths = composing.valid, [source.path for source in sources]
     if composing.valid_asset is not None and any(items := [has_kind(path, BANDS) for path in paths]):
         if not all(items):
@@ -129,11 +127,11 @@ def _images(sources: Sequence[RasterSource], key: str, composing: Composing) -> 
     keys, is_there = (key, "data.valid"), _presence(pattern, "data.valid")
 
     def masked(path: str, source: RasterSource, time: str = "") -> str:
-        """Return an image with its mask; where masks are of a time, or a band, with one for each of its times."""
+        """Return the path of an image with its mask; an image of several times gets a mask for each of them."""
         image, times = parse_composed(path), composing.times if TIME in pattern else ()
         if image is not None and image.kind == TIMES and (number or times):
-            each = zip(map(str, image.parts), times or repeat(""), strict=False)
-            return str(Composed.of(image.label, TIMES, [masked(part, source, own) for part, own in each]))
+            pairs = zip(map(str, image.parts), times or repeat(""), strict=False)
+            return str(Composed.of(image.label, TIMES, [masked(part, source, own) for part, own in pairs]))
         named = pattern.replace(TIME, time) if time else pattern
         parts = (path,) if number else (path, _named_labels(source, named, keys, is_there))
         return str(Composed.of(label_of(path), VALID, parts, number, composing.values))
@@ -149,7 +147,7 @@ def _images(sources: Sequence[RasterSource], key: str, composing: Composing) -> 
 
 
 def check_assets(assets: Sequence[str], paths: Iterable[str]) -> None:
-    """Raise ConfigError for assets where no image is made of any."""
+    """Raise ConfigError if `data.assets` is given, but no image is a STAC item."""
     if assets and not any(has_kind(path, BANDS) for path in paths):
         raise ConfigError(
             f"data.assets is {list(assets)}, but no image is a STAC item; leave it out, or give a list of items"
@@ -164,13 +162,13 @@ def pair_sources(
     references: bool = False,
     composing: Composing = Composing(),  # noqa: B008
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the images and, with them, their labels.
+    """Return the paths of the images and of their labels.
 
-    Labels are paired in order; by name where both are one folder each; by a pattern where they are one; one file of
-    vectors goes with every image. Without `labels` they are those of the images' list, or tile store. `parts`,
-    `references`, `composing`: as `expand_sources`. Labels of a mosaic's rasters are a mosaic too.
+    Labels are paired in order; by name if images and labels are one folder each; by a pattern if `labels` is one. One
+    vector file serves every image. Without `labels`, the images' list or tile store names them. Labels of a mosaic are
+    a mosaic too. `parts`, `references`, `composing`: as for `expand_sources`.
 
-    Raises RasterError where `expand_sources` does, where the counts differ, and where labels are missing.
+    Raises RasterError as `expand_sources` does, and if counts differ or labels are missing.
     """
     sources = find_sources(images, keys[0], parts, references, composing)
     image_paths = _images(sources, keys[0], composing)
@@ -184,9 +182,9 @@ def pair_sources(
     elif len(labels) == 1 and is_vector(labels[0]):
         label_paths = (existing(labels[0], keys[1]),) * len(image_paths)
     elif labels:
-        given = find_sources(labels, keys[1], parts, references, Composing())
-        own = [_store_labels(one.path) or (not one.place and one.labels) or one.path for one in given]
-        label_paths = _mosaics(given, own, composing)
+        label_sources = find_sources(labels, keys[1], parts, references, Composing())
+        own = [_store_labels(one.path) or (not one.place and one.labels) or one.path for one in label_sources]
+        label_paths = _mosaics(label_sources, own, composing)
     else:
         beside = [(source, source.labels or _store_labels(source.path)) for source in sources]
         for source, path in beside:
@@ -205,20 +203,20 @@ def pair_sources(
 
 
 def _presence(pattern: str, key: str) -> Callable[[str], bool]:
-    """Return a test for files that a pattern names. A bucket is listed once, where the ending is open."""
+    """Return a test whether a file of the pattern exists. If the ending is open, a bucket is listed once."""
     if parse_s3(pattern) is None or not pattern.endswith(".*"):
         return os.path.isfile
     return frozenset(list_folder(os.path.dirname(pattern[: pattern.index("{")]) + "/", key, deep=True)).__contains__
 
 
 def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_there: Callable[[str], bool]) -> str:
-    """Return the labels of an image by the pattern; `.*` is any ending. Raises RasterError where there are none."""
+    """Return the path of an image's labels by the pattern; `.*` is any ending. Raises RasterError if it is missing."""
     file, image = file_of(source.path), label_of(source.path)
     what = "masks" if keys[1] == "data.valid" else "labels"
     fields = {"stem": stem_of(file), "parent": os.path.basename(os.path.dirname(label_of(file)))}
     fields |= {str(number): value for number, value in enumerate(source.wildcards, 1)}
     if fields["stem"] != os.path.basename(fields["stem"]) or fields["stem"] in (".", ".."):
-        raise RasterError(f"{image} is named {shown(fields['stem'])}, which leads to another folder; mend its id")
+        raise RasterError(f"{image} is named {shown(fields['stem'])}, which leads to another folder; change its id")
     for field in _FIELD.findall(pattern):
         if field not in fields:
             names = ", ".join(f"{{{name}}}" for name in fields)
@@ -238,7 +236,7 @@ def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_
 
 
 def _store_labels(path: str) -> str | None:
-    """Return the labels beside an image of a tile store; None for any other raster."""
+    """Return the name of the labels of a tile store's image; None for any other raster."""
     name = parse_store_name(path)
     return None if name is None else str(name._replace(labels=True))
 
@@ -258,7 +256,7 @@ def _expand(pattern: str, key: str, parts: Parts, references: bool, composing: C
         if pattern not in urls:  # by the rules of `glob`: names that begin with a dot are hidden
             shown = [url for url in urls if "/." in pattern or "/." not in f"/{url[len(folder) :]}"]
             return _matches(pattern, sorted(url for url in shown if matched(pattern, url)), key)
-        return _matches(pattern, [pattern], key)  # its own name, and the only one
+        return _matches(pattern, [pattern], key)  # an object of this very name
     if is_named(pattern) or parse_store_name(pattern):
         return [RasterSource(pattern)]
     if is_tile_store(pattern):
@@ -279,7 +277,7 @@ def _expand(pattern: str, key: str, parts: Parts, references: bool, composing: C
 
 
 def _arrays(pattern: str, array: ArrayName, key: str) -> list[RasterSource]:
-    """Return the variable of each store that a name, or a glob of stores of this machine, means."""
+    """Return the variable of each store that a name, or a glob of local stores, matches."""
     if glob.has_magic(array.store) and not os.path.exists(array.store):
         if is_remote(array.store):
             raise RasterError(f"{key}: {pattern} is a glob of stores at a URL; name each of them, in a list say")
@@ -297,7 +295,7 @@ def _matches(pattern: str, paths: Sequence[str], key: str) -> list[RasterSource]
 
 
 def matched(pattern: str, path: str) -> tuple[str, ...]:
-    """Return the text that each wildcard of a glob stands for in a path that it matches; nothing for another path."""
+    """Return the text of each wildcard of a glob in a path that it matches; nothing for another path."""
     expression, at = "", 0
     for wildcard in _WILDCARDS.finditer(pattern):
         expression += re.escape(pattern[at : wildcard.start()])
@@ -309,7 +307,7 @@ def matched(pattern: str, path: str) -> tuple[str, ...]:
 
 
 def _rasters(folder: str, paths: Iterable[str], key: str) -> list[RasterSource]:
-    """Return the `paths` in a folder that end as rasters do."""
+    """Return the rasters among a folder's `paths`, by their endings."""
     rasters = sorted(path for path in paths if path.lower().endswith(IMAGE_ENDINGS))
     if not rasters:
         endings = ", ".join(IMAGE_ENDINGS)

@@ -1,6 +1,6 @@
 """Rasters that GDAL reads: GeoTIFF, COG, JPEG 2000, PNG, JPEG, local or at a URL, through rasterio.
 
-GDAL's own variables (AWS_ACCESS_KEY_ID, AWS_NO_SIGN_REQUEST, GDAL_HTTP_MAX_RETRY, ...) hold for URLs.
+GDAL's own environment variables (AWS_ACCESS_KEY_ID, AWS_NO_SIGN_REQUEST, GDAL_HTTP_MAX_RETRY, ...) apply to URLs.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, memory_byt
 from tiledseg.raster.remote import gdal_path, is_remote
 from tiledseg.system.files import irregular_kind
 
-# A raster without geo-referencing is fine here. Not catch_warnings at each open: that is not safe with threads.
+# A raster may have no georeferencing. A process-wide filter, because `catch_warnings` is not safe with threads.
 warnings.filterwarnings("ignore", category=NotGeoreferencedWarning)
 
 MOST_PIXELS = 1 << 40
-"""Of a raster: a million on a side. A header that says more is damaged, or made to exhaust the memory."""
+"""Most pixels of a raster: a million squared. A header that says more is damaged, or made to exhaust the memory."""
 
 MOST_BANDS = 4096
-"""Read where none are selected: ten times those of any spectrometer; a damaged header may say 56,577."""
+"""Most bands read without a selection: ten times those of any spectrometer. A damaged header may say more."""
 
 _CLASS_TAG = re.compile(r"CLASS_(\d{1,9})")
 
@@ -54,7 +54,7 @@ class GdalReader(RasterReader):
             selected, dtype, self.nodata = select(path, dataset, bands, nodata)
             check_complete(path, dataset)
             alpha = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour == ColorInterp.alpha]
-            # Unless it is selected: many 4-band files mark near-infrared as alpha by mistake.
+            # A selected alpha band is data: many 4-band files mark near-infrared as alpha by mistake.
             self._alpha = alpha[0] if alpha and alpha[0] not in selected else None
             flags = dataset.mask_flag_enums[0]
             self._masked = MaskFlags.per_dataset in flags and MaskFlags.alpha not in flags
@@ -64,7 +64,7 @@ class GdalReader(RasterReader):
             if len(selected) == 1 and dataset.colorinterp[0] == ColorInterp.palette:
                 palette = tuple(sorted(dataset.colormap(1).items()))
             for key, name in dataset.tags(1).items() if len(selected) == 1 else ():
-                match = _CLASS_TAG.fullmatch(key)  # as maps and synthetic labels have them
+                match = _CLASS_TAG.fullmatch(key)  # written by maps and synthetic labels
                 if match and name.isprintable() and 0 < len(name) <= 100:
                     class_names.append((int(match[1]), name))
             if self._alpha is not None:
@@ -99,7 +99,7 @@ class GdalReader(RasterReader):
                 class_names=tuple(sorted(class_names)),
                 size=os.path.getsize(path) if os.path.isfile(path) else 0,
             )
-        self.release()  # a run may open more rasters than the system allows files
+        self.release()  # a run may have more rasters than the limit of open files
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         pixels_CHW, masks = self.read_masks(box)
@@ -108,7 +108,7 @@ class GdalReader(RasterReader):
         return pixels_CHW, valid_pixels(pixels_CHW, self.nodata, masks)
 
     def read_masks(self, box: Box) -> tuple[NDArray, list[NDArray]]:
-        """Return pixels (C, H, W) and masks (H, W), 0 where a pixel is not valid, of a box within the raster."""
+        """Return the pixels (C, H, W) of a box within the raster, and its masks (H, W), 0 at invalid pixels."""
         window = Window(box.col.start, box.row.start, box.width, box.height)
         bands = [*self.info.band_numbers, *([self._alpha] if self._alpha else [])]
         with self._handle() as dataset:
@@ -129,24 +129,23 @@ class GdalReader(RasterReader):
 def select(
     path: str, dataset: Any, bands: Sequence[int] | None, nodata: float | None
 ) -> tuple[tuple[int, ...], str, tuple[float | None, ...]]:
-    """Return the numbers of the bands that are read, their dtype, and the value of each for pixels without data, which
-    the user's `nodata` replaces.
+    """Return the numbers of the bands to read, their dtype, and the nodata value of each (the user's, if given).
 
-    Raises RasterError for a size or a place on the ground that no raster has, blocks that no memory holds, other bands
-    than the raster has, bands of several dtypes, and what are no real numbers.
+    Raises RasterError for an impossible size or transform, blocks larger than the memory, unknown bands, several
+    dtypes, and pixels that are no real numbers.
     """
     if dataset.width * dataset.height > MOST_PIXELS:
         raise RasterError(
             f"{path} says that it is {dataset.height} x {dataset.width} px, of at most {MOST_PIXELS} in all; its "
             "header may be damaged: copy it again, or cut the raster into several"
         )
-    every = dataset.dtypes  # lists of GDAL's are asked for once: each asks every band, of which there may be 65,535
+    every = dataset.dtypes  # read once: the property asks each band, of which there may be 65,535
     rows, cols = dataset.block_shapes[0] if dataset.count else (0, 0)
     needed = rows * cols * np.dtype(every[0]).itemsize if dataset.count else 0
     if needed > memory_bytes():
         raise RasterError(
             f"{path} is stored in blocks of {rows} x {cols} px, which take {needed / 2**30:.3g} GiB each, this machine "
-            f"has {memory_bytes() / 2**30:.3g} GiB; write it anew in small blocks (gdal_translate -co TILED=YES)"
+            f"has {memory_bytes() / 2**30:.3g} GiB; rewrite it in small blocks (gdal_translate -co TILED=YES)"
         )
     if not all(map(math.isfinite, dataset.transform)):
         numbers = ", ".join(f"{number:.10g}" for number in tuple(dataset.transform)[:6])
@@ -187,15 +186,14 @@ def select(
 def valid_pixels(
     pixels_CHW: NDArray, nodata: Sequence[float | None], masks: Sequence[NDArray] = ()
 ) -> NDArray[np.bool_]:
-    """Return validity (H, W) of pixels (C, H, W), with each band's nodata value (None: none) and further masks (0:
-    invalid).
+    """Return the validity (H, W) of pixels (C, H, W), from each band's nodata value (None: none) and masks.
 
     A pixel is invalid
     - where a mask (a per-dataset mask, an alpha band) is 0;
     - where any band is NaN or infinite;
-    - signed and floating-point rasters: where any band holds its nodata value, which is then no measurement;
-    - unsigned rasters: where every band holds its nodata value (GDAL's rule for a whole dataset), since 0 or 255 in one
-      band alone is a legal dark or bright pixel.
+    - in signed and floating-point rasters, where any band holds its nodata value;
+    - in unsigned rasters, where every band holds its nodata value (GDAL's rule for a dataset), because 0 or 255 in one
+      band alone may be a dark or bright pixel.
     """
     valid_HW = np.ones(pixels_CHW.shape[1:], np.bool_)
     for mask_HW in masks:
@@ -211,7 +209,7 @@ def valid_pixels(
     elif None not in sentinels:
         empty_HW = pixels_CHW[0] == sentinels[0]
         for band_HW, sentinel in zip(pixels_CHW[1:], sentinels[1:], strict=True):
-            if not empty_HW.any():  # most windows are done after the first band
+            if not empty_HW.any():  # most windows need one band only
                 break
             empty_HW &= band_HW == sentinel
         valid_HW &= ~empty_HW
@@ -219,14 +217,14 @@ def valid_pixels(
 
 
 def as_stored(value: float | None, dtype: np.dtype) -> np.generic | None:
-    """Return a nodata value as the raster's dtype holds it; None where there is none, or the dtype cannot hold it."""
+    """Return a nodata value in the raster's dtype; None without one, or if the dtype cannot hold it."""
     if value is None:
         return None
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             return dtype.type(value)
     limits = np.iinfo(dtype)
-    if not limits.min <= value <= limits.max or value != int(value):  # NaN and infinite fail the first
+    if not limits.min <= value <= limits.max or value != int(value):  # NaN and infinity fail the first test
         return None
     return dtype.type(int(value))
 
@@ -237,7 +235,7 @@ _PNG_END = b"IEND\xaeB`\x82"
 
 
 def source_files(path: str, dataset: Any) -> tuple[str, ...]:
-    """Return the local files of an open `dataset`: its own, those beside it, and a VRT's sources at any depth."""
+    """Return the local files of an open `dataset`: its own, its companions, and a VRT's sources at any depth."""
     if is_remote(path):
         return ()
     file = local_file(path)
@@ -260,12 +258,11 @@ def source_files(path: str, dataset: Any) -> tuple[str, ...]:
 
 
 def check_complete(path: str, dataset: Any) -> None:
-    """Raise RasterError for a local TIFF with blocks past the end of its file, or with blocks of uncompressed pixels of
-    fewer bytes than their pixels take, and for a PNG without its last chunk.
+    """Raise RasterError for a truncated local file: a TIFF with blocks past its end, or with uncompressed blocks that
+    are too short, or a PNG without its last chunk.
 
-    `dataset` is rasterio's. In TIFFs of more than 65536 blocks the last ones are looked at: writers put them last.
-    Other formats, and files at URLs, tell when they are read. Uncompressed blocks do not: GDAL reads windows of
-    them by their place in the file, and takes what comes after a block for its pixels.
+    If there are more than 65536 blocks, the last ones are checked. Other formats and URLs raise errors when they are
+    read. GDAL does not notice a short uncompressed block: it takes the bytes after the block for pixels.
     """
     if is_remote(path) or not os.path.isfile(path):
         return
@@ -292,8 +289,8 @@ def check_complete(path: str, dataset: Any) -> None:
 
 
 def _blocks(dataset: Any, by_band: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield of each block its end in the file, its bytes there, and the bytes of its pixels inside the image. Empty
-    blocks are left out of a file."""
+    """Yield (end in the file, bytes in the file, bytes of the pixels inside the image) of each block. Blocks that are
+    not in the file are skipped."""
     rows, cols = dataset.block_shapes[0]
     down, across = -(-dataset.height // rows), -(-dataset.width // cols)
     bands = dataset.indexes if by_band else (1,)
@@ -306,5 +303,5 @@ def _blocks(dataset: Any, by_band: bool) -> Iterator[tuple[int, int, int]]:
                 for what in ("OFFSET", "SIZE")
             )
             if offset and length:
-                # A last strip may end with the image; a tile is whole, but its pixels outside are read by nobody.
+                # A last strip may end with the image. Pixels of a tile outside the image are never read.
                 yield offset + length, length, min(rows, dataset.height - row * rows) * cols * pixel_bytes

@@ -1,8 +1,8 @@
-"""Polygons of a class map in a GeoPackage, as QGIS and other programs open it: needs the extra `vector`.
+"""Polygons of a class map in a GeoPackage, for QGIS and other programs: needs the extra `vector`.
 
-A polygon is an area of one class whose pixels touch by their sides (connectivity 4: areas that only touch at a corner
-are two). GDAL outlines the finished plain file of the map; the outlines are made in memory, and the file of them in a
-folder of this machine: SQLite needs locks, which not each file system has.
+A polygon is an area of one class, 4-connected: pixels touch by their sides. GDAL outlines the finished plain file of
+the map in memory. The GeoPackage is made in a local temporary folder, because SQLite needs locks that some shared file
+systems lack, and is then copied.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from tiledseg.system.outputs import Output, whole
 from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed
 
 LAYER, FIELDS = "classes", ("class", "name", "pixels")
-"""The one layer, and the number, the name and the pixels of each of its polygons."""
+"""The one layer, and the fields of a polygon: number and name of its class, and its pixels."""
 
 _FEATURES_AT_ONCE = 1 << 14
 _JOURNALS = ("-journal", "-wal", "-shm")
 
 
 def polygons_output(key: str, path: str | Path) -> Output:
-    """Return the files that writing polygons touches. Raises ConfigError for a name that is no GeoPackage's, and
-    without the extra `vector`, OutputError where an older file holds other layers or fields, which would be lost."""
+    """Return the files that writing polygons touches. Raises ConfigError for another ending than .gpkg, and without the
+    extra `vector`; OutputError if an existing file has other layers or fields, which would be lost."""
     try:
         import pyogrio
         import shapely  # noqa: F401
@@ -51,7 +51,7 @@ def polygons_output(key: str, path: str | Path) -> Output:
         raise ConfigError(f"{key} is {path}; give a name that ends in .gpkg: polygons are written as a GeoPackage")
     if path.is_file():
         try:
-            check_begin(str(path))  # GDAL would open it as whatever it is
+            check_begin(str(path))  # GDAL would open any format
             layers = [str(name) for name, _ in pyogrio.list_layers(path)]
             own = LAYER not in layers or {*pyogrio.read_info(path, layer=LAYER)["fields"]} == {*FIELDS}
         except (RasterError, pyogrio.errors.DataSourceError) as error:
@@ -64,11 +64,11 @@ def polygons_output(key: str, path: str | Path) -> Output:
 
 
 class PolygonFile(UnfinishedFile):
-    """A GeoPackage that is not whole yet: an empty file, which holds its place."""
+    """An unfinished GeoPackage: an empty file that reserves its name."""
 
 
 def begin(path: str | Path) -> PolygonFile:
-    """Make the empty file that holds the place of `path`, after `check_outputs` of `polygons_output`."""
+    """Create the empty file that reserves `path`, after `check_outputs` of `polygons_output`."""
     part = temporary(path)
     with writing(path):
         check_unclaimed(part, path)
@@ -78,11 +78,11 @@ def begin(path: str | Path) -> PolygonFile:
 
 
 def publish_polygons(file: PolygonFile) -> None:
-    """Give the polygons their name. On one rank, after `write_polygons`."""
+    """Give the finished polygons their final name, on one rank."""
     with writing(file.path):
         file.check_ours()
         flush(file.temporary)
-        for end in _JOURNALS:  # of an older file: SQLite would put them into the new one
+        for end in _JOURNALS:  # SQLite would apply the journals of an older file to the new one
             file.path.with_name(file.path.name + end).unlink(missing_ok=True)
         os.replace(file.temporary, file.path)
 
@@ -96,11 +96,10 @@ def write_polygons(
     least_pixels: float = 0.0,
     beat: Callable[[], None] = lambda: None,
 ) -> None:
-    """Outline the areas of `classes` with at least `least_pixels` in the class map `plain`, into the unfinished `file`,
+    """Write the areas of `classes` with at least `least_pixels` in the class map `plain` into the unfinished `file`,
     with a style for QGIS.
 
-    Polygons are placed as the raster `info`; without a transform they are in its pixels, without a CRS. Raises
-    WriteError.
+    Coordinates are those of the raster `info`; without a transform, its pixels, without a CRS. Raises WriteError.
     """
     import pyogrio
     import shapely
@@ -144,7 +143,7 @@ def write_polygons(
 
 
 def _style(legend: Sequence[ClassRecord], classes: Sequence[int]) -> dict[str, str | bool]:
-    """Return the row by which QGIS shows the layer in the classes' colours, as QGIS itself writes it."""
+    """Return QGIS's row of the table of styles: the layer in the classes' colours."""
     root = Xml.Element("qgis", version="3.22", styleCategories="Symbology")
     renderer = Xml.SubElement(root, "renderer-v2", type="categorizedSymbol", attr="class")
     categories, symbols = Xml.SubElement(renderer, "categories"), Xml.SubElement(renderer, "symbols")
@@ -161,8 +160,7 @@ def _style(legend: Sequence[ClassRecord], classes: Sequence[int]) -> dict[str, s
 
 
 def pixels_of(area: str | None, info: RasterInfo) -> float:
-    """Return the pixels of a least area: `12px`, or square units of the raster's CRS (metres, say). Raises
-    ConfigError."""
+    """Convert a least area to pixels: `12px`, or square units of the raster's CRS. Raises ConfigError."""
     if area is None:
         return 0.0
     text, in_pixels = (area[:-2], True) if area.endswith("px") else (area, False)

@@ -1,8 +1,7 @@
-"""Information on a raster that needs no pixel: size, bands, and its place on the ground, as maps and tile stores
-that are made from it keep it.
+"""Metadata of a raster: size, bands, and georeferencing, which maps and tile stores of it keep.
 
-A raster is placed by a transform (kept exactly, rotated or not), by control points in a CRS of their own, by rational
-polynomial coefficients, or by nothing."""
+A raster is georeferenced by a transform (kept exactly, rotated or not), by control points in their own CRS, by rational
+polynomial coefficients, or not at all."""
 
 from __future__ import annotations
 
@@ -40,13 +39,13 @@ class GroundControl(NamedTuple):
 
 
 def ground_of(path: str, dataset: Any) -> GroundControl | None:
-    """Return the ground control of an open raster; None where it has none. Raises RasterError for points at no
-    place."""
+    """Return the ground control of an open raster; None without any. Raises RasterError for points that are not
+    finite."""
     points, crs = dataset.gcps
     places = tuple((float(p.row), float(p.col), float(p.x), float(p.y), float(p.z or 0)) for p in points)
     for at, point in enumerate(places):
         if not all(map(math.isfinite, point)):
-            raise RasterError(f"{path} has the control point {at + 1} at {point}, which is no place; remove or mend it")
+            raise RasterError(f"{path} has the control point {at + 1} at {point}, not finite; remove or mend it")
     coefficients = tuple(sorted(dataset.rpcs.to_gdal().items())) if dataset.rpcs is not None else ()
     if not places and not coefficients:
         return None
@@ -55,7 +54,7 @@ def ground_of(path: str, dataset: Any) -> GroundControl | None:
 
 _TOLERANCE_PIXELS = 0.01
 _MOST_POINTS = 10_922
-"""Control points in a TIFF. Of more, rasterio 1.4 writes freed memory into a sidecar, which only Python 3.11 leaves."""
+"""Most control points in a TIFF. More go to a sidecar, which rasterio 1.4 writes correctly on Python 3.11 only."""
 
 _OF_VIEWERS = (".aux.xml", ".ovr")
 
@@ -64,17 +63,15 @@ Colour = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class RasterInfo:
-    """A raster as its reader hands it out: `bands` counts the selected data bands only, alpha is none of them.
+    """Metadata of a raster as its reader returns it: `bands` counts the selected bands without alpha.
 
-    `crs` and `transform` are rasterio's (None and the identity where the file has none). `ground` is what places a
-    raster beside or instead of a transform. `nodata` is that of the first selected band. `block_shape` (rows, cols) is
-    what must be decoded at once. `has_mask`: pixels may be invalid. `band_numbers` are the file's own, from 1.
-    `palette` is (index, (red, green, blue, alpha)) for each entry of a one-band raster's colour table, and
-    `class_names` (value, name) of each of its values that has a name. `holds_classes`: its values are class numbers
-    already, whatever the classes' raw values. `times`: of so many rasters are the bands, one after the other.
-    `tiling` is the one that a tile store was cut by. `notes` are one-line warnings for the user; `references` is one
-    on the files that this one names, empty where it holds all of its pixels. `size`: bytes of the file at `path`, 0
-    where it is no local one.
+    `crs` and `transform` are rasterio's (None and the identity if the file has none). `ground`: control points beside
+    or instead of a transform. `nodata`: of the first selected band. `block_shape`: (rows, cols) decoded at once.
+    `has_mask`: pixels may be invalid. `band_numbers`: the file's own, from 1. `palette`: (index, (red, green, blue,
+    alpha)) of each entry of a one-band raster's colour table. `class_names`: (value, name) of each named value.
+    `holds_classes`: values are class numbers already, not raw values. `times`: number of joined rasters whose bands
+    follow one another. `tiling`: the cut of a tile store. `notes`: one-line warnings for the user. `references`: a
+    warning on the other files that this one names, else empty. `size`: bytes of a local file, else 0.
     """
 
     path: str
@@ -107,19 +104,19 @@ class RasterInfo:
 
     @property
     def sequential(self) -> bool:
-        """Return True if a block needs all blocks before it too."""
+        """Return True if decoding a block needs all blocks before it."""
         return self.driver in ("PNG", "JPEG")
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Return the local files other than its own that hold a part of it: a mask, attributes of polygons, sources of
-        a VRT. Statistics and overviews that a viewer has left there change no pixel."""
+        """Return the local companion files that hold pixels or attributes: a mask, a shapefile's table, sources of a
+        VRT. Statistics and overviews left by viewers change no pixel."""
         others = (file for file in self.files if file != self.path and not file.endswith(_OF_VIEWERS))
         return tuple(file for file in others if not is_named(file) and os.path.exists(file))
 
 
 def reference_notes(infos: Iterable[RasterInfo]) -> list[str]:
-    """Return the lines on rasters that name further files, in the order of `infos`."""
+    """Return the warnings on rasters that name other files, in the order of `infos`."""
     return [info.references for info in infos if info.references]
 
 
@@ -130,7 +127,7 @@ _AUTHORITY = re.compile(r'\b(?:AUTHORITY|ID)\["([^"]*)",\s*"?([^"\]]*)')
 
 
 def named_crs(path: str, text: str) -> CRS:
-    """Return the CRS of an authority's code or of WKT. GDAL's own reading of a text may open a file or a URL."""
+    """Return the CRS of an authority's code or of WKT. GDAL's parser of other texts may open a file or a URL."""
     code = _CODE.fullmatch(text.strip())
     if code is None and "[" not in text:
         raise RasterError(f"{path} has the CRS {shown(text)!r}; name it by an authority's code, as EPSG:4326")
@@ -141,7 +138,7 @@ def named_crs(path: str, text: str) -> CRS:
 
 
 def checked_crs(path: str, crs: CRS | None) -> CRS | None:
-    """Return a file's CRS. Raises RasterError where an authority in it is a URL: GDAL asks it when it transforms."""
+    """Return a file's CRS. Raises RasterError if an authority in it is a URL, which GDAL would contact."""
     odd = [":".join(pair) for pair in _AUTHORITY.findall(crs.to_wkt() if crs else "") if set("/:") & set("".join(pair))]
     if odd:
         raise RasterError(f"{path} has a CRS of the authority {odd[0]!r}, a URL; give another (gdal_edit.py -a_srs)")
@@ -149,27 +146,27 @@ def checked_crs(path: str, crs: CRS | None) -> CRS | None:
 
 
 def code_notes(infos: Iterable[RasterInfo]) -> list[str]:
-    """Return a line where PROJ lacks its database: a CRS is then written without its EPSG code, or not at all."""
+    """Return a warning if PROJ lacks its database: a CRS is then written without its EPSG code, or not at all."""
     first = next((info.path for info in infos if info.crs or is_placed(info.transform)), None)
     try:
         CRS.from_epsg(4326)
     except CRSError as error:
         wrong = [f"unset {name} ({os.environ[name]})" for name in ("PROJ_DATA", "PROJ_LIB") if name in os.environ]
-        lost = f"what is made of {first} loses its CRS's EPSG code; {' and '.join(wrong) or 'install rasterio anew'}"
+        lost = f"outputs made from {first} lose the EPSG code; {' and '.join(wrong) or 'reinstall rasterio'}"
         return [f"PROJ does not find its data ({first_line(error)}): {lost}"] if first else []
     return []
 
 
 def is_placed(transform: Any) -> bool:
-    """Return True if there is a transform other than the identity, which is what a raster without one reports."""
+    """Return True for a transform other than the identity, which rasterio reports for rasters without one."""
     return transform is not None and tuple(transform)[:6] != tuple(Affine.identity())[:6]
 
 
 def check_grids_match(one: RasterInfo, other: RasterInfo) -> None:
-    """Raise RasterError, showing both, unless the two rasters lie on the same grid of pixels.
+    """Raise RasterError with both values unless the two rasters lie on the same grid of pixels.
 
-    Sizes must be equal. CRS and transform are compared where both rasters have one (a PNG has none), the transform
-    at the raster's corners to a hundredth of a pixel, which forgives rounding in the file.
+    Sizes must be equal. CRS and transform are compared if both rasters have one (a PNG has none). Transforms may differ
+    by a hundredth of a pixel at the raster's corners, for rounding in the file.
     """
 
     def differ(what: str, ours: object, theirs: object) -> RasterError:
@@ -194,17 +191,17 @@ def check_grids_match(one: RasterInfo, other: RasterInfo) -> None:
 
 
 def whole_turn(crs: CRS) -> float | None:
-    """Return the units of a CRS around the world; None for a CRS that is not of longitudes."""
+    """Return a full turn of longitude in units of the CRS; None for a CRS without longitudes."""
     return math.tau / crs.units_factor[1] if crs.is_geographic else None
 
 
 def loses_points(info: RasterInfo) -> bool:
-    """Return True if a file made here cannot hold the control points of a raster."""
+    """Return True if a file written on this machine cannot hold the raster's control points."""
     return info.ground is not None and len(info.ground.points) > _MOST_POINTS and sys.version_info >= (3, 12)
 
 
 def placement(info: RasterInfo) -> dict[str, Any]:
-    """Return the arguments of `rasterio.open` that make a file lie where `info` does."""
+    """Return the arguments of `rasterio.open` that georeference a file as `info`."""
     arguments: dict[str, Any] = {"crs": info.crs}
     ground = info.ground or GroundControl()
     if is_placed(info.transform):
@@ -218,7 +215,7 @@ def placement(info: RasterInfo) -> dict[str, Any]:
 
 
 def place_of(info: RasterInfo) -> dict[str, Any]:
-    """Return all that places a raster, by the words of a message."""
+    """Return a raster's georeferencing, keyed by the words of a message."""
     control = info.ground or GroundControl()
     numbers = RPC.from_gdal(dict(control.coefficients)).to_dict() if control.coefficients else {}
     return {
@@ -233,14 +230,14 @@ def place_of(info: RasterInfo) -> dict[str, Any]:
 
 
 def meaning(dataset: Any) -> dict[str, Any]:
-    """Return all that an open file says of its pixels, by the words of a message."""
+    """Return an open file's metadata that a copy must keep, keyed by the words of a message."""
     path = str(dataset.name)
     ground = ground_of(path, dataset)
     return {
         **place_of(RasterInfo(path, 0, 0, 0, "", dataset.crs, dataset.transform, ground=ground)),
         "size": (dataset.count, dataset.height, dataset.width),
         "type": dataset.dtypes,
-        "nodata value": str(dataset.nodata),  # NaN is not NaN
+        "nodata value": str(dataset.nodata),  # NaN does not equal NaN
         "colours": dataset.colormap(1) if dataset.colorinterp[0] == ColorInterp.palette else None,
         "names of the classes": {key: name for key, name in dataset.tags(1).items() if key.startswith("CLASS_")},
         "names of the bands": dataset.descriptions,
@@ -249,8 +246,8 @@ def meaning(dataset: Any) -> dict[str, Any]:
 
 
 def along(length: Length, info: RasterInfo, key: str) -> tuple[float, float]:
-    """Return `length` in pixels of the raster, across its rows and across its columns: of a rotated or sheared one, at
-    right angles to them. Raises ConfigError, naming `key`, for metres of a raster that has none."""
+    """Return `length` in pixels along rows and along columns, perpendicular to them in a rotated or sheared raster.
+    Raises ConfigError, naming `key`, for metres if the raster has none."""
     if not length.metres:
         return length.number, length.number
     if not is_placed(info.transform) or not info.crs or not info.crs.is_projected:

@@ -6,8 +6,8 @@
   are assets;
 - `.gti.gpkg`, `.gti.fgb`: GDAL's tile index, with the columns `location` (or `image`), and some of `label`, `split`;
 - `.parquet`: the same, or STAC items.
-`split` is `train`, `val` (or `validation`) or `test`, whose rows nobody learns from. Paths are relative to the list's
-folder. URLs stand as they are, and need `references`; so do files outside the folder of an item.
+`split` is `train`, `val` (or `validation`) or `test`; rows of `test` are not used in training. Paths are relative to
+the list's folder. URLs, and an item's files outside that folder, need `references`.
 """
 
 from __future__ import annotations
@@ -44,20 +44,19 @@ Parts = tuple[str | None, ...]
 LEARNT: Parts = (None, TRAIN)
 HELD_OUT: Parts = (VALIDATION,)
 HELD_OUT_ALONE: Parts = (None, VALIDATION)
-"""Parts of a list that is given for validation."""
+"""Parts of a list of validation images."""
 EVERY: Parts = (None, TRAIN, VALIDATION, TEST)
-"""Parts of a list that is given to be mapped."""
+"""Parts of a list of images to map."""
 
 MISSING = "give a path, glob or URL of a raster"
 _COLUMNS = ("image", "location", "label", "split")
 _TABLES = (".gpkg", ".fgb")
-_ALL = "none"  # --valid, where the training's is not wanted
+_ALL = "none"  # value of --valid that drops the run's mask
 
 
 class RasterSource(NamedTuple):
-    """A raster's path, its `labels` where a list gives some, the texts of its glob's `wildcards` (of an item: its
-    place), and the `place` in a list that names it, with its `split` and its `time` there. `entry`: what the user has
-    typed for it."""
+    """A raster of a user's entry. `labels`: path given by a list. `wildcards`: texts of the glob's wildcards; a STAC
+    item's place. `place`: file and line of the list. `split`, `time`: given by the list. `entry`: as typed."""
 
     path: str
     labels: str | None = None
@@ -69,9 +68,9 @@ class RasterSource(NamedTuple):
 
 
 class Composing(NamedTuple):
-    """The way in which images are made of rasters, as the group `data` says: `assets` of an item are its bands, the
-    rasters of an entry are one `mosaic`, pixels are `valid` by a band, an asset, or a raster of their own, by its
-    `values`. Items of `times`, the beginnings of their datetimes, are one image."""
+    """The rules by which images are made of rasters (group `data`). `assets`: an item's bands. `mosaic`: the rasters of
+    an entry are one image. `valid`: the band, asset or raster that marks valid pixels by its `values`. `times`:
+    beginnings of datetimes; an item of each makes one image."""
 
     assets: tuple[str, ...] = ()
     mosaic: bool | None = False
@@ -81,13 +80,12 @@ class Composing(NamedTuple):
 
     @property
     def valid_asset(self) -> str | None:
-        """Return the asset that says which pixels of an item are valid."""
+        """Return the asset that marks the valid pixels of an item; None for another kind of mask."""
         return self.valid if self.assets and isinstance(self.valid, str) and "{" not in self.valid else None
 
     def like(self, run: Composing, names: Sequence[str]) -> Composing:
-        """Return the way in which images of these `names` are made as those of a run, but for what is given anew.
-        Raises ConfigError for times or assets of the run in another order, and for a mask of the run's one image, or of
-        its items where there are none."""
+        """Return the rules of a run for the images `names`, with this one's values in their place. Raises ConfigError
+        for the run's times or assets in another order, and for a mask of the run that does not fit these images."""
         orders = [("--image", match[2].split(","), run.times) for match in map(JOINED.fullmatch, names) if match]
         orders += [("--times", list(self.times), run.times), ("--assets", list(self.assets), run.assets)]
         for flag, own, theirs in orders:
@@ -114,7 +112,7 @@ def is_list(path: str) -> bool:
 
 
 def has_validation(patterns: Sequence[str]) -> bool:
-    """Return True if a list among the images names some to validate on."""
+    """Return True if a list among the images names validation images."""
     return any(entry.split == VALIDATION for path in _lists(patterns) for entry in _read_list(path))
 
 
@@ -123,7 +121,7 @@ def _lists(patterns: Sequence[str]) -> list[str]:
 
 
 def left_out(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> list[str]:
-    """Return a line for each list that has images of none of the `parts`."""
+    """Return a warning for each list with images that belong to none of the `parts`."""
     lines = []
     for path in _lists(patterns):
         splits = [str(entry.split) for entry in _read_list(path) if entry.split not in parts]
@@ -136,8 +134,8 @@ def left_out(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> list[s
 
 
 def listed(path: str, key: str, parts: Parts, references: bool, composing: Composing) -> list[RasterSource]:
-    """Return the images of a list that are of `parts` of the data. Raises RasterError, naming the place in the list,
-    for one that is not there, or that needs `references`."""
+    """Return a list's images of these `parts`. Raises RasterError, naming the place in the list, for a missing file, or
+    one that needs `references`."""
     entries = [entry for entry in _read_list(path, composing) if entry.split in parts]
     if not entries:
         raise RasterError(f"{key}: {path} lists no image of split {parts[-1]}; give some")
@@ -149,7 +147,7 @@ def listed(path: str, key: str, parts: Parts, references: bool, composing: Compo
             if not name or references:
                 continue
             if is_named(name):
-                what = "which is no path of a file and was not typed"
+                what = "which is no path of a file"
             elif composed and os.path.commonpath([folder, os.path.abspath(name)]) != folder:
                 what = f"which is outside its folder {folder}"
             else:
@@ -176,8 +174,8 @@ def listed(path: str, key: str, parts: Parts, references: bool, composing: Compo
 
 
 def joined(runs: Sequence[Sequence[RasterSource]], times: Sequence[str], key: str) -> list[RasterSource]:
-    """Join each raster of the first of `times` with those of the others for which wildcards stand for the same, or with
-    those at its place. Raises RasterError for one that is missing, or cannot be told from another."""
+    """Join each raster of the first of `times` with those of the other times that have the same wildcards, or the same
+    number. Raises RasterError for a missing or ambiguous raster."""
     tables: list[dict[tuple[str, ...], RasterSource]] = []
     for run, time in zip(runs, times, strict=True):
         table: dict[tuple[str, ...], RasterSource] = {}
@@ -194,8 +192,8 @@ def joined(runs: Sequence[Sequence[RasterSource]], times: Sequence[str], key: st
         )
         if one is not None and missing is not None:
             raise RasterError(
-                f"{key}: {label_of(tables[one][name].path)} is to be joined with its like of {times[missing]}, which "
-                "is missing; add it, or leave the others out"
+                f"{key}: {label_of(tables[one][name].path)} needs its counterpart of {times[missing]}, which is "
+                "missing; add it, or leave the others out"
             )
     images = []
     for name, first in tables[0].items():
@@ -212,14 +210,14 @@ def existing(path: str, key: str) -> str:
 
 
 def is_present(path: str) -> bool:
-    """Return True unless a path is of this machine, and has no file, or store."""
+    """Return False for a local path without a file or store, else True."""
     array = parse_array_name(path)
     return is_named(file_of(path)) or (os.path.isfile(path) if array is None else os.path.exists(array.store))
 
 
 def _read_list(path: str, composing: Composing | None = None) -> list[RasterSource]:
-    """Return all entries, in the order of the file; without `composing` items have no paths. Raises RasterError, naming
-    the line, for one that cannot be."""
+    """Return all entries in the order of the file; without `composing`, items have no paths. Raises RasterError, naming
+    the line, for a faulty entry."""
     from tiledseg.raster.labels.polygons import parse_features, read_list
 
     ending = os.path.splitext(path)[1].lower()
@@ -278,7 +276,7 @@ def _is_item(feature: Mapping[str, Any]) -> bool:
 
 
 def _item(path: str, item: Mapping[str, Any], place: str, composing: Composing | None) -> str:
-    """Return the image whose bands are assets of an item. Raises RasterError where it lacks one of them."""
+    """Return the name of the image of an item's assets. Raises RasterError if the item lacks one of them."""
     label = f"{path}#{item.get('id')}"
     if composing is None:
         return label
@@ -324,7 +322,7 @@ def _table(path: str) -> list[dict[str, Any]]:
 
 
 def _parquet(path: str) -> list[dict[str, Any]]:
-    """Return the rows of a GeoParquet file; rows of STAC items as such."""
+    """Return the rows of a GeoParquet file; a STAC item's row has `properties` as in JSON."""
     try:
         from pyarrow import parquet
     except ImportError:

@@ -1,15 +1,13 @@
-"""Writing one raster from many ranks: every pixel once, by its owner, without any rank waiting for another.
+"""The writing of one raster by many ranks: each pixel once, by its owner, and no rank waits for another.
 
 One rank lays out an uncompressed tiled GeoTIFF under a temporary name beside the final one. In such a file a block's
-place is known before its pixels are, so any rank can put its rectangles in place with `pwrite`: no read-modify-write,
-no lock, no gathering. One rank calls `lay_out` and broadcasts its value; every rank writes by a `RasterWriter`; after a
-barrier one rank calls `pack_layout` and `publish`. The bytes of the file depend on the pixels only, not on how, when or
-by whom they were written.
+offset is known before its pixels, so any rank writes its rectangles with `pwrite`: no read-modify-write, no lock, no
+gathering. One rank calls `lay_out` and broadcasts its value; every rank writes by a `RasterWriter`; after a barrier one
+rank calls `pack_layout` and `publish`. The bytes of the file depend on the pixels only.
 
-GDAL's own drivers pack the plain file: `cog`, a Cloud-Optimized GeoTIFF with overviews, or `gtiff`, a tiled GeoTIFF
-without. A GeoTIFF keeps a colour for each value, and names only as tags of our own (CLASS_0, CLASS_1, ...), by which
-`evaluate` knows them. `map.tif.aux.xml` (GDAL's own) has the names of the categories, `map.qml` the style by which QGIS
-shows the map.
+GDAL's drivers pack the plain file: `cog`, a Cloud-Optimized GeoTIFF with overviews, or `gtiff`, a tiled GeoTIFF
+without. A GeoTIFF keeps a colour for each value, and names only in our tags CLASS_0, CLASS_1, ..., which `evaluate`
+reads. `map.tif.aux.xml` (GDAL's format) has the names of the categories, `map.qml` the style for QGIS.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed, taken
 SIDECARS = (".ovr", ".msk", ".aux.xml")
 _CACHE_BYTES = 256 << 20
 _SHARES_LEVEL = 1
-"""Compression level of probabilities: higher ones take several times the time, and save a tenth of the bytes."""
+"""Compression level of probabilities: a higher one takes several times as long and saves a tenth of the bytes."""
 
 _LEVEL_NAMES = {"deflate": "zlevel", "zstd": "zstd_level"}
 _LOOK_SECONDS = 0.5
@@ -50,11 +48,10 @@ _LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True, eq=False)
 class RasterLayout(UnfinishedFile):
-    """The place of each block of a laid-out raster: a value to broadcast.
+    """The offset of each block of a laid-out raster: a value to broadcast.
 
-    `offsets` is int64 (bands, block rows, block cols), bytes from the start of the file. `notes` say what of the
-    source's place the file cannot keep.
-    `packing`: how the file is kept that gets the name; `legend`: what its numbers mean, of a class map.
+    `offsets`: int64 (bands, block rows, block cols), bytes from the start of the file. `notes`: georeferencing of the
+    source that the file cannot keep. `packing`: format of the final file. `legend`: the classes of a class map.
     """
 
     bands: int
@@ -72,19 +69,19 @@ class RasterLayout(UnfinishedFile):
 
     @property
     def whole(self) -> Path:
-        """Return the file that gets the name, once it is whole."""
+        """Return the path of the file that gets the final name."""
         return _beside(self.temporary, ".packed") if self.packing.second_file else self.temporary
 
     @property
     def style(self) -> Path | None:
-        """Return the style that is written beside a class map; None where another one is there, which stays."""
+        """Return the path of the style to write beside a class map; None if another file is there, which stays."""
         place = self.path.with_suffix(".qml")
         other = place.exists() and not (place.is_file() and place.read_bytes() == style_of(self.legend))
         return place if self.takes_style and not other else None
 
     @property
     def takes_style(self) -> bool:
-        """Return True for a class map beside which a style may lie: a store has its legend inside."""
+        """Return True for a class map in a TIFF: a Zarr store has its legend inside."""
         return bool(self.legend) and self.packing.format != ZARR
 
 
@@ -101,9 +98,9 @@ def lay_out(
 ) -> RasterLayout:
     """Create the file for `path` under a temporary name, with the grid (size, CRS, transform) of `info`.
 
-    `legend`: a name and a colour for each value from 0, for one band of uint8. `scale`: what a stored value is times,
-    to get what it means. Unwritten pixels hold 0. The caller has asked `check_outputs` about `raster_output`. Raises
-    OutputError where the file cannot be made, or another job is writing it.
+    `legend`: a name and a colour for each value from 0, for one band of uint8. `scale`: GDAL's scale, the factor from
+    stored to real values. Unwritten pixels hold 0. The caller has run `check_outputs` on `raster_output`. Raises
+    OutputError if the file cannot be made, or another job is writing it.
     """
     path = Path(path)
     part = temporary(path)
@@ -112,14 +109,14 @@ def lay_out(
         **{"driver": "GTiff", "height": info.height, "width": info.width, "count": bands, "dtype": dtype},
         **placement(info),
         **{"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"},
-        "photometric": "minisblack",  # GDAL takes the last of four bands of bytes for alpha
+        "photometric": "minisblack",  # else GDAL takes the last of four byte bands for alpha
         **{"compress": "none", "endianness": "little"},
         "bigtiff": "yes" if (PLAIN if packing.second_file else packing).is_big(_bytes_of(info, bands, dtype)) else "no",
     }
     try:
         _remove(_working_names(part))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NotGeoreferencedWarning)  # where the source has no place either
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)  # the source may lack georeferencing too
             with rasterio.open(part, "w", **profile) as dataset:
                 if legend:
                     dataset.write_colormap(1, dict(enumerate(one.colour for one in legend)))
@@ -127,7 +124,7 @@ def lay_out(
                 for band, description in enumerate(descriptions, start=1):
                     dataset.set_band_description(band, description)
             with rasterio.open(part, "r+", driver="GTiff") as dataset:
-                if nodata is not None:  # set above, it would fill the file with itself
+                if nodata is not None:  # set at creation, GDAL would fill the file with it
                     dataset.nodata = nodata
                 if scale is not None:
                     dataset.scales, dataset.offsets = [scale] * bands, [0.0] * bands
@@ -152,8 +149,8 @@ def lay_out(
 
 
 def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
-    """Return the offsets of all blocks (bands, block rows, block cols) as the plain file states them. Raises
-    OutputError unless blocks are whole, distinct and inside the file."""
+    """Return the offsets of all blocks (bands, block rows, block cols) of the plain file. Raises OutputError unless
+    blocks are whole, distinct and inside the file."""
     with rasterio.open(path, driver="GTiff") as dataset:
         expected = BLOCK * BLOCK * np.dtype(dataset.dtypes[0]).itemsize
         shape = bands, -(-dataset.height // BLOCK), -(-dataset.width // BLOCK)
@@ -165,12 +162,12 @@ def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
     ordered = np.sort(offsets, axis=None)
     inside = ordered[0] > 0 and ordered[-1] + expected <= path.stat().st_size
     if not inside or (sizes != expected).any() or (np.diff(ordered) < expected).any():
-        raise OutputError("its blocks were laid out in part, to overlap, or beyond its end")
+        raise OutputError("its blocks are incomplete, overlap, or lie beyond its end")
     return offsets
 
 
 def _working_names(part: Path) -> tuple[Path, ...]:
-    """Return all names that a map may have until it is whole, those of its packing last."""
+    """Return all temporary names of a map, those of its packing last."""
     ends = ("", ".aux.xml", ".packed", ".packed.aux.xml", ".packed.ovr.tmp", ".packed.msk.ovr.tmp")
     return tuple(_beside(part, end) for end in ends)
 
@@ -178,11 +175,11 @@ def _working_names(part: Path) -> tuple[Path, ...]:
 def raster_output(
     key: str, path: str | Path, info: RasterInfo, bands: int, dtype: str, packing: Packing = PLAIN, legend: bool = False
 ) -> Output:
-    """Return the files that writing a raster of the grid of `info` touches, and its bytes. `key`: the flag."""
+    """Return the files that writing a raster on the grid of `info` touches, and its bytes. `key`: the flag."""
     output = whole(key, path, packing.bytes(_bytes_of(info, bands, dtype)), SIDECARS)
     if not output.beside:
         return output
-    if packing.format == ZARR:  # an older store would be replaced file by file
+    if packing.format == ZARR:  # a store replaces an older one file by file
         check_zarr(key, path)
         return replace(output, beside=output.beside[:1])
     style = Path(path).with_suffix(".qml")
@@ -195,10 +192,9 @@ def _bytes_of(info: RasterInfo, bands: int, dtype: str) -> BlockBytes:
 
 
 class RasterWriter:
-    """A writer of rectangles of pixels into a laid-out raster; a handle of its own for each process.
+    """A writer of rectangles of pixels into a laid-out raster: one for each process, which threads may share.
 
-    Raises OutputError where the file is gone or was replaced, WriteError where a write fails. Threads may share one
-    writer.
+    Raises OutputError if the file is gone or was replaced, WriteError if a write fails.
     """
 
     def __init__(self, layout: RasterLayout) -> None:
@@ -218,12 +214,12 @@ class RasterWriter:
     def write(self, box: Box, pixels_CHW: NDArray) -> None:
         """Write the pixels of `box` (inside the raster), of the layout's dtype, shape (bands, height, width).
 
-        Memory: a copy of one block. ValueError where shape, dtype or box do not fit.
+        Memory: a copy of one block. Raises ValueError if shape, dtype or box do not fit.
         """
         layout = self.layout
         if pixels_CHW.shape != (layout.bands, *box.shape) or pixels_CHW.dtype != np.dtype(layout.dtype):
             raise ValueError(
-                f"pixels are {pixels_CHW.shape} {pixels_CHW.dtype}, the layout wants "
+                f"pixels are {pixels_CHW.shape} {pixels_CHW.dtype}, but the layout has "
                 f"{(layout.bands, *box.shape)} {layout.dtype}"
             )
         if not self._raster.contains(box):
@@ -236,7 +232,7 @@ class RasterWriter:
             for band in range(layout.bands):
                 start = int(layout.offsets[band, row, col]) + (row_in_block * BLOCK + col_in_block) * item
                 pixels = np.ascontiguousarray(pixels_CHW[band, rows, cols], self._dtype)
-                with writing(layout.path):  # whole rows follow each other in the file
+                with writing(layout.path):  # whole rows are contiguous in the file
                     for line in [slice(None)] if part.width == BLOCK else range(part.height):
                         self._put(pixels[line].reshape(-1), start)
                         start += BLOCK * item
@@ -248,7 +244,7 @@ class RasterWriter:
             data, offset = data[written:], offset + written
 
     def close(self) -> None:
-        """Flush to the disk and let go of the file; a second call does nothing."""
+        """Flush to the disk and close the file; a second call does nothing."""
         if self._descriptor < 0:
             return
         descriptor, self._descriptor = self._descriptor, -1
@@ -267,7 +263,7 @@ class RasterWriter:
 
 
 def begin_chunks(layout: RasterLayout) -> None:
-    """Make the store of a map without its chunks, on one rank, after every writer is closed."""
+    """Create the Zarr store of a map without chunks, on one rank, after every writer is closed."""
     with writing(layout.path):
         layout.check_ours()
         names = [one.name for one in layout.legend]
@@ -275,10 +271,10 @@ def begin_chunks(layout: RasterLayout) -> None:
 
 
 def pack_layout(layout: RasterLayout, threads: int = 1, beat: Callable[[], None] = lambda: None) -> None:
-    """Make the file that `publish` gives the name to, where it is another one than the ranks have written (`packing`).
+    """Make the final file of the layout's packing from the plain one.
 
-    Call it on one rank, after every writer is closed. Raises OutputError where another job has replaced the laid-out
-    file, and WriteError.
+    Call it on one rank, after every writer is closed. Raises OutputError if another job has replaced the laid-out file,
+    and WriteError.
     """
     with writing(layout.path):
         layout.check_ours()
@@ -293,14 +289,14 @@ def pack_layout(layout: RasterLayout, threads: int = 1, beat: Callable[[], None]
 
 
 def _pack(layout: RasterLayout, threads: int, beat: Callable[[], None]) -> None:
-    """Pack the plain file by `threads` threads, flushed to the disk; the bytes are the same by any number of them.
+    """Pack the plain file with `threads` threads, and flush it to the disk; the bytes do not depend on `threads`.
 
-    `beat` is called meanwhile: GDAL reports no progress. Raises WriteError, with nothing left, where the file cannot be
-    written or says less than the plain one: GDAL's drivers say nothing of what they cannot keep.
+    `beat` is called meanwhile, because GDAL reports no progress. Raises WriteError, with nothing left, if the file
+    cannot be written or lacks metadata of the plain one, which GDAL's drivers drop silently.
     """
     _remove(layout.working_names[2:])
     try:
-        with ThreadPoolExecutor(1) as pool:  # a signal ends the wait, not GDAL: the pool waits for its end
+        with ThreadPoolExecutor(1) as pool:  # a signal ends the wait, but not GDAL: the pool waits for it
             copy = pool.submit(_copy, layout, threads)
             while not wait([copy], _LOOK_SECONDS).done:
                 beat()
@@ -311,7 +307,7 @@ def _pack(layout: RasterLayout, threads: int, beat: Callable[[], None]) -> None:
             lost = [what for what, value in meaning(ours).items() if kept[what] != value]
         if lost:
             raise WriteError(
-                f"cannot write {layout.path}: GDAL's driver has not kept the {lost[0]}; take --format gtiff --compress "
+                f"cannot write {layout.path}: GDAL's driver has not kept the {lost[0]}; use --format gtiff --compress "
                 "none"
             )
         flush(layout.whole)
@@ -323,7 +319,7 @@ def _pack(layout: RasterLayout, threads: int, beat: Callable[[], None]) -> None:
 
 
 def _copy(layout: RasterLayout, threads: int) -> None:
-    """Copy the plain file by the packing's driver; the drivers name their options differently."""
+    """Copy the plain file by the driver of the packing; each driver has its own names of options."""
     packing, dtype, cog = layout.packing, np.dtype(layout.dtype), layout.packing.format == "cog"
     blocks = block_bytes(layout.height, layout.width, layout.bands * dtype.itemsize)
     options: dict[str, Any] = {
@@ -343,24 +339,24 @@ def _copy(layout: RasterLayout, threads: int) -> None:
     settings = {
         "GDAL_NUM_THREADS": str(threads),
         "GDAL_CACHEMAX": _CACHE_BYTES,
-        "GTIFF_VIRTUAL_MEM_IO": "YES",  # maps the plain file, which no job shortens (`claim`), into memory
-        "COG_TMP_COMPRESSION": "NONE",  # compresses overviews once
+        "GTIFF_VIRTUAL_MEM_IO": "YES",  # map the plain file, which no job shortens (`claim`), into memory
+        "COG_TMP_COMPRESSION": "NONE",  # compress overviews once
     }
     with rasterio.Env(**settings), rasterio.open(layout.temporary, driver="GTiff") as dataset:
         rasterio.shutil.copy(dataset, layout.whole, **options)
 
 
 def publish(layout: RasterLayout) -> None:
-    """Give the finished file its final name, replacing an older one and its overviews and statistics.
+    """Give the finished file its final name, and remove an older file's overviews and statistics.
 
-    Call it on one rank, after `pack_layout`. Raises OutputError, and leaves an older file as it was, where
-    another job has replaced the laid-out file, and WriteError where it is gone or cannot be renamed.
+    Call it on one rank, after `pack_layout`. Raises OutputError, and keeps an older file, if another job has replaced
+    the laid-out file; WriteError if it is gone or cannot be renamed.
     """
     with writing(layout.path):
         layout.check_ours()
-        for suffix in SIDECARS:  # of an older file: they do not describe the new one
+        for suffix in SIDECARS:  # an older file's
             _beside(layout.path, suffix).unlink(missing_ok=True)
-        if _beside(layout.whole, ".aux.xml").exists():  # it holds what a TIFF cannot
+        if _beside(layout.whole, ".aux.xml").exists():  # metadata that a TIFF cannot hold
             os.replace(_beside(layout.whole, ".aux.xml"), _beside(layout.path, ".aux.xml"))
         os.replace(layout.whole, layout.path)
         if layout.style is not None:
@@ -371,7 +367,7 @@ def publish(layout: RasterLayout) -> None:
 
 
 def _remove(names: Sequence[Path]) -> None:
-    """Delete files and folders, as far as they are there."""
+    """Delete files and folders that exist."""
     for name in names:
         with contextlib.suppress(OSError):
             delete(name)

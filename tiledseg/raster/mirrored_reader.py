@@ -1,5 +1,5 @@
-"""The one interface of every raster: pixels and validity of any box, mirrored beyond the raster's border, tried again
-where a file server refuses a read, and loaded ahead of the consumer."""
+"""The interface of every raster: pixels and validity of any box, mirrored beyond the border, with retries for file
+servers; and a prefetcher."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ DAMAGED = "the file may be truncated or damaged: copy it again"
 
 @contextmanager
 def reading(what: str, remedy: str = DAMAGED) -> Iterator[None]:
-    """Turn any exception of the body into a RasterError "cannot `what`: reason; `remedy`", the first as its cause.
+    """Turn any exception of the body into a RasterError "cannot `what`: reason; `remedy`", with it as the cause.
 
-    Errors raised on purpose pass as they are. `what` names the file: "read rows 0:9 of a.tif". Libraries that parse
-    a stranger's bytes raise what their authors did not foresee; a wrong file must still be one line.
+    Our own errors pass unchanged. `what` names the file: "read rows 0:9 of a.tif". A library that parses a damaged file
+    may raise any exception, and the user must still get one line.
     """
     try:
         yield
@@ -40,8 +40,7 @@ def reading(what: str, remedy: str = DAMAGED) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Return the error's own words on one line: GDAL's, which rasterio keeps in the cause; other errors with their
-    class."""
+    """Return an error's message on one line: GDAL's, which rasterio keeps in the cause; others with their class."""
     cause = error.__cause__ or error
     text = " ".join(str(getattr(cause, "errmsg", None) or cause).split())[:300]
     if isinstance(error, (OSError, RasterioError)) and text:
@@ -52,30 +51,28 @@ def reason(error: Exception) -> str:
 T = TypeVar("T")
 
 PAUSES = (0.1, 0.5, 2.0)
-"""Seconds before the second, third and fourth try. A file that is damaged is named after their sum."""
+"""Seconds before the second, third and fourth try. A damaged file raises an error after their sum."""
 
 
-def tried(what: str, read: Callable[[], T], let_go: Callable[[], object]) -> T:
-    """Return `read()`, tried again after each of the pauses where the system or GDAL refuses it, and after `let_go()`,
-    which closes handles that may be stale. Raises RasterError, "cannot `what`: ...", for the last refusal, and for any
-    other error at once.
-
-    The law: what is read is read whole in one try.
+def tried(what: str, read: Callable[[], T], release: Callable[[], object]) -> T:
+    """Return `read()`, retried after each of the `PAUSES` if the system or GDAL refuses it; `release()` closes stale
+    handles before each retry. Raises RasterError, "cannot `what`: ...", for the last refusal, and for any other error
+    at once. No read is put together from several tries.
     """
     with reading(what):
         for pause in PAUSES:
             try:
                 return read()
-            except (OSError, RasterioError, RasterError):  # the last: a file that is not there when it is opened anew
+            except (OSError, RasterioError, RasterError):  # RasterError: the file is missing when it is reopened
                 time.sleep(pause)
-                let_go()
+                release()
         with reading(what, f"tried {1 + len(PAUSES)} times: {DAMAGED}"):
             return read()
 
 
 class HandlePool:
-    """Lends handles, opening as many as threads ask at once. Handles of past threads serve the next: pools of threads
-    that come and go leave none behind, as thread-local handles would. A list's `pop` and `append` need no lock."""
+    """A pool of file handles: one for each thread that reads at the same time. Handles outlive their threads and are
+    reused, unlike thread-local ones. A list's `pop` and `append` need no lock."""
 
     def __init__(self, path: str, opener: Callable[[], Any]) -> None:
         self._path, self._opener = path, opener
@@ -84,7 +81,7 @@ class HandlePool:
 
     @contextmanager
     def borrow(self) -> Iterator[Any]:
-        """Yield a handle for this thread alone. Raises RasterError after `close`, and what opening raises."""
+        """Yield a handle for this thread alone. Raises RasterError after `close`, and errors of opening."""
         if self._closed:
             raise RasterError(f"{self._path} is read after its reader was closed; open it again")
         try:
@@ -99,20 +96,20 @@ class HandlePool:
                 self.release()
 
     def release(self) -> None:
-        """Close the handles that nobody holds."""
+        """Close the idle handles."""
         with suppress(IndexError):
             while True:
                 self._idle.pop().close()
 
     def close(self) -> None:
-        """Close all: the idle ones now, each lent one when its thread is done."""
+        """Close all handles: idle ones now, each lent one when its thread is done."""
         self._closed = True
         self.release()
 
 
 class RasterReader(ABC):
-    """A reader of boxes of one raster. Any number of threads may read at once, each by a handle of its own. `held`:
-    the pools of handles, or the readers, that are its own. `wraps`: it reads others, which try again by themselves."""
+    """A reader of boxes of one raster. Any number of threads may read at once, each with its own handle. `held`: the
+    pools or readers that it owns. `wraps`: it reads other readers, which retry by themselves."""
 
     info: RasterInfo
     held: Sequence[HandlePool | RasterReader] = ()
@@ -121,9 +118,9 @@ class RasterReader(ABC):
     def read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         """Return pixels (C, H, W) in the raster's own dtype and validity (H, W) of `box`, in absolute raster positions.
 
-        Where the box passes the border, pixels and validity are mirrored as by numpy's pad mode 'symmetric' (the edge
-        pixel is repeated, period 2n, at any distance). Raises RasterError for an empty box, one that
-        no memory holds, and where the file cannot be read for whatever reason, tried again and again (`tried`).
+        Beyond the border, pixels and validity are mirrored like numpy's pad mode 'symmetric' (the edge pixel is
+        repeated, period 2n, at any distance). Raises RasterError for an empty box, for one larger than the memory, and
+        if the file cannot be read after all retries.
         """
         if box.area == 0:
             raise RasterError(f"{self.info.path}: empty box {box.shape}; give at least one pixel")
@@ -136,7 +133,7 @@ class RasterReader(ABC):
         return self.again(box, self._read)
 
     def again(self, box: Box, read: Callable[[Box], T]) -> T:
-        """Return `read(box)`, tried again and again (`tried`), but by readers of other readers."""
+        """Return `read(box)`, with retries (`tried`) unless this reader wraps others."""
         rows, cols = (f"{side.start}:{side.stop}" for side in (box.row, box.col))
         what = f"read rows {rows}, columns {cols} of {self.info.path}"
         if not self.wraps:
@@ -159,11 +156,11 @@ class RasterReader(ABC):
 
     @property
     def files_held(self) -> int:
-        """Return the number of files that it may hold open, each by as many handles as there are threads."""
+        """Return the number of files that the reader may hold open, each with a handle a thread."""
         return sum(each.files_held if isinstance(each, RasterReader) else 1 for each in self.held)
 
     def release(self) -> None:
-        """Close the handles that no thread is using; the next read opens one again."""
+        """Close the handles that no thread is using; the next read reopens one."""
         for each in self.held:
             each.release()
 
@@ -180,14 +177,14 @@ class RasterReader(ABC):
 
 
 class RecentReaders:
-    """The readers that were used last, of `most` files: others close their handles. Threads may share it."""
+    """A cache of the readers used last, of `most` files: others close their handles. Threads may share it."""
 
     def __init__(self, most: int) -> None:
         self._most, self._lock = most, threading.Lock()
         self._readers: OrderedDict[int, RasterReader] = OrderedDict()
 
     def use(self, reader: RasterReader) -> RasterReader:
-        """Return the reader, the one that was used last from now on."""
+        """Mark the reader as used last, release the oldest ones beyond `most` files, and return it."""
         others = []
         with self._lock:
             self._readers[id(reader)] = reader
@@ -200,7 +197,7 @@ class RecentReaders:
 
 
 def mirrored_positions(positions: Interval, size: int) -> NDArray[np.intp]:
-    """Return the place of each position in a raster of `size` pixels along a dim, mirrored at its borders."""
+    """Return the pixel of each position in a dim of `size` pixels, mirrored at its borders."""
     folded = np.arange(positions.start, positions.stop) % (2 * size)
     return np.where(folded < size, folded, 2 * size - 1 - folded)
 
@@ -216,10 +213,10 @@ S = TypeVar("S")
 def prefetch(items: Iterable[T], load: Callable[[T], S], threads: int, depth: int) -> Iterator[S]:
     """Yield `load(item)` for each item, in the order of `items`, with up to `depth` loads running or waiting.
 
-    `items` is drawn in the consumer's thread and never more than `depth` ahead, so it may be endless. An exception of
-    `load`, or of `items` itself, is raised at its own place: everything before it is yielded first. Threads start at
-    the first `next` and are joined when the iterator ends, is closed, or is dropped; loads not yet begun are then
-    dropped, one that runs is waited for. `threads` 0 loads in the consumer's thread.
+    `items` is drawn in the consumer's thread, at most `depth` ahead, so it may be endless. An exception of `load` or of
+    `items` is raised at its place, after all items before it. Threads start at the first `next` and are joined when the
+    iterator ends, is closed, or is dropped: pending loads are cancelled, a running one is waited for. `threads` 0 loads
+    in the consumer's thread.
     """
     if threads == 0:
         yield from map(load, items)
@@ -232,7 +229,7 @@ def prefetch(items: Iterable[T], load: Callable[[T], S], threads: int, depth: in
             while failure is None and len(waiting) < depth:
                 try:
                     waiting.append(pool.submit(load, next(drawn)))
-                except Exception as error:  # StopIteration too; raised after the loads that are under way
+                except Exception as error:  # StopIteration too; raised after the pending loads
                     failure = error
             if not waiting:
                 break

@@ -1,8 +1,7 @@
-"""A raster read at other places than its own pixels: views (reflected, turned, moved, resized, rotated), and rasters of
-another grid, another CRS too.
+"""The resampling of a raster: augmented views (reflected, turned, moved, resized, rotated), and another grid or CRS.
 
-Each position's place is computed by itself, without the approximation that warping tools make. So tiles, blocks and
-halos fit together as those of a raster on a disk do. Pixels beyond the raster are not valid.
+Each pixel's source position is computed exactly, without the approximation of warping tools, so tiles, blocks and halos
+fit together like those of a file. Pixels beyond the source raster are not valid.
 """
 
 from __future__ import annotations
@@ -23,44 +22,44 @@ from tiledseg.raster.info import RasterInfo, is_placed, whole_turn
 from tiledseg.raster.mirrored_reader import RasterReader
 
 Places = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Rows and columns of a raster, at centres of pixels, which broadcast to (height, width)."""
+"""Rows and columns of positions in a raster (pixel centres are whole numbers), which broadcast to (height, width)."""
 
-_NOWHERE = -1e9  # a place of no raster
-_STEPS = 2.0**20  # a pixel: places are rounded to a millionth, so that those which should be whole are
+_NOWHERE = -1e9  # a position outside every raster
+_STEPS = 2.0**20  # positions are rounded to 1 / _STEPS of a pixel, so that pixel centres become whole numbers
 
 
 class View(NamedTuple):
-    """A window of `shape` (height, width); `to_raster` takes its positions (row, col) to places of the raster."""
+    """A window of `shape` (height, width); `to_raster` maps its positions (row, col) to positions of the raster."""
 
     shape: tuple[int, int]
     to_raster: Affine = Affine.identity()
 
     @property
     def on_pixels(self) -> bool:
-        """Return True if each position is a pixel of the raster, and neighbours are neighbours."""
+        """Return True if the view needs no interpolation: it only reflects, turns by quarters and moves by pixels."""
         a, b, row, d, e, col = self.to_raster[:6]
         return {abs(part) for part in (a, b, d, e)} == {0, 1} and row == int(row) and col == int(col)
 
     @property
     def is_transposed(self) -> bool:
-        """Return True if the raster's rows run along the view's columns, but for a rotation."""
+        """Return True if the raster's rows run along the view's columns, apart from a rotation."""
         return abs(self.to_raster.b) > abs(self.to_raster.a)
 
     def find(self, row: float, col: float) -> tuple[float, float]:
-        """Return the position (row, col) in the view, or beyond it, of a place of the raster."""
+        """Return the position (row, col) in the view, or beyond it, of a position of the raster."""
         position: tuple[float, float] = ~self.to_raster @ (row, col)
         return position
 
     def window(self, row: int, col: int, shape: tuple[int, int]) -> View:
-        """Return the view of a box of `shape` that begins at (row, col)."""
+        """Return the part of the view that begins at (row, col) and has `shape`."""
         return View(shape, self.to_raster @ Affine.translation(row, col))
 
     def rotated(self, degrees: float, row: float, col: float) -> View:
-        """Return the view whose positions are first rotated about (row, col)."""
+        """Return the view rotated about its position (row, col)."""
         return self._replace(to_raster=self.to_raster @ Affine.rotation(degrees, (row, col)))
 
     def places(self, box: Box) -> Places:
-        """Return the places of the positions of `box`."""
+        """Return the raster positions of the pixels of `box`."""
         rows = np.arange(box.row.start, box.row.stop, dtype=np.float64)[:, None]
         cols = np.arange(box.col.start, box.col.stop, dtype=np.float64)
 
@@ -74,8 +73,9 @@ class View(NamedTuple):
 
 
 class PlacedReader(RasterReader):
-    """A reader of `source` at the `places` of the positions of `info`'s grid. `nearest`: the nearest pixel. Else pixels
-    are interpolated (bilinear), and valid where all that they are made of are. `owns`: it closes the source."""
+    """A reader that resamples `source` to the grid of `info`, at the positions that `places` returns for a box.
+    `nearest`: nearest pixel, else bilinear; a pixel is valid if all of its source pixels are. `owns`: it closes the
+    source."""
 
     wraps = True
 
@@ -94,8 +94,8 @@ class PlacedReader(RasterReader):
 
 
 def view_reader(source: RasterReader, view: View, classes: bool = False) -> RasterReader:
-    """Return a reader of a view of `source`, which stays its owner's to close. Pixels of `classes` are not
-    interpolated; others are, as float32 or float64, unless the view is on pixels."""
+    """Return a reader of a view of `source`, which the caller closes. `classes` are never interpolated; other pixels
+    are, as float32 or float64, unless the view is on pixels."""
     nearest = classes or view.on_pixels
     dtype = source.info.dtype if nearest else str(_interpolated(np.dtype(source.info.dtype)))
     info = replace(source.info, height=view.shape[0], width=view.shape[1], dtype=dtype)
@@ -103,17 +103,17 @@ def view_reader(source: RasterReader, view: View, classes: bool = False) -> Rast
 
 
 def warped_reader(source: RasterReader, target: RasterInfo, key: str, nearest: bool) -> RasterReader:
-    """Return a reader of `source`, which it closes, on the grid of `target`: labels by the `nearest` pixel, images
-    interpolated, whole numbers rounded.
+    """Return a reader of `source`, which it closes, on the grid of `target`: `nearest` for labels, else bilinear, with
+    integers rounded.
 
-    Raises RasterError, naming `key`, where one of both has no CRS or no transform, and for a tile store.
+    Raises RasterError, naming `key`, if a raster has no CRS or no transform, and for a tile store.
     """
     for info in (target, source.info):
         if info.crs is None or not is_placed(info.transform):
-            raise RasterError(f"{info.path} has no CRS, so {key} has nothing to go by; give it one")
+            raise RasterError(f"{info.path} has no CRS or transform, which {key} needs; give it one")
     if source.info.tiling is not None:
         raise RasterError(
-            f"{source.info.path} is a tile store, cut on its own grid; warp before it is cut (tiledseg tile)"
+            f"{source.info.path} is a tile store, cut on its own grid; warp the raster before it is cut (tiledseg tile)"
         )
     place = {"height": target.height, "width": target.width, "crs": target.crs, "transform": target.transform}
     info = replace(source.info, **place, ground=target.ground, has_mask=True)
@@ -121,7 +121,7 @@ def warped_reader(source: RasterReader, target: RasterInfo, key: str, nearest: b
 
 
 def covers(source: RasterInfo, target: RasterInfo) -> bool:
-    """Return True if a raster lies under all corners of another, but for a pixel of its own."""
+    """Return True if the source covers all corners of the target, to within a pixel."""
     for row, col in product((0, target.height - 1), (0, target.width - 1)):
         places = _warped(Box.of_shape((1, 1)).shift(row, col), target, source)
         if any(not -1.5 <= at.item() <= size + 0.5 for at, size in zip(places, source.shape, strict=True)):
@@ -130,13 +130,13 @@ def covers(source: RasterInfo, target: RasterInfo) -> bool:
 
 
 def _warped(box: Box, target: RasterInfo, source: RasterInfo) -> Places:
-    """Return the places in `source` of the centres of `target`'s pixels."""
+    """Return the positions in `source` of the centres of `target`'s pixels."""
     rows, cols = np.mgrid[box.row.slice, box.col.slice].reshape(2, -1) + 0.5
     xs, ys = target.transform @ (cols, rows)
     if target.crs != source.crs:
         xs, ys = (np.array(part) for part in transform_points(target.crs, source.crs, xs, ys))
     turn = whole_turn(source.crs)
-    if turn is not None:  # longitudes a whole turn away: 181 degrees are -179
+    if turn is not None:  # longitudes may differ by a full turn: 181 degrees are -179
         middle = (source.transform @ (source.width / 2, source.height / 2))[0]
         xs = xs + turn * np.round((middle - xs) / turn)
     cols, rows = ~source.transform @ (xs, ys)
@@ -155,7 +155,7 @@ def _nearest(
         _taps(np.floor(at + 0.5), size) for at, size in zip((rows_HW, cols_HW), source.info.shape, strict=True)
     )
     pixels_CHW, valid_HW = source.read(Box(rows, cols))
-    numbers_HW = row_HW * cols.size + col_HW  # of pixels, counted row by row
+    numbers_HW = row_HW * cols.size + col_HW  # index of each pixel, row by row
     inside_HW = _inside(source, rows_HW, cols_HW)
     pixels_CHW = np.stack([band_HW.take(numbers_HW) for band_HW in pixels_CHW])
     if not inside_HW.all():
@@ -193,8 +193,8 @@ def _inside(source: RasterReader, rows_HW: NDArray[np.float64], cols_HW: NDArray
 
 
 def _taps(at: NDArray[np.float64], size: int) -> tuple[NDArray[np.intp], NDArray[np.float64], Interval]:
-    """Return the pixels below places along a dim, counted from the interval of pixels that are needed, the share of the
-    next pixel, and that interval."""
+    """Return the pixel below each position along a dim, relative to the interval of needed pixels; the weight of the
+    next pixel; and that interval."""
     at = np.clip(at, 0, size - 1)
     low = np.floor(at).astype(np.intp)
     share = at - low
@@ -203,5 +203,5 @@ def _taps(at: NDArray[np.float64], size: int) -> tuple[NDArray[np.intp], NDArray
 
 
 def _interpolated(dtype: np.dtype) -> np.dtype:
-    """Return the dtype of pixels between pixels."""
+    """Return the dtype of interpolated pixels."""
     return np.dtype(np.float64 if dtype.itemsize > 2 and dtype != np.float32 else np.float32)

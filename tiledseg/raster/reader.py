@@ -1,9 +1,8 @@
-"""Opening any raster by one interface: a GeoTIFF, COG, JPEG 2000, PNG or JPEG, a URL, or one of an HDF5 tile store. And
-the identity of a raster's file over time: its path, and a few of its bytes.
+"""The opening of any raster (file, URL, tile store, array), and the identity of a raster's file over time.
 
-Three blocks of 64 KiB (begin, middle, end), the size and the time of the last change cost no more than opening the
-file. They tell a file that was moved from one that was replaced; an edit between the blocks shows in the time alone.
-So does one of a file beside it that holds a part of it: a mask, attributes of polygons, sources of a VRT."""
+An identity holds the path, a hash of the size and of three blocks of 64 KiB (begin, middle, end), and the time of the
+last change. The hash tells a moved file from a replaced one. An edit between the blocks shows in the time alone, and so
+does an edit of a companion file: a mask, attributes of polygons, sources of a VRT."""
 
 from __future__ import annotations
 
@@ -41,11 +40,11 @@ def open_raster(
 
     `path`: a file, an s3://, gs://, az:// or http(s):// URL, a /vsi... path, one raster of a tile store ("tiles.h5#0"),
     or a variable of a Zarr store or netCDF file ("store.zarr:/reflectance"). `bands`: numbers from 1 as in GDAL, in the
-    order wanted; all but an alpha band where None. `nodata` takes the place of the file's own nodata value.
-    `references`: also formats that read further files and URLs, such as VRT and WMS.
+    order wanted; None: all but an alpha band. `nodata` replaces the file's own nodata value. `references`: also
+    formats that read further files and URLs, such as VRT and WMS.
 
-    Raises RasterError, in one line, where the file is missing, truncated or no raster, or lacks one of `bands`, and for
-    anything else that goes wrong inside.
+    Raises RasterError, in one line, if the file is missing, truncated or no raster, if it lacks one of `bands`, and
+    for any other fault.
     """
     path = str(path)
     if composed := parse_composed(path):
@@ -57,7 +56,7 @@ def open_raster(
     if path.startswith(MEMORY):
         if (array := array_of(path)) is None:
             raise RasterError(f"{path} is no array of this program any more; give its xarray.DataArray again")
-        source = str(array.encoding.get("source", ""))  # of rioxarray and xarray: the file that it lies in
+        source = str(array.encoding.get("source", ""))  # the array's file, as rioxarray and xarray record it
         return open_array(path, array, bands, nodata, "DataArray", (source,) if os.path.exists(source) else ())
     if parse_store_name(path) or is_tile_store(path):
         return StoreReader(path, bands, nodata)
@@ -68,8 +67,8 @@ def open_raster(
 
 
 class KnownReader(RasterReader):
-    """A raster of `info`, opened by `opener` at its first read. That raises ReadError, of this rank alone, where the
-    raster cannot be opened here or has changed since `info` was read."""
+    """A raster with known `info`, opened by `opener` at its first read. The read raises ReadError, on this rank alone,
+    if the raster cannot be opened here or has changed since `info` was read."""
 
     wraps = True
 
@@ -91,12 +90,12 @@ class KnownReader(RasterReader):
                 both = self.info, source.info
                 then, now = (f"{i.height} x {i.width} px, {i.bands} bands of {i.dtype}" for i in both)
                 if then == now:
-                    then, now = (f"a file of {i.size} bytes" for i in both)  # which tells compressed images apart
+                    then, now = (f"a file of {i.size} bytes" for i in both)  # compressed images differ in size
                 if then != now:
                     source.close()
                     raise ReadError(
-                        f"{self.info.path} was {then} when the run began and is {now}; see that all ranks have the "
-                        "same files, and start the run again"
+                        f"{self.info.path} was {then} when the run began and is {now}; give all ranks the same files, "
+                        "and start the run again"
                     )
                 self._source, self.held = source, (source,)
         return self._source.read(box)
@@ -111,8 +110,7 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Beside:
-    """A file that holds a part of a raster, as it was found: its path from the raster's folder, its size, and its time
-    of change in seconds."""
+    """A companion file of a raster: path relative to the raster's folder, size, and time of change in Unix seconds."""
 
     path: str
     bytes: int
@@ -121,9 +119,9 @@ class Beside:
 
 @dataclass(frozen=True)
 class Identity:
-    """A raster as it was found: `sample` is of its bytes and size (and the number in a tile store), `written` its time
-    of change in seconds. Both are None for what is no local file, which its path alone names. `beside`: the other local
-    files that hold a part of it; None where an older checkpoint did not record them."""
+    """The identity of a raster. `sample`: hash of some bytes, the size, and the number in a tile store. `written`: time
+    of change in Unix seconds. Both are None for a raster that is no local file. `beside`: its companion files; None in
+    older checkpoints."""
 
     path: str
     sample: str | None = None
@@ -136,24 +134,24 @@ class Identity:
         return label_of(self.path)
 
     def is_at(self, other: Identity) -> bool:
-        """Return True if both have one path."""
+        """Return True if both have the same path."""
         return self.path == other.path or os.path.realpath(self.path) == os.path.realpath(other.path)
 
     def holds_what(self, other: Identity) -> bool:
-        """Return True if both have one content, as far as the sample tells."""
+        """Return True if both have the same sample."""
         return self.sample is not None and self.sample == other.sample
 
     def changed_since(self, earlier: Identity) -> bool:
-        """Return True if the raster has other content than it had, or one of its files was written to."""
+        """Return True if the content has changed, or one of the raster's files was written to."""
         if (self.sample, self.written) != (earlier.sample, earlier.written):
             return True
         return None not in (self.beside, earlier.beside) and self.beside != earlier.beside
 
 
 def identify(path: str, beside: Iterable[str] = ()) -> Identity:
-    """Return the identity of a raster, given as `open_raster` takes it; `beside`: the other files that hold a part of
-    it. That of an image of several rasters is of all their bytes, and of the last change; that of a Zarr store of the
-    names and sizes of its files, and of the newest time."""
+    """Return the identity of a raster, given as for `open_raster`; `beside`: its companion files. An image of several
+    rasters hashes the samples of all, with their newest time. A Zarr store hashes the names and sizes of its files,
+    with their newest time."""
     if composed := parse_composed(path):
         parts = [identify(name) for name in composed.files()]
         words = "/".join(part.sample or part.path for part in parts)
@@ -177,7 +175,7 @@ def identify(path: str, beside: Iterable[str] = ()) -> Identity:
 
 
 def _folder(path: str) -> str:
-    """Return the folder from which the files beside a raster are named."""
+    """Return the folder to which the paths of companion files are relative."""
     return "/" if parse_composed(path) else os.path.dirname(os.path.abspath(file_of(path)))
 
 
@@ -187,7 +185,7 @@ def _states(beside: Iterable[str], folder: str) -> tuple[Beside, ...]:
 
 
 def written_since(earlier: Iterable[Identity]) -> tuple[str, ...]:
-    """Return the paths of files that have changed, each once."""
+    """Return the paths of the rasters that have changed since `earlier`, each once."""
     changed = []
     for each in earlier:
         folder = _folder(each.path)

@@ -1,9 +1,8 @@
-"""Objects in buckets: the variables that say where s3:// leads to and who asks, and what obstore does with objects.
+"""Objects in buckets: the environment variables of s3:// URLs, and listing and writing by obstore.
 
-GDAL reads pixels by itself. obstore (the extra `s3`) lists s3://bucket/key, and writes it. For an S3 server that is not
-Amazon's a user sets `AWS_ENDPOINT_URL`, as Amazon's own programs have it, or GDAL's `AWS_S3_ENDPOINT`, `AWS_HTTPS`,
-`AWS_VIRTUAL_HOSTING`. A refusal is one line: the URL, the server's words, and the names of the variables that were
-read, never their values.
+GDAL reads pixels. obstore (the extra `s3`) lists and writes s3://bucket/key. For a server other than Amazon's, users
+set `AWS_ENDPOINT_URL`, as for Amazon's own programs, or GDAL's `AWS_S3_ENDPOINT`, `AWS_HTTPS`, `AWS_VIRTUAL_HOSTING`.
+An error is one line: the URL, the server's words, and the names of the variables read, never their values.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS
 
 CONNECT_SECONDS = 5
 SILENT_SECONDS, STALLED_SECONDS = 8, 60
-"""Timeouts of a silent server while a raster opens (GDAL asks twice), and while pixels are read."""
+"""Timeouts of a silent server: for opening a raster (GDAL makes two requests), and for reading pixels."""
 _ASKING_SECONDS = 8
 _READING_RETRIES = 3
 _WRITING_SECONDS, _WRITING_RETRIES = 300, 5
-_PART_BYTES, _MOST_PARTS = 8 << 20, 9000  # S3 takes 10,000 parts of 5 GiB each
+_PART_BYTES, _MOST_PARTS = 8 << 20, 9000  # S3 allows 10,000 parts of 5 GiB each
 
 
 class RemoteName(NamedTuple):
@@ -61,7 +60,7 @@ def is_bucket_folder(path: str) -> bool:
 
 
 def check_obstore(key: str, path: str) -> None:
-    """Raise ConfigError where obstore is not installed; `key` is the flag or the key that wants it for `path`."""
+    """Raise ConfigError if obstore is not installed; `key`: the flag or configuration key of `path`."""
     try:
         import obstore  # noqa: F401
     except ImportError:
@@ -69,8 +68,8 @@ def check_obstore(key: str, path: str) -> None:
 
 
 def list_folder(path: str, key: str, deep: bool = False) -> list[str]:
-    """Return the URLs of the objects in a bucket's folder, where `deep` also of those in folders in it; in no order.
-    `key`: the flag or the key that wants it."""
+    """Return the URLs of the objects in a bucket's folder (`deep`: and in its subfolders), in no order. `key`: the flag
+    or configuration key of `path`."""
     check_obstore(key, path)
     import obstore
 
@@ -96,8 +95,8 @@ def is_there(name: RemoteName) -> bool:
 
 
 def check_writable(name: RemoteName) -> None:
-    """Raise RasterError where the server does not answer, or refuses this user: the begin of an upload in parts is
-    sent, and called off, which leaves nothing."""
+    """Raise RasterError if the server does not answer, or refuses this user: start a multipart upload and abort it,
+    which leaves nothing."""
     import obstore
 
     def nothing() -> Iterator[bytes]:
@@ -109,11 +108,11 @@ def check_writable(name: RemoteName) -> None:
 
 
 class _CalledOffError(TiledsegError):
-    """The end of an upload that never was."""
+    """The abort of the upload of `check_writable`."""
 
 
 def put(name: RemoteName, file: Path, beat: Callable[[], None] = lambda: None) -> None:
-    """Put a file into a bucket: whole or not at all, and until then an older one stays. `beat` is called meanwhile."""
+    """Upload a file, whole or not at all; until then an older object stays. `beat` is called for each part."""
     import obstore
 
     part = max(_PART_BYTES, -(-file.stat().st_size // _MOST_PARTS))
@@ -128,7 +127,7 @@ def put(name: RemoteName, file: Path, beat: Callable[[], None] = lambda: None) -
 
 
 def remove(name: RemoteName) -> None:
-    """Delete a file of a server, if it is there."""
+    """Delete an object, if it exists."""
     import obstore
 
     with _asking(f"remove {name.url}", name) as store, suppress(FileNotFoundError):
@@ -136,7 +135,7 @@ def remove(name: RemoteName) -> None:
 
 
 def object_store(url: str) -> Any:
-    """Return obstore's store of the objects below a URL."""
+    """Return obstore's store rooted at a URL."""
     from obstore.store import S3Store, from_url
 
     name = parse_s3(url)
@@ -162,7 +161,7 @@ def _asking(what: str, name: RemoteName, seconds: int = _ASKING_SECONDS, retries
 
 
 def said(error: Exception) -> str:
-    """Return the server's words from obstore's: the status and S3's code, or why there is no answer."""
+    """Return the server's answer from obstore's error: the status and S3's code, or why there is no answer."""
     text = str(error)
     distrusted = re.search(r"InvalidCertificate\(\s*(\w+)", text)
     if distrusted is not None:
@@ -178,32 +177,31 @@ def said(error: Exception) -> str:
 
 
 def advice(environ: Mapping[str, str], url: str, words: str = "") -> str:
-    """Return what to do where the server of a URL refuses, or a client, with these `words`: the names of the variables
-    that were read, never the values of keys."""
+    """Return the remedy for an error `words` at a URL: it names the environment variables read, never their values."""
     if any(word in words.lower() for word in ("certificate", "ssl", "tls")):
         name = _certificates(environ)
         state = f"{name} is {environ[name]}" if name else "no variable names the authorities to trust"
         return (
-            f"{state}; set {_CERTIFICATES[1]} to the file (PEM) of the authority that has signed it, on every rank, "
-            "and name the server as its certificate does"
+            f"{state}; set {_CERTIFICATES[1]} to the PEM file of the authority that signed it, on every rank, and name "
+            "the server as its certificate does"
         )
     if not gdal_path(url).startswith("/vsis3/"):
-        return "see that its server can be reached"
+        return "check that its server can be reached"
     present = [name for name in (*_KEYS, *_URLS, *_PLACE) if name in environ]
     if any(name in environ for name in _KEYS):
-        return f"look at the variables that it was asked with: {', '.join(present)}"
+        return f"check the environment variables of the request: {', '.join(present)}"
     also = f" ({', '.join(present)} are set)" if present else ""
     return f"set {_KEYS[0]} and {_KEYS[1]}, or {_KEYS[-1]}, on every rank{also}"
 
 
 def _certificates(environ: Mapping[str, str]) -> str:
-    """Return the variable that names the file of the authorities to trust; empty where none does."""
+    """Return the environment variable that names the file of trusted authorities; empty if none is set."""
     return next((name for name in _CERTIFICATES if environ.get(name)), "")
 
 
 def gdal_options(environ: Mapping[str, str], silent_seconds: int = STALLED_SECONDS) -> dict[str, str]:
-    """Return GDAL's settings for URLs, without those that the environment sets by GDAL's own names. A read that a busy
-    server puts off (429, 500, 502, 503, 504) is tried again three times, each after twice the time."""
+    """Return GDAL's settings for URLs, without those set in the environment by GDAL's names. A request that a busy
+    server refuses (429, 500, 502, 503, 504) is retried three times, each after twice the pause."""
     options = {
         "GDAL_HTTP_CONNECTTIMEOUT": str(CONNECT_SECONDS),
         "GDAL_HTTP_LOW_SPEED_LIMIT": "1",
@@ -217,14 +215,14 @@ def gdal_options(environ: Mapping[str, str], silent_seconds: int = STALLED_SECON
         options["AWS_HTTPS"] = "NO" if scheme == "http" else "YES"
         options["AWS_VIRTUAL_HOSTING"] = "FALSE"
     trusted = environ.get(_certificates(environ)) or next(filter(os.path.isfile, _OF_SYSTEMS), "")
-    if trusted:  # rasterio's wheels look at one place of one system otherwise, whatever the variables say
+    if trusted:  # rasterio's wheels have one distribution's path built in, and ignore the variables
         options[_CERTIFICATES[0]] = trusted
     return {name: value for name, value in options.items() if name not in environ}
 
 
 def store_options(bucket: str, environ: Mapping[str, str], seconds: int, retries: int) -> dict[str, Any]:
-    """Return the options of obstore's store of a bucket, beside S3's keys and region, which obstore reads itself. A
-    request takes `seconds` at most, and is retried `retries` times."""
+    """Return obstore's options for a bucket; obstore reads S3's keys and region itself. A request takes `seconds` at
+    most, and is retried `retries` times."""
     client: dict[str, Any] = {"timeout": f"{seconds}s", "connect_timeout": f"{CONNECT_SECONDS}s"}
     if authorities := environ.get(_certificates(environ)):
         try:
@@ -241,13 +239,13 @@ def store_options(bucket: str, environ: Mapping[str, str], seconds: int, retries
     }
     if host:
         options["endpoint"] = f"{scheme}://{bucket}.{host}" if by_host else f"{scheme}://{host}"
-        options["aws_endpoint_url_s3"] = options["endpoint"]  # a variable of this name would go first
+        options["aws_endpoint_url_s3"] = options["endpoint"]  # overrides an environment variable of this name
         client["allow_http"] = scheme == "http"
     return options
 
 
 def _server(environ: Mapping[str, str]) -> tuple[str, str, bool]:
-    """Return scheme, host (empty: Amazon's) and whether buckets are hosts of their own, as GDAL reads the variables."""
+    """Return (scheme, host, True if buckets are virtual hosts), as GDAL reads the variables; host "" is Amazon's."""
     own = environ.get("AWS_S3_ENDPOINT")
     url = next((environ[name] for name in _URLS if environ.get(name)), "")
     by_host = _is_true(environ.get("AWS_VIRTUAL_HOSTING", "TRUE" if own or not url else "FALSE"))
@@ -265,10 +263,10 @@ def _is_true(word: str) -> bool:
 
 
 VECTOR_ENDINGS = (".geojson", ".gpkg", ".shp", ".fgb")
-"""Endings of files of polygons."""
+"""Endings of polygon files."""
 
 REFERENCES = "data.references true (train) or --references"
-"""The options that open what a file names."""
+"""The options that allow a file to name other files and URLs."""
 
 _URL = re.compile(r"(s3|gs|az|https?|ftp)://(.+)")
 _PREFIXES = {"s3": "/vsis3/", "gs": "/vsigs/", "az": "/vsiaz/"}
@@ -280,12 +278,12 @@ def is_remote(path: str) -> bool:
 
 
 def is_named(path: str) -> bool:
-    """Return True if the path is no file's: remote, or one of GDAL's subdataset names such as netcdf:a.nc:band."""
+    """Return True if the path is no plain file: remote, or one of GDAL's subdataset names such as netcdf:a.nc:band."""
     return is_remote(path) or re.match(r"\w{2,}:", path) is not None
 
 
 def is_vector(path: str) -> bool:
-    """Return True if the path is of polygons, by its ending."""
+    """Return True for a polygon file, by its ending."""
     return path.lower().endswith(VECTOR_ENDINGS)
 
 

@@ -20,10 +20,10 @@ from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 
-BLOCK_SHAPE = (512, 8192)  # of the fixed grid; depends on nothing else, so a file and its tile store agree
+BLOCK_SHAPE = (512, 8192)  # of the fixed grid, independent of the file's blocks, so a file and its tile store agree
 NO_VALID_PIXEL = "no valid pixel in any image: all are nodata, masked or NaN; check data.nodata, data.valid"
-_TOO_LARGE = "holds values so large that no float64 holds their variance; mark them as data.nodata, or scale the band"
-_ROUNDING = 1e-14  # a spread below this share of the mean is the rounding of a constant floating-point band
+_TOO_LARGE = "holds values whose variance overflows float64; mark them as data.nodata, or scale the band"
+_ROUNDING = 1e-14  # a deviation below this share of the mean is rounding of a constant floating-point band
 
 
 class Region(NamedTuple):
@@ -56,7 +56,7 @@ class Normalization:
 def given_normalization(
     normalize: Normalization | tuple[Sequence[float], Sequence[float]] | None, bands: int
 ) -> Normalization:
-    """Return the normalisation of a raster of so many bands that a caller means; None: pixels as they are."""
+    """Return a caller's `normalize` as a Normalization of so many bands; None: identity. Raises ConfigError."""
     if normalize is None:
         return Normalization.identity(bands)
     if isinstance(normalize, Normalization):
@@ -76,8 +76,7 @@ def given_normalization(
 
 
 Sums = NDArray[np.float64]
-"""Of some blocks, by band: the count of valid pixels, their sum, and their squared deviations from the block's mean,
-(blocks, bands, 3)."""
+"""Sums (blocks, bands, 3): count of valid pixels, their sum, and their squared deviations from the block's mean."""
 
 
 def statistics_blocks(infos: Sequence[RasterInfo], rank: int = 0, size: int = 1) -> tuple[Region, ...]:
@@ -87,8 +86,8 @@ def statistics_blocks(infos: Sequence[RasterInfo], rank: int = 0, size: int = 1)
 
 
 def measure(readers: Sequence[RasterReader], blocks: Iterable[Region]) -> Sums:
-    """Return the sums of `blocks`, read one at a time. Raises what reading raises, and RasterError where values are so
-    large that no float64 holds a sum."""
+    """Return the sums of `blocks`, read one at a time. Raises RasterError if a sum overflows float64, and errors of
+    reading."""
     infos = [reader.info for reader in readers]
     check_alike(infos)
     parts = [np.zeros((0, infos[0].bands, 3))]
@@ -96,7 +95,7 @@ def measure(readers: Sequence[RasterReader], blocks: Iterable[Region]) -> Sums:
     for block in blocks:
         reader = readers[block.image]
         if previous is not None and previous is not reader:
-            previous.release()  # so that no more files stay open than need be
+            previous.release()  # keep few files open
         parts.append(partial_sums(*reader.read(block.box)))
         for band in np.flatnonzero(~np.isfinite(parts[-1][0]).all(1)):
             rows, cols = (f"{side.start}:{side.stop}" for side in (block.box.row, block.box.col))
@@ -106,12 +105,12 @@ def measure(readers: Sequence[RasterReader], blocks: Iterable[Region]) -> Sums:
 
 
 def partial_sums(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> Sums:
-    """Return the sums of one block: pixels (C, H, W) of an integer or real floating-point dtype, validity (H, W)."""
+    """Return the sums of one block from its pixels (C, H, W), integers or real floats, and its validity (H, W)."""
     every = bool(valid_HW.all())
     bands = []
     for band_HW in pixels_CHW:
         values = (band_HW.ravel() if every else band_HW[valid_HW]).astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):  # infinite sums are refused where the file is known
+        with np.errstate(over="ignore", invalid="ignore"):  # `measure` refuses infinite sums, with the file's name
             total = float(values.sum())
             values -= total / max(values.size, 1)
             squares = float(np.square(values, out=values).sum())  # not np.dot: BLAS sums by thread count
@@ -120,9 +119,9 @@ def partial_sums(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> Sums:
 
 
 def finish(sums: Sums, times: int = 1) -> Normalization:
-    """Return mean and population standard deviation of each band, whatever the order of the blocks; a constant band
-    gets std 1, so that it becomes 0. A band has one mean and deviation over all of the joined `times`.
-    Raises RasterError where there is no valid pixel."""
+    """Return mean and population standard deviation of each band, independent of the order of blocks. A constant band
+    gets std 1, so it becomes 0. A band has one mean and deviation over all joined `times`. Raises RasterError if there
+    is no valid pixel."""
     if not sums[:, 0, 0].any():
         raise RasterError(NO_VALID_PIXEL)
     sums = sums.reshape(-1, sums.shape[1] // times, 3)
@@ -135,7 +134,7 @@ def finish(sums: Sums, times: int = 1) -> Normalization:
 
 
 def check_alike(infos: Sequence[RasterInfo]) -> None:
-    """Raise RasterError, showing both, where the images of one data set differ in band count or dtype."""
+    """Raise RasterError with both values if the images of a data set differ in band count or dtype."""
     for info in infos[1:]:
         for what, first, other in (("bands", infos[0].bands, info.bands), ("dtype", infos[0].dtype, info.dtype)):
             if first != other:
@@ -146,7 +145,7 @@ def check_alike(infos: Sequence[RasterInfo]) -> None:
 
 
 def _moments(band: int, blocks: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return mean and population variance: the spread within the blocks and that between their means."""
+    """Return mean and population variance: the variance within the blocks plus that between their means."""
     try:
         count = sum(n for n, _, _ in blocks)
         mean = math.fsum(total for _, total, _ in blocks) / count
@@ -160,10 +159,9 @@ def _moments(band: int, blocks: Sequence[Sequence[float]]) -> tuple[float, float
 
 
 class Normalizer:
-    """(pixels - mean) / std of each band, 0 at invalid pixels, as one and the same operation for every tile.
+    """A function of pixels: (pixels - mean) / std of each band, 0 at invalid pixels, the same for every tile.
 
-    Computed in `dtype`; in float64, then rounded to `dtype`, where the raster's own dtype has more than float32's
-    24 bits.
+    Computed in `dtype`. If the `source` dtype has more than float32's 24 bits, computed in float64 and rounded.
     """
 
     def __init__(self, normalization: Normalization, source: DTypeLike, dtype: DTypeLike) -> None:
@@ -180,8 +178,8 @@ class Normalizer:
         origin: tuple[int, int] = (0, 0),
         info: RasterInfo | None = None,
     ) -> NDArray:
-        """Raise RasterError, naming band and place, where a valid pixel becomes infinite. `origin` (row, col) and
-        `info` are for its words only."""
+        """Normalise a box. Raises RasterError, naming band and position, if a valid pixel becomes infinite; `origin`
+        (row, col) and `info` serve its message only."""
         overflows: list[str] = []
         x_CHW = pixels_CHW.astype(self._working)
         with np.errstate(over="call", invalid="ignore", call=lambda kind, flag: overflows.append(kind)):

@@ -1,15 +1,14 @@
-"""A tile store: an HDF5 file that holds each tile's context, halo included, in one slot.
+"""A tile store: an HDF5 file with each tile's context, halo included, in one slot.
 
     /                    attributes format, version, done (written last)
     /images/00000        attributes raster: JSON of the source raster and of its tiling; crc32: of that text
         pixels           (tiles, C, H, W), the context at [:, :height, :width] of its slot
-        invalid          uint8 (tiles, H, W), 1 where a pixel does not count; nothing is stored where every pixel counts
+        invalid          uint8 (tiles, H, W), 1 at invalid pixels; nothing is stored if all are valid
     /labels/00000        the same for the cores of the labels, raw values; absent without labels
 
-Chunks are whole rows of one slot. HDF5 keeps a checksum of each chunk and of its own metadata, but none of texts, for
-which crc32 stands: damage is an error.
+Chunks are whole rows of one slot. HDF5 keeps a checksum of each chunk and of its own metadata; crc32 protects the text.
 A store `tiles.h5` holds rasters named `tiles.h5#0`, `tiles.h5#1`, ... and their labels `tiles.h5#0:labels`, ...
-It is written under a temporary name, which becomes its own once the store is whole.
+A store is written under a temporary name and renamed when it is whole.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class StoreName(NamedTuple):
 
 
 def is_tile_store(path: str) -> bool:
-    """Return True for a local file that is a tile store of any version, or an HDF5 file by its name."""
+    """Return True for a local tile store of any version, and for any HDF5 file that ends in .h5 or .hdf5."""
     if not os.path.isfile(path):
         return False
     try:
@@ -93,7 +92,7 @@ def parse_store_name(path: str) -> StoreName | None:
 
 
 def open_store(path: str) -> h5py.File:
-    """Open a store for reading. Raises RasterError for a file that is no finished store of this version."""
+    """Open a store for reading. Raises RasterError unless it is a finished store of this version."""
     import h5py
 
     with reading(f"open the tile store {path}", DAMAGED):
@@ -117,14 +116,14 @@ def open_store(path: str) -> h5py.File:
 
 
 def store_images(path: str) -> tuple[StoreName, ...]:
-    """Return the names of all images of the store. Raises RasterError where it cannot be read."""
+    """Return the names of all images of a store. Raises RasterError if it cannot be read."""
     with open_store(path) as file, reading(f"open the tile store {path}", DAMAGED):
         return tuple(StoreName(path, number, labels=False) for number in range(len(file.get("images", ()))))
 
 
 def _described(file: h5py.File, name: StoreName) -> tuple[dict[str, Any], h5py.Dataset, h5py.Dataset]:
-    """Return the JSON of a raster and of its tiling, its pixels and its invalid pixels. Raises RasterError where the
-    store lacks it, or it is damaged, or lies in another file or place."""
+    """Return a raster's description, pixels and invalid pixels. Raises RasterError if the store lacks it, if it is
+    damaged, or if it links to another file or place."""
     import h5py
 
     if name.group not in file:
@@ -134,12 +133,12 @@ def _described(file: h5py.File, name: StoreName) -> tuple[dict[str, Any], h5py.D
         attributes = file[name.group].attrs
         text = str(attributes["raster"])
         if int(attributes["crc32"]) != _checksum(text):
-            raise RasterError(f"{name} has a description that is not the one written; {DAMAGED}")
+            raise RasterError(f"{name} has a damaged description; {DAMAGED}")
         paths = [name.kind, name.group, f"{name.group}/pixels", f"{name.group}/invalid"]
         pixels, invalid = file[paths[2]], file[paths[3]]
         own = all(isinstance(file.get(path, getlink=True), h5py.HardLink) for path in paths)
         if not own or pixels.chunks is None or invalid.chunks is None:
-            raise RasterError(f"{name} links to pixels elsewhere, which no cut store does; {DAMAGED}")
+            raise RasterError(f"{name} links to pixels elsewhere; {DAMAGED}")
         return json.loads(text), pixels, invalid
 
 
@@ -153,7 +152,7 @@ def _slot_shape(labels: bool, info: RasterInfo, tiling: Tiling) -> tuple[int, in
 
 
 class StoreReader(RasterReader):
-    """One raster of a tile store. A box within a stored context is read from it alone; any other is put together."""
+    """A raster of a tile store. A box inside a stored context is read from it; any other is assembled from cores."""
 
     def __init__(self, path: str, bands: Sequence[int] | None = None, nodata: float | None = None) -> None:
         parsed = parse_store_name(path)
@@ -178,7 +177,7 @@ class StoreReader(RasterReader):
                 "data.bands out, or cut the store again with --bands"
             )
         own = self.info.nodata
-        if nodata is not None and nodata != own and not (nodata != nodata and own != own):  # NaN is not NaN
+        if nodata is not None and nodata != own and not (nodata != nodata and own != own):  # both may be NaN
             raise RasterError(
                 f"data.nodata is {nodata} but {name} was cut with {own}; leave data.nodata out, or cut the store "
                 "again with --nodata"
@@ -239,14 +238,14 @@ def _info(raster: dict[str, Any], name: str, has_mask: bool) -> RasterInfo:
 
 @dataclass(frozen=True)
 class StorePlan:
-    """The rasters of a store: images, their labels (or None) and how each is cut."""
+    """The rasters of a store: images, their labels (or None), and their tilings."""
 
     images: tuple[RasterInfo, ...]
     labels: tuple[RasterInfo, ...] | None
     tilings: tuple[Tiling, ...]
 
     def rasters(self) -> Iterator[tuple[StoreName, RasterInfo, Tiling]]:
-        """Yield every raster with its name, in no file yet."""
+        """Yield every raster with its name (without a file) and its tiling."""
         for number, (info, tiling) in enumerate(zip(self.images, self.tilings, strict=True)):
             yield StoreName("", number, labels=False), info, tiling
             if self.labels is not None:
@@ -254,7 +253,7 @@ class StorePlan:
 
     @property
     def bytes(self) -> int:
-        """Return bytes of the pixels. Invalid pixels take more, only where there are some."""
+        """Return the bytes of the pixels, without those of `invalid`."""
         sizes = (
             np.prod(_slot_shape(name.labels, info, tiling)) * np.dtype(info.dtype).itemsize * len(tiling)
             for name, info, tiling in self.rasters()
@@ -263,10 +262,10 @@ class StorePlan:
 
 
 def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advance: Callable[[int], object]) -> None:
-    """Cut every raster of `plan` into the store at `path`, where nothing is.
+    """Cut every raster of `plan` into a new store at `path`.
 
-    `advance` is called with the image's number after each tile. A run that is killed leaves a temporary file, which the
-    next run replaces. Raises RasterError where a raster cannot be read, WriteError where the disk takes no more.
+    `advance` is called with the image's number after each tile. A killed run leaves a temporary file, which the next
+    run replaces. Raises RasterError if a raster cannot be read, WriteError if the disk refuses a write.
     """
     import h5py
 
@@ -274,7 +273,7 @@ def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advanc
     with replacing(path) as part, _HdfTarget(part, "xb+") as target, claimed(part, path):
         with h5py.File(target, "w", libver="latest") as file:
             file.attrs.update(format=FORMAT, version=VERSION)
-            found = False
+            any_valid = False
             for name, info, tiling in plan.rasters():
                 pixels, invalid = _create(file, name, info, tiling)
                 boxes = [tile.core if name.labels else tile.context for tile in tiling.tiles]
@@ -287,9 +286,9 @@ def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advanc
                             invalid[tile.index, :height, :width] = ~valid_HW
                         target.check()
                         if not name.labels:
-                            found = found or bool(valid_HW.any())
+                            any_valid = any_valid or bool(valid_HW.any())
                             advance(name.number)
-            if not found:
+            if not any_valid:
                 raise RasterError(NO_VALID_PIXEL)
             file.attrs["done"] = True
         target.check()
@@ -298,12 +297,13 @@ def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advanc
 
 
 class _HdfTarget(io.FileIO):
-    """A file that keeps a refused write, or a signal's, as `error`: HDF5 crashes where a write fails in its close."""
+    """A file that records a failed write, or a signal's exception, as `error`: HDF5 crashes if a write fails while it
+    closes the file."""
 
     error: BaseException | None = None
 
     def check(self) -> None:
-        """Raise what the disk has refused."""
+        """Raise the recorded error."""
         if self.error is not None:
             raise self.error
 

@@ -1,6 +1,6 @@
-"""Zarr stores of strangers: their keys lie in the store alone, their codecs decode bytes and run no code, and a chunk
-that is not there is an error, unless the store says that such pixels have no data. Chunks that were read last are kept,
-so that neighbouring tiles, whose contexts overlap, read each once."""
+"""The safe reading of untrusted Zarr stores: keys must lie in the store, codecs must only decode bytes, and a missing
+chunk is an error unless the store declares such pixels as nodata. Recent chunks are cached, so neighbouring tiles with
+overlapping contexts read each chunk once."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tiledseg.system.files import STORE_FILES, irregular_kind
 
 CODECS = """bytes transpose sharding_indexed crc32c crc32 adler32 fletcher32 vlen-utf8 zstd blosc gzip zlib lz4 lzma bz2
 shuffle delta fixedscaleoffset quantize bitround astype"""
-"""Codecs that decode bytes. Not pickle, which runs a stranger's code, nor what other packages register."""
+"""Allowed codecs, which only decode bytes; not pickle, which runs code, nor codecs registered by other packages."""
 
-# xarray and zarr about metadata that are consolidated or not. Not catch_warnings, which is not safe with threads.
+# Warnings on consolidated metadata. A process-wide filter, because `catch_warnings` is not safe with threads.
 warnings.filterwarnings("ignore", message="Failed to open Zarr store with consolidated|Consolidated metadata is")
 
 _DAMAGED = "the store may be truncated or damaged: copy it again"
 
 
 class _Kept:
-    """The bytes read last from all stores, up to `most`. zarr's one thread of asyncio alone changes them."""
+    """A cache of the bytes read last from all stores, up to `most`. Only zarr's asyncio thread changes it."""
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes = most, 0
@@ -40,7 +40,7 @@ class _Kept:
         self._running: dict[object, asyncio.Task[Buffer | None]] = {}
 
     async def take(self, wanted: object, read: Callable[[], Awaitable[Buffer | None]]) -> Buffer | None:
-        """Return what `read` does, which runs once, however many ask meanwhile."""
+        """Return the cached value, or that of `read()`, which runs once for concurrent requests."""
         if wanted in self._values:
             self._values.move_to_end(wanted)
             return self._values[wanted]
@@ -64,7 +64,7 @@ _kept = _Kept(CACHE_BYTES)
 
 
 class GuardedStore(WrapperStore[Any]):
-    """A store that is read only. `lacks` says if chunks may be missing, as pixels without data."""
+    """A read-only store with checks. `lacks`: chunks may be missing and mean pixels without data."""
 
     def __init__(self, store: Any, place: str = "") -> None:
         super().__init__(store)
@@ -76,11 +76,11 @@ class GuardedStore(WrapperStore[Any]):
         return type(self)(store, self._place)
 
     def forget(self) -> None:
-        """Read anew what is asked for from now on."""
+        """Ignore cached values from now on."""
         self._mark = object()
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Return the bytes of a key; None for metadata, or pixels without data, that are not there."""
+        """Return the bytes of a key; None for missing metadata, and for a missing chunk without data."""
         return await _kept.take((self._mark, key, byte_range), lambda: self._read(key, prototype, byte_range))
 
     async def _read(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None) -> Buffer | None:
@@ -118,7 +118,7 @@ def open_store(place: str) -> GuardedStore:
 
 
 def _check_codecs(place: str, key: str, text: bytes) -> None:
-    """Raise RasterError for a codec outside `CODECS`, anywhere in the metadata of arrays."""
+    """Raise RasterError for a codec outside `CODECS` in the metadata of arrays."""
     waiting: list[Any] = [json.loads(text)]
     codecs: list[Any] = []
     while waiting:
@@ -134,4 +134,4 @@ def _check_codecs(place: str, key: str, text: bytes) -> None:
         words = codec if isinstance(codec, dict) else {"id": codec}
         name = str(words.get("id", words.get("name"))).removeprefix("numcodecs.")
         if name not in CODECS.split():
-            raise RasterError(f"{key} of {place} has the codec {name[:40]!r}; write it anew with zstd, blosc or gzip")
+            raise RasterError(f"{key} of {place} has the codec {name[:40]!r}; rewrite it with zstd, blosc or gzip")

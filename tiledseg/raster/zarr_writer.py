@@ -1,7 +1,8 @@
-"""Maps as Zarr 3 stores with GeoZarr's and CF's attributes: CRS, transform, names of dims, coordinates, classes.
+"""Maps and tile stores as Zarr 3 with GeoZarr's and CF's attributes: CRS, transform, names of dims, coordinates,
+classes.
 
-Ranks have filled the plain GeoTIFF, whose blocks are the store's chunks. They then share the chunks: each is written by
-one rank, whole. The store has a temporary name until it is whole.
+The blocks of a map's plain GeoTIFF are the store's chunks. After the ranks have filled it, each chunk is written whole
+by one rank. The store has a temporary name until it is complete.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from tiledseg.system.run_lock import check_unclaimed, claimed, taken
 CLASSES, SHARES = "classes", "probabilities"
 """Names of the variables."""
 _SIDE = 2048
-"""The most pixels of a side of a tile's chunk: codecs take at most 2 GiB."""
+"""Largest side of a tile's chunk in pixels: codecs take at most 2 GiB."""
 _CONVENTIONS = {"Conventions": "CF-1.11"}
-_WHOLE = {"array.write_empty_chunks": True}  # a chunk that is not there is damage
+_WHOLE = {"array.write_empty_chunks": True}  # so that a missing chunk is damage
 
 
 def check_zarr(key: str, path: str | Path) -> None:
-    """Raise ConfigError where zarr is not installed, OutputError for a name that is there, or has another ending."""
+    """Raise ConfigError if zarr is not installed, OutputError if the path exists or has another ending than .zarr."""
     try:
         import zarr  # noqa: F401
     except ImportError:
@@ -49,7 +50,7 @@ def check_zarr(key: str, path: str | Path) -> None:
 
 
 def begin_store(plain: Path, store: Path, compress: str, legend: Sequence[str]) -> None:
-    """Make a store of the grid and the meaning of the file `plain`, without its chunks. On one rank."""
+    """Create a store with the grid and the metadata of the file `plain`, without chunks. On one rank."""
     import zarr
     from zarr.codecs import GzipCodec, ZstdCodec
 
@@ -57,7 +58,7 @@ def begin_store(plain: Path, store: Path, compress: str, legend: Sequence[str]) 
     with zarr.config.set(_WHOLE), rasterio.open(plain, driver="GTiff") as dataset:
         root = zarr.create_group(store, zarr_format=3, attributes=_CONVENTIONS, overwrite=True)
         attributes = _place(root, dataset.shape, dataset.transform, dataset.crs)
-        if dataset.dtypes[0] == "uint8":  # NaN never is a pixel's value, and need not be said
+        if dataset.dtypes[0] == "uint8":  # float maps have NaN, which needs no attribute
             attributes["_FillValue"] = int(dataset.nodata)
         if dataset.scales[0] != 1:
             attributes["scale_factor"] = dataset.scales[0]
@@ -76,7 +77,7 @@ def begin_store(plain: Path, store: Path, compress: str, legend: Sequence[str]) 
 
 
 def _place(group: Any, shape: Sequence[int], transform: Any, crs: Any) -> dict[str, Any]:
-    """Give a group the coordinates and the CRS of a grid, and return the attributes of arrays on it."""
+    """Write the coordinates and the CRS of a grid into a group; return the attributes of arrays on it."""
     place: dict[str, Any] = {}
     wkt = crs.to_wkt() if crs else None
     mapping = {"crs_wkt": wkt, "spatial_ref": wkt} if wkt else {}
@@ -97,12 +98,12 @@ def _consolidate(store: Path) -> None:
     import zarr
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Zarr 3 does not name it yet; web servers list no folder
+        warnings.simplefilter("ignore")  # not in Zarr 3's specification yet, but web servers cannot list a folder
         zarr.consolidate_metadata(store, zarr_format=3)
 
 
 def write_chunks(plain: Path, store: Path, rank: int, size: int, beat: Callable[[], None]) -> None:
-    """Write this rank's chunks of a begun store: every `size`-th one."""
+    """Write this rank's chunks, every `size`-th one, into the store of `begin_store`."""
     import zarr
 
     with zarr.config.set(_WHOLE), rasterio.open(plain, driver="GTiff") as dataset:
@@ -118,8 +119,8 @@ def write_chunks(plain: Path, store: Path, rank: int, size: int, beat: Callable[
 
 @contextmanager
 def store_made(output: str) -> Iterator[Path]:
-    """Yield the folder in which a store is made, which no other job has; at the block's end it is `output`, flushed to
-    the disk. What a killed job has left there goes first."""
+    """Yield a temporary folder for a store, claimed by this job and emptied of a killed job's files. At the end of the
+    block it is flushed to the disk and renamed to `output`."""
     path, part = Path(output), temporary(output)
     store = part.with_name(f"{part.name}.packed")
     with writing(path):
@@ -140,8 +141,8 @@ def store_made(output: str) -> Iterator[Path]:
 
 
 def begin_tiles(store: Path, plan: StorePlan) -> None:
-    """Make a store of rasters and their labels without its chunks, on one rank: those of image 0 in the group `0`, with
-    masks where pixels may be invalid. Chunks are cores of tiles."""
+    """Create a store of rasters and their labels without chunks, on one rank. Group `0` has image 0 and its labels,
+    with masks if pixels may be invalid. Chunks are cores of tiles."""
     import zarr
 
     with zarr.config.set(_WHOLE):
@@ -171,11 +172,11 @@ def begin_tiles(store: Path, plan: StorePlan) -> None:
 def write_tiles(
     store: Path, plan: StorePlan, image: Opener, label: Opener, rank: int, size: int, beat: Callable[[], None]
 ) -> bool:
-    """Write this rank's chunks of a begun store of tiles: every `size`-th one. Return True if an image has a valid
-    pixel in them."""
+    """Write this rank's chunks, every `size`-th one, into the store of `begin_tiles`. Return True if an image has a
+    valid pixel in them."""
     import zarr
 
-    turn, found = 0, False
+    turn, any_valid = 0, False
     with zarr.config.set(_WHOLE):
         root = zarr.open_group(store, mode="r+", zarr_format=3, use_consolidated=False)
         for name, info, tiling in plan.rasters():
@@ -189,6 +190,6 @@ def write_tiles(
                     group[name.kind][(..., *box.slices)] = pixels_CHW[0] if name.labels else pixels_CHW
                     if info.has_mask:
                         group[f"{name.kind}_valid"][box.slices] = valid_HW
-                    found = found or (not name.labels and bool(valid_HW.any()))
+                    any_valid = any_valid or (not name.labels and bool(valid_HW.any()))
                     beat()
-    return found
+    return any_valid

@@ -1,7 +1,7 @@
-"""`report.html`, one file that opens anywhere, with no network, by jinja2 (an extra); its curves by matplotlib
-(another); and pictures for people: pixels, labels and maps as red, green, blue, uint8 (H, W, 3), and panels of them.
+"""The drawing of `report.html` and of pictures.
 
-Values are escaped where they stand: names of classes and files may hold anything.
+The page is one HTML file that needs no network, made by jinja2, with curves by matplotlib (both extras). Values are
+escaped, because names of classes and files may hold any text. Pictures of pixels, labels and maps are uint8 (H, W, 3).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import io
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ def draw_curves(lines: Lines, validations: Lines, loss: str, title: str) -> Figu
     figure.suptitle(_plain(title))
     (losses, ious), (rates, pace) = figure.subplots(2, 2, sharex=True)
     losses.plot(*_points(steps, "loss"), linewidth=1, label=_plain(f"training: {loss or 'of a step'}"))
-    checked = losses if loss in ("", "cross-entropy") else losses.twinx()  # another quantity has an axis of its own
+    checked = losses if loss in ("", "cross-entropy") else losses.twinx()  # other losses need another axis
     checked.plot(*_points(checks, "loss"), "o-", color="C1", markersize=3, label="validation: cross-entropy a pixel")
     losses.set(title="Loss" if checked is losses else "Loss (left: training, right: validation)")
     losses.legend(handles=[*losses.lines, *(checked.lines if checked is not losses else ())], fontsize="small")
@@ -71,13 +72,13 @@ def draw_curves(lines: Lines, validations: Lines, loss: str, title: str) -> Figu
 
 
 def _points(lines: Iterable[Mapping[str, Any]], key: str, factor: float = 1.0) -> tuple[list[int], list[float]]:
-    """Return steps and values of the lines that have a value."""
+    """Return the steps and the values, times `factor`, of the lines with a value of `key`."""
     known = [line for line in lines if line.get(key) is not None]
     return [line["step"] for line in known], [line[key] * factor for line in known]
 
 
 def _plain(text: str) -> str:
-    """Return a label for matplotlib: no dollar starts a formula, no first underscore hides it from the legend."""
+    """Escape a label for matplotlib: a dollar would start a formula, a first underscore hide it from the legend."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
@@ -99,7 +100,7 @@ def draw_reliability(counts: Mapping[str, Any]) -> Figure:
 
 
 def png_of(figure: Figure) -> bytes:
-    """Return a figure as PNG; letters that the font lacks are boxes."""
+    """Return a figure as PNG; characters that the font lacks become boxes."""
     data = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -122,7 +123,7 @@ def render(page: Mapping[str, Any]) -> str:
     )
     environment.filters |= {"percent": percent, "count": count}
     matrix = None
-    if page["figures"]:  # of the classes with most pixels: rows of (pixels, share of the row's truth)
+    if page["figures"]:  # the confusion matrix of the most frequent classes: (pixels, share of the row)
         classes, counts = page["figures"]["classes"], page["figures"]["confusion_matrix"]
         kept = sorted(sorted(range(len(classes)), key=lambda k: -classes[k]["pixels"])[:_MOST_CELLS])
         cells = [[(counts[k][j], counts[k][j] / max(1, sum(counts[k]))) for j in kept] for k in kept]
@@ -138,8 +139,8 @@ def png_url(data: bytes) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a share for people; a dash for None."""
-    return "-" if value is None else f"{100 * value:.1f} %"
+    """Return a share in percent; a dash for None and NaN."""
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
 
 
 def count(value: int) -> str:
@@ -148,15 +149,15 @@ def count(value: int) -> str:
 
 
 BLANK = (235, 235, 235)
-"""Colour of pixels that do not count, or have no data."""
+"""Colour of pixels that do not count or have no data."""
 RIGHT = (250, 250, 250)
-"""Colour of pixels that a map has right."""
+"""Colour of correctly mapped pixels."""
 _GAP, _TEXT, _KEY, _LETTERS = 8, 13, 190, 24  # pixels: between pictures, of letters, of a legend's entry; its letters
 _INK, _PAPER = (40, 40, 40), (255, 255, 255)
 
 
 def as_picture(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Show three bands, or grey of the first, stretched from their 2nd to 98th percentile unless uint8."""
+    """Draw three bands, or the first in grey, stretched from their 2nd to 98th percentile unless uint8."""
     bands_CHW = pixels_CHW[:3] if len(pixels_CHW) >= 3 else pixels_CHW[[0, 0, 0]]
     if bands_CHW.dtype != np.uint8 and valid_HW.any():
         values = bands_CHW[:, valid_HW].astype(np.float64)
@@ -168,7 +169,7 @@ def as_picture(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> NDArray[np.u
 
 
 def class_picture(classes_HW: NDArray[np.uint8], colours: Sequence[Colour]) -> NDArray[np.uint8]:
-    """Show class k in `colours`[k]; blank where there is no such class."""
+    """Draw class k in `colours[k]`; other numbers are blank."""
     palette = np.full((256, 3), BLANK, np.uint8)
     palette[: len(colours)] = colours
     return palette[classes_HW]
@@ -177,7 +178,8 @@ def class_picture(classes_HW: NDArray[np.uint8], colours: Sequence[Colour]) -> N
 def error_picture(
     classes_HW: NDArray[np.uint8], other_HW: NDArray[np.uint8], colours: Sequence[Colour], ignore_index: int
 ) -> NDArray[np.uint8]:
-    """Show pixels whose class is not that of `other_HW`, in its colour; blank where a pixel does not count."""
+    """Draw pixels whose class differs from `other_HW`, in the colour of `classes_HW`; pixels that do not count are
+    blank."""
     picture = class_picture(classes_HW, colours)
     picture[classes_HW == other_HW] = RIGHT
     picture[(classes_HW == ignore_index) | (other_HW == ignore_index)] = BLANK
@@ -192,11 +194,11 @@ def can_draw() -> bool:
 def draw_panel(
     rows: Sequence[Sequence[NDArray[np.uint8]]], titles: Sequence[str], legend: Sequence[tuple[str, Colour]]
 ) -> NDArray[np.uint8]:
-    """Draw `rows` of pictures, each row's of one size, under `titles`; below them the classes with colours."""
+    """Draw `rows` of pictures (one size a row) under `titles`, and below them a legend of the classes."""
     from PIL import Image, ImageDraw, ImageFont  # here: an extra
 
     widths = [max(row[column].shape[1] for row in rows) for column in range(len(titles))]
-    text = max(_TEXT, sum(widths) // 120)  # a wide picture is looked at as wide as a screen
+    text = max(_TEXT, sum(widths) // 120)  # larger letters for a wide panel, which is scaled down to a screen
     key = _KEY * text // _TEXT
     lefts = [_GAP + sum(widths[:column]) + column * _GAP for column in range(len(titles))]
     tops, y = [], 2 * _GAP + text

@@ -3,10 +3,10 @@
 Roads run along a net of lines 80 m apart, bent by smooth noise. Between them lie parcels of 40 m: fields, meadows,
 woods, ponds, and lots with houses. Streams follow a contour of noise, trees stand on a jittered grid of 5 m.
 
-Every pixel is a function of the seed and its place (the nodata corner also of the size of the scene). So any window can
-be made alone, in any order, by any number of threads, and the bytes are the same. Random numbers have no state: hashes
-and smooth noise are functions of a seed and a place. Only additions, multiplications, divisions, square roots and
-comparisons, which IEEE 754 rounds in one way on any machine: no BLAS and no library sine, which may not.
+Every pixel is a function of the seed and its position (the nodata corner also of the scene's size). So windows can be
+rendered alone, in any order, by any number of threads, with the same bytes. Random numbers are stateless: hashes and
+smooth noise of a seed and a position. Only operations that IEEE 754 rounds alike on any machine are used: additions,
+multiplications, divisions, square roots and comparisons; no BLAS, no library sine.
 
 Bands: red, green, blue, near infrared, uint8, nodata 0. Classes: 0 field, grass and everything else; 1 road;
 2 building; 3 tree; 4 water; 255 nodata. From about 256 x 256 pixels on a scene holds every class.
@@ -33,12 +33,11 @@ METRES = 0.5
 """Side of a pixel, metres."""
 
 _BLOCK, _PARCEL, _LOT, _TREE = 80.0, 40.0, 20.0, 5.0
-"""Metres between roads, and sides of a parcel, of a lot with a house, and of a tree's cell."""
+"""Metres between roads, and sides in metres of a parcel, of a lot with a house, and of a tree's cell."""
 _CROP, _MEADOW, _WOOD, _POND, _VILLAGE = range(5)
-_SHARES = np.array(
-    [0.38, 0.50, 0.64, 0.72]
-)  # of parcels: running sums of crop, meadow, wood and pond; the rest is village
-_AT_ORIGIN = np.array([[_VILLAGE, _WOOD], [_POND, _VILLAGE]])  # so that a small scene has a bit of everything
+_SHARES = np.array([0.38, 0.50, 0.64, 0.72])
+"""Cumulative shares of parcels with crop, meadow, wood and pond; the rest is village."""
+_AT_ORIGIN = np.array([[_VILLAGE, _WOOD], [_POND, _VILLAGE]])  # parcels of the origin: a small scene has all classes
 
 _GROUNDS_C, _CROWN_C, _ASPHALT_C, _WATER_C, _MUD_C = (
     np.array(rows, np.float32)
@@ -62,19 +61,19 @@ _ROOFS_C = np.array(
     np.float32,
 )
 _GRASS = len(_GROUNDS_C) - 1
-"""Reflectance in red, green, blue and near infrared."""
+"""Reflectance in red, green, blue and near infrared; `_GRASS` is the last of the grounds."""
 
 _SKY_C = np.array((0.30, 0.34, 0.42, 0.26), np.float32)
-"""Share of the light that comes from the sky, by band."""
+"""Share of skylight, by band."""
 _HAZE_C = np.array((4.0, 6.0, 11.0, 2.0), np.float32)
 _NOISE_C = np.array((1.6, 1.5, 1.8, 2.0), np.float32)
-"""Standard deviation of the sensor's noise, grey levels, in the dark."""
+"""Standard deviation of the sensor's noise in the dark, in grey levels."""
 _CORNER = (0.20, 0.13)
 """Extent of the nodata corner, lower right, as shares of height and width."""
 _SHADE = (0.8, 0.6)
-"""Direction of the sun (row, col), unit vector: it stands in the south-east, 51 degrees high."""
+"""Direction of the sun (row, col), a unit vector: south-east, 51 degrees high."""
 _TANGENT = 1.25
-_SHADOW_PIXELS = 22  # of the highest tree, 13 m
+_SHADOW_PIXELS = 22  # length of the shadow of the highest tree, 13 m
 
 
 def hash32(seed: int, *keys: ArrayLike) -> NDArray[np.uint32]:
@@ -110,7 +109,7 @@ def grid_noise(seed: int, box: Box, period: int) -> NDArray[np.float32]:
 
 
 class Scene:
-    """The scene of a seed: `render` gives any window of it."""
+    """The scene of a seed, of which `render` returns any window."""
 
     def __init__(self, seed: int, size: tuple[int, int], bands: int = 4) -> None:
         if min(size) < 1:
@@ -122,7 +121,7 @@ class Scene:
         if not 0 <= seed <= MAX_SEED:
             raise ConfigError(f"seed {seed}: give 0 to {MAX_SEED}")
         self.seed, self.size, self.bands = seed, size, bands
-        self._key = seed * 1000  # noises take their own numbers from here on
+        self._key = seed * 1000  # each kind of noise adds its own number
 
     def render(self, box: Box) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Return the image (bands, H, W) and the classes (H, W) of the pixels of `box`, uint8."""
@@ -136,7 +135,7 @@ class Scene:
         return np.where(valid_HW, image_CHW, np.uint8(NODATA)), np.where(valid_HW, class_HW[here], np.uint8(IGNORED))
 
     def _valid(self, box: Box) -> NDArray[np.bool_]:
-        """Return False in the nodata corner, which the swath did not cover."""
+        """Return a mask that is False in the nodata corner, outside the swath."""
         below, right = (
             (size - 0.5 - at) / (share * size)
             for size, share, at in zip(self.size, _CORNER, _positions(box), strict=True)
@@ -144,8 +143,8 @@ class Scene:
         return below[:, None] + right >= 1
 
     def _bent(self, box: Box) -> list[NDArray]:
-        """Return the places (v, u) of the pixels of `box` on the plan of straight lines, metres."""
-        origin = Box(Interval(0, 1), Interval(0, 1))  # where nothing is bent; the slopes are 0.5 at most: no fold
+        """Return the positions (v, u), in metres, of the pixels of `box` on the plan with straight roads."""
+        origin = Box(Interval(0, 1), Interval(0, 1))  # not bent; slopes are at most 0.5, so the map does not fold
         rows, cols = _positions(box)
         return [
             (at + 0.5) * METRES + 24.0 * (grid_noise(key, box, 360) - grid_noise(key, origin, 360))
@@ -196,20 +195,20 @@ class Scene:
         return colour_CHW.astype(np.float32), np.maximum(crown_HW, roof_HW).astype(np.float32), class_HW
 
     def _houses(self, places: list[NDArray], where_HW: NDArray[np.bool_]) -> tuple[NDArray, NDArray]:
-        """Return the height of the roof over each pixel, 0 for none, and its colour; most lots have a house."""
+        """Return the height of the roof over each pixel (0: none), and its colour. Most lots have a house."""
         lots = [np.floor(at / _LOT).astype(np.int64) for at in places]
         bits_HW = hash32(self._key + 7, *lots)
         parts = [(bits_HW >> np.uint32(shift) & np.uint32(15)).astype(np.float64) / 15 for shift in (0, 4, 8, 12)]
         off = [at - lot * _LOT - 8.5 - 3 * part for at, lot, part in zip(places, lots, parts[:2], strict=True)]
         inward = [4 + 2.5 * part - np.abs(at) for at, part in zip(off, parts[2:], strict=True)]
         house_HW = where_HW & (np.minimum(*inward) > 0) & (bits_HW >> np.uint32(24) & np.uint32(15) > 0)
-        sunny_HW = np.where(off[0] > 0, 1.12, 0.88)  # the roof's two sides
+        sunny_HW = np.where(off[0] > 0, 1.12, 0.88)  # brightness of the roof's two sides
         roof_CHW = np.moveaxis(_ROOFS_C[bits_HW >> np.uint32(30)], -1, 0) * sunny_HW
         return np.where(house_HW, 4 + 0.7 * inward[0], 0), roof_CHW
 
     def _crowns(self, box: Box, density_HW: NDArray) -> tuple[NDArray, NDArray]:
-        """Return the height of the highest crown over each pixel, 0 for none, and its brightness. `density_HW`: the
-        share of trees that stand."""
+        """Return the height of the highest crown over each pixel (0: none), and its brightness. `density_HW`: share of
+        cells with a tree."""
         side = int(_TREE / METRES)
         rows, cols = _positions(box)
         i, j = rows // side, cols // side
@@ -230,7 +229,7 @@ class Scene:
         return top_HW, tone_HW
 
     def _sense(self, light_CHW: NDArray, box: Box) -> NDArray[np.uint8]:
-        """Return grey levels 1 ... 255: haze, a square-root stretch and noise, which is the sum of four bytes."""
+        """Return grey levels 1 ... 255, with haze, a square-root stretch, and noise from sums of four bytes."""
         grey_CHW = (
             np.sqrt(light_CHW.astype(np.float32) * np.float32(1 / 0.62)) * np.float32(244) + _HAZE_C[:, None, None]
         )
@@ -247,10 +246,8 @@ class Scene:
 
 
 def _shadows(height_HW: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.float32]:
-    """Return the shadow in 0 ... 1 on the first pixels, of `shape`, of `height_HW` (metres).
-
-    The ray from a pixel to the sun is followed pixel by pixel; it is blocked where something stands higher.
-    """
+    """Return the shadow, 0 ... 1, on the first pixels, of `shape`, of `height_HW` (metres), by following each pixel's
+    ray to the sun: it is blocked where the surface is higher."""
     highest_HW = np.zeros(shape, np.float32)
     for k in range(1, _SHADOW_PIXELS):
         row, col = round(k * _SHADE[0]), round(k * _SHADE[1])

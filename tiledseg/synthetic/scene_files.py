@@ -1,4 +1,4 @@
-"""A synthetic scene as two files: the image and its labels, tiled GeoTIFFs, made window by window in bounded memory."""
+"""The writing of a synthetic scene: image and labels, tiled GeoTIFFs, window by window in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tiledseg.system.outputs import check_outputs
 from tiledseg.system.run_lock import claimed
 
 WINDOW = (BLOCK, BLOCK)
-"""Pixels that a thread makes at a time: whole blocks of the file."""
+"""Window that a thread renders at a time: one block of the file."""
 
 _CRS, _TRANSFORM = "EPSG:32632", Affine(METRES, 0.0, 480000.0, 0.0, -METRES, 5420000.0)
 _PACKING = Packing("gtiff", "zstd")
@@ -42,17 +42,16 @@ def write_scene(
 ) -> None:
     """Write the scene of `seed`: `image` (uint8, nodata 0) and `labels` (uint8, nodata 255), size (height, width).
 
-    The bytes depend on seed, size, bands and the compressors of the GDAL at hand, not on `workers` (threads).
-    Files that exist are replaced once both new ones are whole. `progress` is called with the pixels of each window.
-    Raises ConfigError for a size, number of bands, seed or workers out of range, OutputError where a file cannot be
-    written, WriteError where that shows on the way.
+    The bytes depend on seed, size, bands and GDAL's compressors, not on `workers` (threads). Existing files are
+    replaced once both new ones are whole. `progress` is called with the pixels of each window. Raises ConfigError for
+    arguments out of range, OutputError or WriteError if a file cannot be written.
     """
     if max(size) > _MAX_SIDE or not 1 <= workers <= _MAX_WORKERS:
         raise ConfigError(
             f"size {size[0]} x {size[1]}, workers {workers}; give sides to {_MAX_SIDE}, workers from 1 to "
             f"{_MAX_WORKERS}"
         )
-    scene = Scene(seed, size, bands)  # its errors before any work
+    scene = Scene(seed, size, bands)
     info = RasterInfo("the scene", *size, bands, "uint8", CRS.from_string(_CRS), _TRANSFORM)
     legend = [ClassRecord(name, colour) for name, colour in zip(CLASSES, CLASS_COLOURS, strict=True)]
     outputs = [raster_output("--image", image, info, bands, "uint8", _PACKING)]

@@ -1,8 +1,8 @@
-"""The settings that `parallel.auto` leaves to the program: those of least predicted time for the ranks, the network,
-the images and the memory of this very run.
+"""The settings that `parallel.auto` leaves to the program: those of least predicted time for this run's ranks, network,
+images and memory.
 
-One rank searches, before anything is written, and all are handed what it has found: nobody waits for anybody. A run
-that goes on asks its checkpoint first: on as many ranks it keeps its settings, however much memory is free.
+The root searches before anything is written, and sends the result to all ranks. A resumed run on as many ranks as
+before keeps the settings of its checkpoint, however much memory is free.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def find_settings(
     question: RunQuestion, config: Config, machine: Machine | None, before: SavedState | None
 ) -> FoundSettings:
     """Choose the settings that the configuration leaves to the program. `before`: the state of the checkpoint that the
-    run goes on from; `machine`: of its ranks. Raises ConfigError where no settings can be."""
-    from tiledseg.planning.search import search  # runs that leave nothing open need nothing of it
+    run resumes; `machine`: the one that the ranks run on. Raises ConfigError if no settings fit."""
+    from tiledseg.planning.search import search  # here: only runs with open settings need it
 
     earlier = before.found if before is not None and _basis(before.config.record()) == _basis(config.record()) else None
     removed = earlier and (earlier.parallel.halo in REMOVED_MODES or earlier.parallel.schedule in REMOVED_SCHEDULES)
@@ -42,12 +42,11 @@ def find_settings(
     machine = question.machine or machine
     if machine is None or not machine.known:
         raise ConfigError(
-            f"parallel.auto names {', '.join(config.parallel.auto)}, but no machine is known by whose times to choose; "
+            f"parallel.auto names {', '.join(config.parallel.auto)}, but no profile of this machine is known; "
             "give parallel.machine"
         )
     free = {name.removeprefix("parallel.") for name in config.parallel.auto}
-    # One image of each size, on the machine; cut as tile stores are. A step that does not fit is discarded, whoever has
-    # set the memory.
+    # The search plans one image of each size, with the grid of the tile stores. It drops steps that exceed the memory.
     rasters, held_out = (tuple(dict.fromkeys(extents)) for extents in (question.rasters, question.held_out))
     turned = tuple(sorted({rasters.index(question.rasters[place]) for place in question.turned}))
     stored = sorted({extent.grid for extent in rasters if extent.grid})
@@ -69,7 +68,7 @@ def find_settings(
 
 
 def with_settings(question: RunQuestion, config: Config, settings: FoundSettings) -> RunQuestion:
-    """Return the question with the settings as if a user had given them. Raises ConfigError where they cannot be."""
+    """Return the question with these settings in place of the open ones. Raises ConfigError if they are refused."""
     replace(config, tiling=settings.tiling, parallel=settings.parallel).check()
     parallel = parallelism(settings.parallel)
     blocks = None
@@ -80,7 +79,7 @@ def with_settings(question: RunQuestion, config: Config, settings: FoundSettings
 
 
 def in_words(settings: FoundSettings, before: SavedState | None) -> str:
-    """Return one line for the user: the settings and why they were chosen, and whether the run had them before."""
+    """Return the user's line on the chosen settings: values, reason, and whether the run had them before."""
     plain = asdict(ParallelConfig())
     words = [
         f"{name} {json.dumps(value, separators=(',', ':')) if isinstance(value, list) else value}"
@@ -95,11 +94,11 @@ def in_words(settings: FoundSettings, before: SavedState | None) -> str:
 
 
 def found_keys(settings: FoundSettings) -> dict[str, Any]:
-    """Return all keys that can be left to the program, with the values that a user would give them."""
+    """Return the chosen value of each key that `parallel.auto` may name."""
     values = {f"parallel.{key}": getattr(settings.parallel, key) for key in SEARCHED}
     return {"tiling.grid": settings.tiling.grid, **values}
 
 
 def _basis(record: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    """Return the values of a configuration that the choice rests on."""
+    """Return the values of a configuration that the choice depends on."""
     return [*(record[group] for group in _GROUPS), *(record["train"][key] for key in _OF_TRAIN)]

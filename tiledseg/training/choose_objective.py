@@ -1,7 +1,7 @@
-"""The objective of a network by the keys of the group `train`: its losses together, weights of classes, its memory.
+"""The objective of a network by the keys of the group `train`: its losses, the weights of classes, its memory.
 
-The plan counts a network's usual loss (cross-entropy; where a network gives edges, theirs) by known figures. Others are
-measured on a small tile: their memory grows with the pixels. A loss that looks at labels around a tile is
+The plan knows the bytes of the usual loss: cross-entropy, and the edge losses of a network with edges. The memory of
+other losses is measured on a small tile and grows with the pixels. A loss that reads labels around a tile is
 overestimated.
 """
 
@@ -30,10 +30,10 @@ from tiledseg.training.objective import DICE, BoundaryTerm, EdgesTerm, Objective
 def choose_objective(
     network: Network, loss: str | Mapping[str, Any], ignore_index: int, weights: tuple[float, ...] = ()
 ) -> Objective:
-    """Return the objective of `train.loss` for a network; `weights` of the classes, none where all are 1.
+    """Return the objective of `train.loss` for a network. `weights`: one for each class; empty if all are 1.
 
-    Raises ConfigError for what would be ignored: fields of edges where the network gives none, and weights beside a
-    loss that has none.
+    Raises ConfigError for settings that would be ignored: edge fields for a network without edges, and class weights
+    for a loss that uses none.
     """
     read = read_loss(loss)
     edges = read.pop(EDGES)
@@ -69,14 +69,14 @@ def choose_objective(
 
 
 def objective_of(config: Config, network: Network, label_map: LabelMap, weights: tuple[float, ...]) -> Objective:
-    """Return the objective; weights that are still to be counted stand as 1, so that all is refused now."""
-    counted = config.train.class_weights == MEDIAN_FREQUENCY
-    stand_in = (1.0,) * label_map.count if counted else weights
-    return choose_objective(network, config.train.loss, label_map.ignore_index, stand_in)
+    """Return the objective. Weights that are counted later are set to 1, so that faults show before the count."""
+    if config.train.class_weights == MEDIAN_FREQUENCY:
+        weights = (1.0,) * label_map.count
+    return choose_objective(network, config.train.loss, label_map.ignore_index, weights)
 
 
 def weighted(objective: Objective, weights: tuple[float, ...]) -> Objective:
-    """Return the objective with these weights of the classes, where its terms have some."""
+    """Return the objective with these class weights in each term that has class weights."""
     return Objective(tuple(replace(term, weights=weights) if term.weights else term for term in objective.terms))
 
 
@@ -84,10 +84,10 @@ _KEY = "train.class_weights"
 
 
 def given_weights(key: str | Sequence[float] | Mapping[str | int, float], label_map: LabelMap) -> tuple[float, ...]:
-    """Return the weight of each class by `train.class_weights`: a list, or a map of class number or name to weight, 1
-    elsewhere; none for a word.
+    """Return the weight of each class by `train.class_weights`; empty if the key is a word.
 
-    Raises ConfigError for weights of other classes, or if all are 0.
+    A list has a weight for each class. A map has weights by class number or name; other classes weigh 1. Raises
+    ConfigError for unknown classes, or if all weights are 0.
     """
     if isinstance(key, str):
         return ()
@@ -97,7 +97,7 @@ def given_weights(key: str | Sequence[float] | Mapping[str | int, float], label_
             number = label_map.numbers.get(str(name).strip())
             if number is None:
                 known = f"0 to {label_map.count - 1}, or of {shown(', '.join(r.name for r in label_map.classes))}"
-                raise ConfigError(f"{_KEY} has '{shown(name)}', which is no class; give some of {known}")
+                raise ConfigError(f"{_KEY}: '{shown(name)}' is no class; use some of {known}")
             if number in named:
                 raise ConfigError(f"{_KEY} names class {number} twice; leave one of them out")
             named.add(number)
@@ -109,7 +109,7 @@ def given_weights(key: str | Sequence[float] | Mapping[str | int, float], label_
                 f"{_KEY} has {len(weights)} weights for {label_map.count} classes; give one a class, or a map"
             )
     if not any(weights):
-        raise ConfigError(f"{_KEY} is {shown(key)}, with which no pixel counts; give one of them more than 0")
+        raise ConfigError(f"{_KEY} is {shown(key)}: all weights are 0; give one of them more than 0")
     return tuple(weights)
 
 
@@ -117,7 +117,7 @@ _SIDE = 192  # of the tile: 40 ms for the largest loss of 8 classes
 
 
 def loss_bytes_of(config: Config, network: Network, label_map: LabelMap, objective: Objective) -> LossBytes:
-    """Return the bytes of a pixel that the loss needs beyond the network's usual one; negative for less."""
+    """Return the bytes per pixel of the objective minus those of the network's usual loss; may be negative."""
     usual = choose_objective(network, TrainConfig().loss, label_map.ignore_index)
     if objective == usual:
         return USUAL_LOSS
@@ -129,9 +129,9 @@ def loss_bytes_of(config: Config, network: Network, label_map: LabelMap, objecti
 
 
 def _measured(objective: Objective, channels: Sequence[int], dtype: torch.dtype) -> LossBytes:
-    """Measure the bytes of a pixel that are kept after its sums, and their peak until its gradients are computed, these
-    included. An output counts while the loss keeps it; labels as they are read do not count."""
-    from tiledseg.memory.allocations import AllocationMeter  # runs with the usual loss need nothing of it
+    """Measure an objective's bytes per pixel: kept after the forward pass, and at the peak with the gradients. A
+    network output counts as long as the loss keeps it. The labels read from a file do not count."""
+    from tiledseg.memory.allocations import AllocationMeter  # here: runs with the usual loss do not need it
 
     margin, pixels = objective.margin, _SIDE * _SIDE
     side = _SIDE + 2 * margin

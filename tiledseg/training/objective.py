@@ -1,21 +1,21 @@
 """The loss of a step: terms, each a function of sums over the valid pixels of the cores of the step's tiles.
 
-Kept apart, sums add up over tiles and ranks to those of the whole raster; an average of averages would not. A tile
-without a valid pixel gives zeros, not NaN.
+Sums over tiles and ranks add up to the sums over the whole raster; an average of averages would not. A tile without a
+valid pixel gives zeros, not NaN.
 
-A network that gives edges beside classes learns by the loss of G-SCNN (Takikawa et al., 2019, section 3.3). Four terms,
-each a sum over pixels, so that tiles and ranks add up:
+A network with edge outputs is trained by the loss of G-SCNN (Takikawa et al., 2019, section 3.3): four terms, each a
+sum over pixels:
 
 - the cross-entropy of the classes;
-- `factor` times the cross-entropy of the edges, in which an edge pixel counts `balance`, another the rest;
-- `attention` times the cross-entropy of the classes again, where the network is sure of an edge (above 0.8);
+- `factor` times the cross-entropy of the edges. An edge pixel weighs `balance`, any other 1 - `balance`;
+- `attention` times the cross-entropy of the classes, at pixels whose edge probability exceeds 0.8;
 - `dual` times |z - z'| / sqrt(2), summed over classes: z is the length of the gradient of the smoothed
   probabilities, z' that of the labels.
 
-All are divided by the number of valid pixels of the step; where classes have weights, the first and the third by the
-sum of these pixels' weights. The published code divides by numbers that are known when all tiles are done, too late for
-the gradients. Terms that look at neighbours are exact over tiles: gradients of probabilities are an output of the
-network's graph, with a halo like any other, and those of labels come from the labels around a tile.
+Each term is divided by the number of valid pixels of the step; with class weights, the first and the third by the sum
+of these pixels' weights. The published code divides by numbers that are known only after all tiles, too late for the
+gradients. Terms that read neighbours are exact over tiles: gradients of probabilities are an output of the network's
+graph, with a halo like any other. Gradients of labels use the labels around a tile.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from tiledseg.architecture.gated_scnn import GRADIENTS, REACH
 from tiledseg.memory.device import fixed, sent
 
 Outputs = tuple[torch.Tensor, ...]
-SURE = 0.8  # of an edge
+SURE = 0.8
+"""Edge probability above which a pixel counts for `attention`."""
 DICE = 0.5
-"""Both weights of the Tversky index with which it is Dice's."""
-_FEW = 8  # classes up to which a CPU is two to six times as fast by planes (2.13)
+"""The value of alpha and beta that turns the Tversky index into the Dice index."""
+_FEW = 8  # most classes for which a CPU is two to six times as fast with one plane a class (torch 2.13)
 _VECTORS = 64  # pixels
-_TINY = 1e-30  # under a power below 1: at 0 its slope would be infinite
-_LEAST = 1e-6  # under the root: where nothing changes, its slope would be infinite
+_TINY = 1e-30  # least base of the focal power: the slope of a power below 1 is infinite at 0
+_LEAST = 1e-6  # added under the root: the slope of the root is infinite at 0
 
 
 @dataclass(frozen=True)
 class Term(ABC):
-    """A loss that an objective adds to others: the sum of pixels' losses over the sum of their weights, where `mean`.
+    """A loss of an objective. If `mean` is true, it is the sum of the pixels' losses over the sum of their weights.
 
-    `ignore_index`: class of pixels that count nowhere; `weights`: of the classes, none where all are 1. `size`: of its
-    sums; `margin`: pixels around a tile's core whose labels it looks at.
+    `ignore_index`: class of pixels that never count; `weights`: one for each class, empty if all are 1. `size`: number
+    of its sums; `margin`: width in pixels of the border around a tile's core whose labels it reads.
     """
 
     ignore_index: int
@@ -67,9 +68,9 @@ class Term(ABC):
 
     @abstractmethod
     def sums(self, outputs_BKHW: Outputs, target_BHW: torch.Tensor) -> torch.Tensor:
-        """Return the sums, float64, of a network's outputs, float, on some pixels.
+        """Return the term's sums (float64) over the pixels of a network's outputs.
 
-        `target_BHW`: integer classes of these and of `margin` pixels around; -1 beyond the raster.
+        `target_BHW`: integer classes of these pixels and of the margin around; -1 beyond the raster.
         """
 
     def value(self, totals: torch.Tensor) -> torch.Tensor | None:
@@ -85,7 +86,7 @@ class Objective:
 
     @property
     def single(self) -> bool:
-        """True if the loss is one sum over another, which depends on labels alone."""
+        """True if the loss is a ratio of two sums whose denominator depends on labels alone."""
         return all(term.mean for term in self.terms) and len({term.weights for term in self.terms}) == 1
 
     @property
@@ -108,7 +109,7 @@ class Objective:
         return each[0] if len(each) == 1 else torch.cat(each)
 
     def value(self, totals: torch.Tensor) -> torch.Tensor | None:
-        """Return the loss of a step from its sums over all tiles; None if no pixel counts. Terms without any add 0."""
+        """Return the loss of a step from its sums over all tiles; None if no pixel counts."""
         if self.single:
             return self.terms[0].value(totals)
         parts = totals.split([term.size for term in self.terms])
@@ -118,21 +119,21 @@ class Objective:
 
 
 def inner(values_BHW: torch.Tensor, margin: int) -> torch.Tensor:
-    """Return the values without a margin."""
+    """Return the values inside a margin of so many pixels."""
     height, width = values_BHW.shape[1:]
     return values_BHW[:, margin : height - margin, margin : width - margin]
 
 
 def counted(factor: float, name: str) -> str:
-    """Return the words for a loss with its factor."""
+    """Return a loss's name with its factor, for the labels of curves."""
     return name if factor == 1 else f"{factor:g} {name}"
 
 
 @dataclass(frozen=True)
 class PixelTerm(Term):
-    """The cross-entropy of single pixels, its labels smoothed; or the focal loss where there is a `gamma`.
+    """The cross-entropy of each pixel, with label smoothing; with a `gamma`, the focal loss.
 
-    `attention`: further factor where the network is sure of an edge, which is its second output.
+    `attention`: factor added where the edge probability, the network's second output, exceeds `SURE`.
     """
 
     gamma: float | None = None
@@ -148,14 +149,14 @@ class PixelTerm(Term):
         return " + ".join(counted(factor, prefix + name) for factor, name in terms if factor)
 
     def sums(self, outputs_BKHW: Outputs, target_BHW: torch.Tensor) -> torch.Tensor:
-        """Return the sum of losses and of weights; the focal loss is -w (1 - p)^gamma log p, p: the probability of a
-        pixel's class (Lin et al., 2017, equation 5)."""
+        """Return the sum of losses and the sum of weights. The focal loss is -w (1 - p)^gamma log p, with p the
+        probability of a pixel's class (Lin et al., 2017, equation 5)."""
         logits_BKHW, factor = outputs_BKHW[0], self.factor
         weight_BHW = None
         if self.weights:
-            of_class = [*self.weights, *(0.0,) * (256 - len(self.weights))]  # of every uint8 number
-            of_class[self.ignore_index] = 0.0
-            weight_BHW = fixed(tuple(of_class), torch.float64, target_BHW.device)[target_BHW.long()]
+            table = [*self.weights, *(0.0,) * (256 - len(self.weights))]  # a weight for each uint8 value
+            table[self.ignore_index] = 0.0
+            weight_BHW = fixed(tuple(table), torch.float64, target_BHW.device)[target_BHW.long()]
         if self.gamma is None:
             losses_P = cross_entropies(logits_BKHW, target_BHW, self.ignore_index, self.weights, self.smoothing)
         else:
@@ -189,8 +190,8 @@ def cross_entropies(
     section 7). Each class's part has its own weight, as in torch.
     """
     if logits_BKHW.device.type == "cpu" and logits_BKHW.shape[1] <= _FEW:
-        # A row a class, filled up to whole vectors of pixels: a kernel computes the rest by another exponential, and a
-        # loss would depend on the tile's size.
+        # One row a class, padded to whole vectors: the kernel uses another exponential for the remainder, and the loss
+        # would depend on the tile's size.
         logits, target = logits_BKHW.transpose(0, 1).flatten(1), target_BHW.flatten().long()
         spare = -len(target) % _VECTORS
         if spare:
@@ -211,10 +212,10 @@ class OverlapTerm(Term):
     """A loss of the overlap of classes: ratios of sums over all valid pixels of a step, as if it were one image.
 
     Let T be the pixels of class k, P the sum of its probabilities, and I that sum over its pixels. The Tversky index of
-    k (Salehi et al., 2017) is I / (I + alpha (P - I) + beta (T - I)). With alpha = beta = 1/2 it is Dice's, 2 I / (P +
-    T) (Milletari et al., 2016, with plain sums). The loss is 1 - the weighted mean of the indices of the classes that
-    the step has pixels of. A ratio's gradient needs the sums of the whole step, which `StepLoss` takes first. Given
-    these the loss is linear in each pixel's part, so tiles and ranks add up to the gradient of the whole.
+    k (Salehi et al., 2017) is I / (I + alpha (P - I) + beta (T - I)). With alpha = beta = 1/2 it is the Dice index,
+    2 I / (P + T) (Milletari et al., 2016, with plain sums). The loss is 1 - the weighted mean of the indices over the
+    classes that have pixels in the step. A ratio's gradient needs the sums of the whole step, which `StepLoss` computes
+    first. Then the loss is linear in each pixel's part, so gradients of tiles and ranks add up to that of the whole.
     """
 
     classes: int = 0
@@ -253,7 +254,7 @@ class OverlapTerm(Term):
 
 @dataclass(frozen=True)
 class EdgesTerm(Term):
-    """The terms of G-SCNN that look at edges. `radius`: an edge pixel has another class within so many pixels."""
+    """The edge terms of G-SCNN. `radius`: a pixel is an edge if another class lies within so many pixels."""
 
     factor: float = 20.0
     balance: float = 0.9
@@ -281,21 +282,21 @@ class EdgesTerm(Term):
 
 
 def edges_of(target_BHW: torch.Tensor, radius: int, ignore_index: int, margin: int) -> torch.Tensor:
-    """Return True for valid pixels with another class within `radius`; without `margin` pixels around."""
+    """Return a mask of the valid pixels with another class within `radius`; the margin is cut off."""
     valid_BHW = (target_BHW >= 0) & (target_BHW != ignore_index)
     height, width = (size - 2 * margin for size in target_BHW.shape[1:])
-    own_BHW, found_BHW = inner(target_BHW, margin), inner(torch.zeros_like(valid_BHW), margin)
+    own_BHW, edges_BHW = inner(target_BHW, margin), inner(torch.zeros_like(valid_BHW), margin)
     for row in range(-radius, radius + 1):
         for col in range(-radius, radius + 1):
             if row**2 + col**2 <= radius**2:
                 top, left = margin + row, margin + col
                 part = slice(None), slice(top, top + height), slice(left, left + width)
-                found_BHW = found_BHW | (valid_BHW[part] & (target_BHW[part] != own_BHW))
-    return found_BHW & inner(valid_BHW, margin)
+                edges_BHW = edges_BHW | (valid_BHW[part] & (target_BHW[part] != own_BHW))
+    return edges_BHW & inner(valid_BHW, margin)
 
 
 def _dual(gradients_BCHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int, margin: int) -> torch.Tensor:
-    """Return |z - z'| / sqrt(2), summed over classes; 0 where the filters see a pixel without a class."""
+    """Return |z - z'| / sqrt(2), summed over classes; 0 where the filters cover a pixel without a class."""
     near_BHW = inner(target_BHW, margin - REACH)
     classes, dtype = gradients_BCHW.shape[1] // len(GRADIENTS), gradients_BCHW.dtype
     filters = sent(torch.tensor(GRADIENTS, dtype=dtype), gradients_BCHW.device)[:, None].repeat(classes, 1, 1, 1)
@@ -316,11 +317,11 @@ def _lengths(gradients_BCHW: torch.Tensor) -> torch.Tensor:
 class BoundaryTerm(Term):
     """The boundary loss (Kervadec et al., 2019, equation 5): probabilities times signed distances to the classes.
 
-    It sums p_k phi_k over classes, of each valid pixel. phi_k is the distance in pixels to the nearest pixel of class
-    k. For the pixel's own class it is 1 minus the distance to the nearest pixel of another class, as in the published
-    code. So the loss may fall below 0. Distances end at `radius`: labels of so many pixels around a tile give them to
-    the last bit. A pixel without a label, or beyond the raster, is of no class. The step's loss is the mean over its
-    valid pixels; weights of classes do not enter.
+    A pixel's loss is the sum over classes of p_k phi_k. phi_k is the distance in pixels to the nearest pixel of class
+    k. For the pixel's own class, phi_k is 1 minus the distance to the nearest pixel of another class, as in the
+    published code, so the loss may be negative. Distances are cut at `radius`: a margin of that width around a tile
+    makes them exact. A pixel without a label, or beyond the raster, has no class. The step's loss is the mean over its
+    valid pixels; class weights do not enter.
     """
 
     radius: int = 8
@@ -342,12 +343,12 @@ class BoundaryTerm(Term):
 
 
 def signed_distances(target_BHW: torch.Tensor, classes: int, radius: int, ignore_index: int) -> torch.Tensor:
-    """Return phi_k of each pixel but a margin of `radius`, at most `radius`; float32, of shape (B, K, H, W).
-    `target_BHW`: its negative classes are beyond the raster. Values are void where a pixel has no label."""
+    """Return phi_k (float32, shape (B, K, H, W)) of each pixel inside a margin of `radius`, cut at `radius`.
+    `target_BHW`: negative classes lie beyond the raster. Values of pixels without a label have no meaning."""
     numbers_K = torch.arange(classes, device=target_BHW.device).view(-1, 1, 1)
     here_BKHW = (target_BHW[:, None] == numbers_K) & (target_BHW != ignore_index)[:, None]
     squares_BKHW = torch.where(here_BKHW, 0, radius**2).to(torch.int16)
-    for dim in (3, 2):  # the nearest in the row, then of these the nearest in the column: exact for the Euclidean one
+    for dim in (3, 2):  # squared distances within rows, then over columns: exact Euclidean distances
         size = squares_BKHW.shape[dim] - 2 * radius
         least_BKHW = squares_BKHW.narrow(dim, radius, size).clone()
         for way in range(1, radius + 1):

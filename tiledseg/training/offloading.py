@@ -1,4 +1,4 @@
-"""Memory of a run: activations in a store, the host's freed memory under a budget, and memory that runs out.
+"""Offloading of a run's activations, and settings that fit when memory runs out.
 
 A CPU's tensors go to a file on a local disk, a GPU's to the memory of its host.
 """
@@ -32,18 +32,18 @@ MIB = 2**20
 
 
 def in_words(moved: Mapping[str, Any]) -> str:
-    """Return the line for the user on the offloading of a run, of `moved_by_ranks`."""
+    """Return the user's line on the bytes offloaded in a run; `moved`: the result of `moved_by_ranks`."""
     out, back = (f"{moved[key] / MIB:.1f} MiB" for key in ("bytes_out", "bytes_in"))
     return f"offload: {out} went to {store_in_words(moved['store'])}, {back} came back"
 
 
 def store_in_words(store: str) -> str:
-    """Return the words for a store."""
+    """Return a store's name for the user."""
     return "the host's memory" if store == HOST else f"a file in {store}"
 
 
 def offload_to(store: str, plan: OffloadPlan | None, mesh: Mesh) -> Offload | None:
-    """Return a context in which autograd's tensors are offloaded to `store`, as planned; None if none are."""
+    """Return a context that offloads autograd's tensors to `store` as planned; None without a plan."""
     if plan is None:
         return None
     from tiledseg.memory.file_store import free_bytes
@@ -55,31 +55,31 @@ def offload_to(store: str, plan: OffloadPlan | None, mesh: Mesh) -> Offload | No
 
 
 def hooks_of(moving: Offload | None) -> Hooks | None:
-    """Return the hooks by which a memory policy offloads tensors."""
+    """Return the pack and unpack hooks of offloading, for the memory policy; None without offloading."""
     return None if moving is None else Hooks(moving.pack, lambda back: back(), moving.passed)
 
 
 def check_store(offload: str, store: str, device: torch.device) -> None:
-    """Raise ConfigError where something is to leave a memory that has no way to its store."""
+    """Raise ConfigError if tensors of `device` cannot be offloaded to the store."""
     if offload == "none":
         return
     if device.type == "cpu" and store == HOST:
         raise ConfigError(
-            f"memory.offload is {offload}, but memory.store is host, the memory that is to be spared; give a folder on "
+            f"memory.offload is {offload}, but memory.store is host, the memory that it would free; give a folder on "
             "a local disk"
         )
     if device.type != "cpu" and store != HOST:
         raise ConfigError(
-            f"memory.offload is {offload} and memory.store {store}, but this machine's tensors are on {device}, and "
-            "leave for the host's memory; use memory.store host, or leave it out"
+            f"memory.offload is {offload} and memory.store {store}, but tensors on {device} can only go to the host's "
+            "memory; use memory.store host, or leave it out"
         )
 
 
 def moved_by_ranks(offload: Offload | None, store: str, mesh: Mesh) -> dict[str, Any] | None:
-    """Return the figures of all ranks as JSON has them; None if nothing was offloaded. Collective.
+    """Return the offloading figures of all ranks for `summary.json`; None if nothing was offloaded. Collective.
 
-    `bytes_out`, `bytes_in`: to `store` and back. `peak_bytes`: most that autograd alone held on a rank. `ahead`: share
-    of tensors prefetched when they were used.
+    `bytes_out`, `bytes_in`: to `store` and back, summed over ranks. `peak_bytes`: largest peak of autograd's tensors on
+    a rank. `ahead`: share of the tensors that were prefetched in time.
     """
     if offload is None:
         return None
@@ -95,8 +95,8 @@ def moved_by_ranks(offload: Offload | None, store: str, mesh: Mesh) -> dict[str,
 
 
 @contextmanager
-def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
-    """Raise MemoryLimitError, with settings that fit, where memory runs out in the block."""
+def suggesting_settings(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
+    """Raise MemoryLimitError with settings that fit if memory runs out in the block."""
     try:
         yield
     except (RuntimeError, MemoryError, OSError) as error:
@@ -113,8 +113,8 @@ def told_what_fits(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
 
 
 def remedy(question: RunQuestion, plan: RunPlan, limit: int, shares: Sequence[float] = (1.0,)) -> str:
-    """Return settings by which a step needs at most `limit` bytes, from the plan: a budget of one of its `shares`, else
-    the coarsest of grids that are two, four, ... times as fine; or say that there are none."""
+    """Return advice by which a step needs at most `limit` bytes. Tried in order: a budget of each of the `shares` of
+    `limit`, then grids two, four, ... times as fine."""
     for share in shares:
         budget = int(share * limit)
         if _plans(replace(question, budgeted=True, memory=budget)):

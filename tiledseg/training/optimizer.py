@@ -1,7 +1,7 @@
-"""Optimizers, the course of a run, the learning rate as a pure function of both, and an average of the weights.
+"""Optimizers, the course of a run, the learning rate, and an average of the weights.
 
-The end of a run is a position, the end of epoch `train.epochs`, not a number of steps. A resumed run may have other
-steps in an epoch than before (more images, another global batch), and its steps are then counted on.
+A run ends at a position, the end of epoch `train.epochs`, not after a number of steps. A resumed run may have another
+number of steps an epoch (more images, another global batch), and its step counter goes on.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tiledseg.raster.samples.sampling import Position
 
 
 class _Eager:
-    """torch.optim's methods without what wraps them for `torch.compile`: each wrapper loads `torch._dynamo` at its
-    first call, which takes as long as importing torch, and does nothing where nothing is compiled."""
+    """Methods of torch.optim without their wrappers for `torch.compile`. A wrapper imports `torch._dynamo` at its first
+    call, which takes as long as importing torch, and has no other effect outside `torch.compile`."""
 
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
@@ -51,11 +51,11 @@ Groups = list[dict[str, Any]]
 
 
 def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], update: OptimizerConfig) -> Groups:
-    """Group a network's parameters by their factor of the rate and their decay, each with its number in the network.
+    """Group a network's parameters by learning-rate factor and weight decay; a group has each one's number too.
 
-    The first of `update.lr_factors` whose pattern fits a name decides. A norm's weights and all biases have one dim.
-    Those of factor 0 are in a group too; they have no gradient, and the optimizer passes over them.
-    Raises ConfigError for a pattern that fits no name, and where no weight is left to train.
+    The first pattern of `update.lr_factors` that matches a name gives its factor. Norm weights and biases have one
+    dim. Parameters of factor 0 form a group too; they have no gradient, so the optimizer skips them. Raises ConfigError
+    for a pattern that matches no name, and if all factors are 0.
     """
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     unused = set(update.lr_factors)
@@ -80,18 +80,18 @@ def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], update: Optimize
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter] | Groups, update: OptimizerConfig) -> torch.optim.Optimizer:
-    """Build the optimizer of the group `optimizer`; clipping is the step's."""
+    """Build the optimizer of the group `optimizer`. The step clips the gradient."""
     if update.name == "sgd":
         return SGD(parameters, lr=update.lr, momentum=update.momentum, weight_decay=update.weight_decay, foreach=True)
     return AdamW(parameters, lr=update.lr, weight_decay=update.weight_decay, foreach=True)
 
 
 def learning_rate(rate: OptimizerConfig, step: int, course: Course, position: Position) -> float:
-    """Return the rate of optimizer step `step`, counted from 0, at `position`.
+    """Return the learning rate of optimizer step `step`, counted from 0, at `position`.
 
-    The policy gives it. `constant`: lr. `step`: lr * gamma^(epoch // size). `polynomial`: lr * (1 - t)^power. `cosine`:
-    lr * (1 + cos(pi t)) / 2. Here t is the share of the epochs after the warm-up that is done. Over the first
-    `warmup_steps` the rate rises linearly to lr. So t goes on where a resumed run has other steps an epoch.
+    Policies: `constant`: lr. `step`: lr * gamma^(epoch // size). `polynomial`: lr * (1 - t)^power. `cosine`: lr * (1 +
+    cos(pi t)) / 2. t is the share done of the steps after the warm-up. It follows from the position, so it stays
+    continuous if a resumed run has other steps an epoch. Over the first `warmup_steps` the rate rises linearly to lr.
     """
     if step < rate.warmup_steps:
         return rate.lr * (step + 1) / rate.warmup_steps
@@ -107,14 +107,14 @@ def learning_rate(rate: OptimizerConfig, step: int, course: Course, position: Po
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every parameter group this rate, times its own factor where it has one."""
+    """Set the rate of each parameter group: `rate` times the group's factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("factor", 1.0)
 
 
 @dataclass(frozen=True)
 class Course:
-    """The course of a run: `epochs` epochs of `steps_per_epoch` steps each. It ends with its last epoch."""
+    """The length of a run: `epochs` epochs of `steps_per_epoch` steps each."""
 
     epochs: int
     steps_per_epoch: int
@@ -137,12 +137,12 @@ class Course:
 
 
 class AveragedWeights:
-    """An exponential moving average of the weights, with which a run validates and maps; it trains with its own.
+    """An exponential moving average of the weights, used in validation and for maps.
 
-    After step t, counted from 1: average <- d average + (1 - d) weights, with d = min(decay, (1 + t) / (10 + t)). So a
+    After step t, counted from 1: average <- d average + (1 - d) weights, with d = min(decay, (1 + t) / (10 + t)). A
     young average soon forgets its first weights (TensorFlow's ExponentialMovingAverage, num_updates). Running
-    statistics are averaged alike; counts are taken over. Each rank averages its own part of `network`, in its dtypes;
-    ranks that hold the same weights get the same average, to the last bit. `begun`: the average of a run that goes on.
+    statistics are averaged too; integer counts are copied. Each rank averages its own part of `network`, in its dtypes.
+    Ranks with the same weights get the same average, to the last bit. `begun`: the average in the resumed checkpoint.
     """
 
     def __init__(self, network: nn.Module, decay: float, begun: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
@@ -165,7 +165,7 @@ class AveragedWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Give the network the averaged weights in the block; afterwards its own again, to the last bit."""
+        """Swap the averaged weights into the network in the block, and back afterwards, to the last bit."""
         self._swap()
         try:
             yield

@@ -1,6 +1,5 @@
-"""Everything that can be known, and refused, before a run starts: files, network, and its plan.
-
-One rank looks at the files and tells the others; nothing is written and no pixel is read.
+"""The checks and the plan of a run before it starts. One rank reads the headers of the files and sends the result to
+the others; nothing is written and no pixel is read.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tiledseg.planning.run.spread import exact_modes, parallelism
 from tiledseg.planning.walk.cost_model import ASSUMED, ASSUMED_STORE, Machine, Store, disk_of, store_of
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.samples.content import ByContent
+from tiledseg.raster.samples.content import ByContent, SplitPart
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Sampler, Steps
 from tiledseg.tracing.build import known, network_modules
@@ -42,22 +41,22 @@ from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_of
 
 Kept = tuple[tuple[int, ...], ...]
-"""Of each image, the tiles in which pixels may count."""
+"""The numbers of each image's tiles in which pixels may count."""
 USUAL_BATCH, USUAL_STEPS = 4, 500
-"""Tiles of a step, and fewest steps of a run, where nobody says others."""
+"""Default tiles of a step, and default fewest steps of a run."""
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """A run that can start: a value that one rank computes and all share.
+    """A checked and planned run, computed by the root and sent to all ranks.
 
-    `asked`: the configuration as the user gave it. `config`: the same with epochs, tiles of a step and the learning
-    rate as numbers. `class_weights`: of the loss, none where all are 1, or as long as they are not counted.
-    `score_class`: the class whose IoU `train.best` names. `files`: all that the rasters are read from. `found`: the
-    choice of `parallel.auto`. `chosen`: grid and steps are the program's choice.
+    `user_config`: the configuration of the user. `config`: the same with epochs, tiles of a step and the learning rate
+    as numbers. `class_weights`: empty if all are 1, or not yet counted. `score_class`: the class whose IoU is
+    `train.best`. `files`: every file of the rasters. `found`: the settings chosen for `parallel.auto`. `chosen`: True
+    if grid and steps are the program's defaults.
     """
 
-    asked: Config
+    user_config: Config
     config: Config
     question: RunQuestion
     plan: RunPlan
@@ -80,17 +79,17 @@ class Preparation:
 
     @property
     def compiles(self) -> bool:
-        """True if the passes with gradients are compiled. `auto` compiles nowhere: it takes half a minute a shape."""
+        """True if passes with gradients are compiled. `auto` does not compile: it takes half a minute a shape."""
         return self.config.train.compiles() == "on"
 
     @property
     def counts_classes(self) -> bool:
-        """True if the weights of classes are counted in the labels."""
+        """True if class weights are counted in the labels."""
         return self.config.train.class_weights == MEDIAN_FREQUENCY
 
     @property
     def by_content(self) -> ByContent | None:
-        """The way in which tiles or windows are drawn by their labels; None if they are not."""
+        """The rules for drawing tiles or windows by their labels; None if labels do not matter."""
         train = self.config.train
         content = ByContent(train.skip_empty, train.balance_classes)
         return content if content.skip_empty or content.balance else None
@@ -106,14 +105,13 @@ def prepare(
 ) -> Preparation:
     """Check a configuration against the files that it names, and plan the run on them.
 
-    `memory_bytes`: for one rank of `ranks`, which compute `on_cpu` or not. All change speed and memory only. `machine`
-    and the checkpoint's state `before` decide what `parallel.auto` leaves open. Raises InputError of some kind for the
-    first thing that cannot be.
+    `memory_bytes`: for one rank of `ranks`, on CPUs if `on_cpu`. These change speed and memory only. `machine` and the
+    checkpoint's state `before` decide the settings of `parallel.auto`. Raises InputError for the first fault.
     """
     config.check()
     data, train = config.data, config.train
     if isinstance(data.classes, str):
-        raise ConfigError(f"data.classes is the file {data.classes}; give what user_files.classes makes of it")
+        raise ConfigError(f"data.classes is the file {data.classes}; give its contents (a list of classes)")
     label_map = LabelMap.from_config(data.classes, data.ignore_index)  # type: ignore[arg-type]
     learnt, held_out = inspect_files(data, label_map)
     with explained(learnt.infos[0].notes):
@@ -123,22 +121,23 @@ def prepare(
     store = _store(config, on_cpu)
     question = _question(config, network, learnt, held_out, memory_bytes, ranks, store)
     question = replace(question, loss=loss_bytes_of(config, network, label_map, objective))
-    train, parallel = config.train, config.parallel  # the grid and the tiles of a step are left to the program:
-    free = train.tiles_per_step == AUTO and config.tiling.grid == AUTO and train.images_per_step == 1
+    parallel = config.parallel
+    open_keys = train.tiles_per_step == AUTO and config.tiling.grid == AUTO and train.images_per_step == 1
     alone = not (parallel.shares_images or parallel.auto or parallel.stages > 1 or config.memory.in_blocks)
-    usual = _usual_tiles(question) if free and alone and train.windows is None else None
+    usual = _usual_tiles(question) if open_keys and alone and train.windows is None else None
     chosen, question = usual is not None, usual or question
     settings = find_settings(question, config, machine, before) if config.parallel.auto else None
     question = with_settings(question, config, settings) if settings else question
     plan = plan_run(question)
     tilings = () if question.windows else plan.tilings[: len(learnt.infos)]
     halo = max(plan.footprint.before, plan.footprint.after)
-    split, split_notes = split_of(config, question.graph, halo, learnt.infos) if data.split is not None else (None, ())
-    trained, validated = split.parts() if split else ((), ())
+    no_split: tuple[tuple[SplitPart, ...], tuple[SplitPart, ...], tuple[str, ...]] = (), (), ()
+    split = split_of(config, question.graph, halo, learnt.infos) if data.split is not None else no_split
+    trained, validated, split_notes = split
     rasters = learnt.cut(tilings, data.area, trained)
     kept = rasters.kept(tilings) if tilings else None
     if plan.spread.shares_images or augmentation(train.augment).moves:
-        kept = None  # tiles do not stay in their places, or are not computed one by one
+        kept = None  # ranks share each image, or augmentation moves tiles
     if kept is not None and chosen and question.tiles_per_step:
         question = replace(question, tiles_per_step=_tiles_of_step(sum(map(len, kept))))
     if not question.windows:
@@ -147,9 +146,7 @@ def prepare(
     if isinstance(train.epochs, str):
         train = replace(train, epochs=-(-USUAL_STEPS // sampler.steps_per_epoch) if chosen else 1)
         train.check_best()
-    every = [part for part in (learnt, held_out) if part]
-    notes = reference_notes([info for part in every for info in (*part.infos, *part.label_infos)])
-    infos = (info for part in every for info in (*part.infos, *part.label_infos))
+    infos = [info for part in (learnt, held_out) if part for info in (*part.infos, *part.label_infos)]
     files = tuple(file for info in infos for file in info.files)
     if data.area:
         from tiledseg.raster.labels.polygons import vector_files  # here: few runs read polygons
@@ -167,7 +164,7 @@ def prepare(
         sampler,
         rasters,
         held_out.cut(plan.held_out, data.area, validated) if held_out else None,
-        (*notes, *split_notes, *layout_notes(learnt.infos, tilings), *plan.warnings),
+        (*reference_notes(infos), *split_notes, *layout_notes(learnt.infos, tilings), *plan.warnings),
         files,
         score_class(train.best, label_map, held_out is not None),
         settings,
@@ -184,7 +181,7 @@ def _question(
     ranks: int,
     store: Store | None,
 ) -> RunQuestion:
-    """Ask the planner for this run; the bytes of its loss are still the usual ones."""
+    """Return the planner's question for this run, with the bytes of the usual loss."""
     train, memory, budget = config.train, config.memory, config.memory.bytes()
     drawn = train.drawn()
     windows = None if drawn is None else WindowSteps(drawn.size, drawn.per_step, drawn.halo == "exact")
@@ -198,7 +195,7 @@ def _question(
     if config.model.freeze_norm and not any(layer.tracks for layer in network.graph().layers):
         raise ConfigError(
             f"model.freeze_norm is true, but {network.in_words.splitlines()[0]} has no batch norm with running "
-            "statistics; leave it out"
+            "statistics; leave the key out"
         )
     return RunQuestion(
         network,
@@ -216,7 +213,7 @@ def _question(
         turned=() if windows else _turned(augmentation(train.augment), learnt.infos),
         frozen=frozen,
         still_norms=config.model.freeze_norm,
-        recompute=str(memory.recompute),  # a list has gone to parallel.recompute
+        recompute=str(memory.recompute),  # the configuration's check moves a list to parallel.recompute
         tiles_per_batch=train.tiles_per_batch if isinstance(train.tiles_per_batch, int) else None,
         blocks=_blocks(config, store),
         offload=memory.offload == ALL,
@@ -227,13 +224,13 @@ def _question(
 
 
 def scaled(optimizer: OptimizerConfig, items: int) -> OptimizerConfig:
-    """Return the optimizer with the rate of a step of so many tiles, windows or images, on all ranks together."""
+    """Return the optimizer with its rate scaled by the items (tiles, windows, images) of a step of all ranks."""
     return replace(optimizer, lr=optimizer.lr * items) if optimizer.scale_lr == "linear" else optimizer
 
 
 def _usual_tiles(question: RunQuestion) -> RunQuestion | None:
-    """Choose tiles and steps that a network learns from, whatever the ranks and their memory. Return None where a tile
-    does not give what the whole image gives, and the question unchanged where a step is a whole image all the same."""
+    """Choose default grids and tiles of a step, independent of ranks and memory. Return None if tiles are not exact for
+    this network; the question unchanged if a step is one whole image anyway."""
     if "read" not in exact_modes(question.graph, tiles=2, trains=True):
         return None
     footprint = network_footprint(question.graph, question.halo, question.parallel.exact)
@@ -250,41 +247,41 @@ def _usual_tiles(question: RunQuestion) -> RunQuestion | None:
 
 
 def _tiles_of_step(tiles: int) -> int:
-    """Return four, or fewer where an epoch would have fewer than four steps."""
+    """Return the default tiles of a step: four, or fewer if an epoch would have fewer than four steps."""
     return max(1, min(USUAL_BATCH, tiles // USUAL_BATCH))
 
 
 def _steps(
     train: TrainConfig, plan: RunPlan, windows: WindowSteps | None, learnt: RasterSet, kept: Kept | None
 ) -> Steps:
-    """Return all steps of a run, with the draw of each tile."""
-    asked = augmentation(train.augment)
-    drawer = Drawer(asked, tuple(info.shape for info in learnt.infos), learnt.infos[0].bands)
+    """Return the steps of a run, with the augmentation draw of each tile."""
+    changes = augmentation(train.augment)
+    drawer = Drawer(changes, tuple(info.shape for info in learnt.infos), learnt.infos[0].bands)
     if windows is not None:
         footprint = plan.footprint if windows.exact else None
         return DrawnWindows(drawer, windows.side, windows.per_step, train.seed, footprint)
     counts = tuple(map(len, plan.tilings[: len(learnt.infos)] if kept is None else kept))
     sampler = Sampler(counts, train.seed, train.given_tiles, train.images_per_step, kept)
-    return DrawnTiles(sampler, drawer, train.augment_each, turned=_turned(asked, learnt.infos))
+    return DrawnTiles(sampler, drawer, train.augment_each, turned=_turned(changes, learnt.infos))
 
 
-def _turned(asked: Augmentation, images: Sequence[RasterInfo]) -> tuple[int, ...]:
-    """Return the images that a quarter turn gives another shape."""
-    return tuple(k for k, info in enumerate(images) if asked.turn == 90 and info.height != info.width)
+def _turned(changes: Augmentation, images: Sequence[RasterInfo]) -> tuple[int, ...]:
+    """Return the numbers of the images whose shape a quarter turn of the augmentation changes."""
+    return tuple(k for k, info in enumerate(images) if changes.turn == 90 and info.height != info.width)
 
 
 def _blocks(config: Config, store: Store | None) -> BlocksAsked | None:
-    """Return the blocks of the group `memory`; None if tiles are computed whole. `store`: the rates of a file."""
+    """Return the planner's question about blocks; None if tiles are computed whole. `store`: rates of the file."""
     memory, in_file = config.memory, config.memory.in_file
     if memory.in_blocks:
         return BlocksAsked(memory.blocks_shape(), in_file, store=store)
-    compiles = config.train.compiles() == "on"  # which does not go with blocks
+    compiles = config.train.compiles() == "on"  # a compiled network takes tiles whole
     return BlocksAsked(None, in_file, True, store) if memory.may_block and not compiles else None
 
 
 def _store(config: Config, on_cpu: bool) -> Store | None:
-    """Return the store's rates where the plan needs them: of the machine's profile, else assumed ones. Raises
-    ConfigError if it is no folder."""
+    """Return the rates of `memory.store`, from the machine's profile or assumed; None if the plan needs none. Raises
+    ConfigError if the store is not a folder."""
     memory = config.memory
     memory.check_folder()
     if not memory.chooses_offload and not (memory.in_file and (memory.may_block or memory.in_blocks)):
@@ -295,7 +292,7 @@ def _store(config: Config, on_cpu: bool) -> Store | None:
 
 
 def why_uncompiled(preparation: Preparation) -> str | None:
-    """Return the reason against compiling a run that is to be compiled, on any device."""
+    """Return the reason why a run with `train.compile: on` cannot be compiled; None if it can, or is not to be."""
     if not preparation.compiles:
         return None
     plan = preparation.plan
@@ -306,10 +303,10 @@ def why_uncompiled(preparation: Preparation) -> str | None:
         "parallel.halo is layer; give read or exchange": plan.spread.shares_layers,
         "parallel.stages cut it; give 1": plan.pipeline is not None,
         "memory.blocks cuts tiles; leave it out": plan.blocks is not None,
-        "memory.budget has it computed once more; give a larger one, or compile off": plan.rebuilt is not None,
-        "memory.recompute has it computed once more; give auto": not keeps_all,
-        "memory.offload moves what it keeps; leave it out": plan.offloaded is not None,
+        "memory.budget recomputes parts of it; give a larger one, or compile off": plan.rebuilt is not None,
+        "memory.recompute recomputes parts of it; give auto": not keeps_all,
+        "memory.offload moves its activations; leave it out": plan.offloaded is not None,
         f"{next(iter(placed), '')} depends on its place in the image; give compile off": len(placed) > 0,
     }
     obstacle = next((reason for reason, holds in reasons.items() if holds), None)
-    return obstacle and f"train.compile is on, which takes a network whole, but {obstacle}"
+    return obstacle and f"train.compile is on, which needs the whole network, but {obstacle}"

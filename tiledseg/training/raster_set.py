@@ -1,4 +1,4 @@
-"""The rasters of a run: what their files say of themselves, how they are read, and how each is cut."""
+"""The rasters of a run: facts of their files, how they are read, and how each is cut."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tiledseg.raster.labels.pair_reading import PairReading, area_reader
 from tiledseg.raster.lists import HELD_OUT, HELD_OUT_ALONE, LEARNT, Composing, Parts, has_validation
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import KnownReader
-from tiledseg.raster.samples.content import SpatialSplit, SplitCut, SplitPart
+from tiledseg.raster.samples.content import SplitCut, SplitPart, split_images
 from tiledseg.raster.samples.dataset import check_cut, layout_warning
 from tiledseg.raster.statistics import check_alike
 from tiledseg.units import Length, blocks_of, parse_length
@@ -30,9 +30,9 @@ from tiledseg.units import Length, blocks_of, parse_length
 
 @dataclass(frozen=True)
 class RasterSet:
-    """Images and their labels, by path and as the files describe themselves, how they are read, and how each is cut (no
-    tilings: not yet, or windows are drawn); a file is opened when a pixel of it is read. Pixels count within the
-    polygons of the file `area` and within `parts`, one for each image (none: all)."""
+    """A set of images with their labels: facts and paths of the files, how they are read, and how each is cut.
+    `tilings`: one for each image; none before the cut, and where windows are drawn. Pixels count inside the polygons of
+    the file `area` and inside `parts`, one for each image; empty: everywhere. A file is opened at its first read."""
 
     infos: tuple[RasterInfo, ...]
     label_infos: tuple[RasterInfo, ...]
@@ -48,7 +48,7 @@ class RasterSet:
         return tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in self.infos)
 
     def cut(self, tilings: tuple[Tiling, ...], area: str | None, parts: tuple[SplitPart, ...]) -> RasterSet:
-        """Cut the pairs. Raises RasterError for a tile store that was cut otherwise."""
+        """Return the set with its tilings. Raises RasterError for a tile store with another grid."""
         for image, label, tiling in zip(self.infos, self.label_infos, tilings, strict=bool(tilings)):
             check_cut(image, tiling)
             check_cut(label, tiling)
@@ -59,7 +59,7 @@ class RasterSet:
         return KnownReader(info, lambda: self.reading.open_as(self.images[number], info))
 
     def open_counted(self, number: int) -> RasterReader:
-        """Open an image whose pixels are valid where its labels may count: for statistics, not for a network."""
+        """Open an image for statistics: its pixels are valid only where labels may count."""
         return self._masked(self.open_image(number), number)
 
     def open_labels(self, number: int) -> RasterReader:
@@ -74,7 +74,7 @@ class RasterSet:
         return MaskedReader(reader, masks, areas) if masks else reader
 
     def kept(self, tilings: Sequence[Tiling]) -> tuple[tuple[int, ...], ...] | None:
-        """Return each image's tiles in which pixels may count; None: all. ConfigError for an image without any."""
+        """Return each image's tiles in which pixels may count; None: all. Raises ConfigError if an image has none."""
         if not self.area and not self.parts:
             return None
         kept = []
@@ -86,14 +86,14 @@ class RasterSet:
                 keys = [f"data.area {self.area}"] * bool(self.area) + ["data.split"] * bool(self.parts)
                 raise ConfigError(
                     f"{' with '.join(keys)} leaves no pixel of {self.infos[number].path} to learn from; leave the "
-                    "image out, or change them"
+                    "image out, or change the key"
                 )
         return tuple(kept)
 
 
 def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[RasterSet, RasterSet | None]:
-    """Open each image with its labels, those to learn from and those to validate on. Raises RasterError, LabelError and
-    ConfigError for the first pair that cannot be."""
+    """Read the headers of all images and labels; return the training set and the validation set, None without one.
+    Raises RasterError, LabelError or ConfigError for the first faulty pair."""
     reading = PairReading(label_map, **data.reading)
 
     def inspect(keys: tuple[str, str], parts: Parts) -> RasterSet:
@@ -109,7 +109,7 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[RasterSet, Ras
     if data.normalize == IMAGENET and (image.dtype != "uint8" or image.bands < 3):
         raise ConfigError(
             f"data.normalize is imagenet, for red, green and blue of 8 bits, but {image.path} has {image.bands} bands "
-            f"of {image.dtype}; set it to true, or select such bands with data.bands"
+            f"of {image.dtype}; set the key to true, or select such bands with data.bands"
         )
     if data.split:
         held_out = learnt
@@ -123,8 +123,7 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[RasterSet, Ras
 
 
 def layout_notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:
-    """Return the warnings on files: their own, and those whose layout is slow to read by these tilings. Files that
-    differ in their names alone share a line."""
+    """Return the warnings on files, and on layouts that are slow to read by these tilings; equal ones share a line."""
     alike: dict[str, list[str]] = {}
     for info in infos:
         for note in info.notes:
@@ -136,12 +135,10 @@ def layout_notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list
 
 def split_of(
     config: Config, graph: Graph, halo: int, infos: Sequence[RasterInfo]
-) -> tuple[SpatialSplit, tuple[str, ...]]:
-    """Split the images into blocks that are learnt from or validated on, by `data.split`; return notes too.
-
-    `halo`: of the network, in pixels. Raises ConfigError where a layer sees whole images, which no gap keeps apart,
-    unless `parallel.exact` is false.
-    """
+) -> tuple[tuple[SplitPart, ...], tuple[SplitPart, ...], tuple[str, ...]]:
+    """Split the images into blocks by `data.split`; return the training part and the validation part of each image, and
+    notes for the user. `halo`: of the network, in pixels. Raises ConfigError if a layer sees whole images, because no
+    gap separates the blocks then; `parallel.exact: false` accepts it."""
     split, reach = read_split(config.data.split), augmentation(config.train.augment).reach
     assert split is not None, "there is a split"
     seeing, keyed = measuring(graph), config.model.build is None
@@ -154,15 +151,15 @@ def split_of(
     notes: tuple[str, ...] = ()
     if seeing:
         notes += (f"data.split: {said(seeing[0], keyed)}, and sees all blocks of an image",)
-    auto = math.ceil(halo * reach) + (reach != 1)  # in pixels of the raster, where it is shown smaller or rotated
+    auto = math.ceil(halo * reach) + (reach != 1)  # pixels of the raster: augmentation may scale or rotate the halo
     gap = parse_length(split.gap) if isinstance(split.gap, str) else Length(split.gap)
     cuts = []
     for info in infos:
         rows, cols = (auto, auto) if gap is None else map(math.ceil, along(gap, info, "data.split: gap"))
         cuts.append(SplitCut(info.shape, _blocks(split.blocks, info), (rows, cols)))
     if min(min(cut.gap) for cut in cuts) < auto:
-        notes += (f"data.split: gap is {split.gap}, below {auto} px: outputs validated on see pixels trained on",)
-    return SpatialSplit(tuple(cuts), split.share, split.seed), notes
+        notes += (f"data.split: gap is {split.gap}, below {auto} px: validation outputs see training pixels",)
+    return *split_images(cuts, split.share, split.seed), notes
 
 
 def _blocks(split: list[int] | str, info: RasterInfo) -> tuple[int, int]:

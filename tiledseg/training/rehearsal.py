@@ -1,10 +1,10 @@
-"""The set-up and the first step of the ranks of a job, one after the other in one process, by the code that a run's
-ranks execute.
+"""A rehearsal of a job: the set-up and the first step of its ranks, one after the other in one process, by the code of
+a run.
 
-Tensors have a shape and no values (torch's device `meta`), and messages between ranks are written down and matched
-(`comm.collectives`). The axes and the share of the first step are those of every rank. Forward and backward
-passes are walked by the ranks of one replica, for each size of image, in stages for so many micro-batches that the
-schedule repeats itself: other replicas do the same. Where tiles are dealt out the first and the last rank are walked.
+Tensors have a shape and no values (torch's device `meta`). Messages between ranks are recorded and matched
+(`comm.collectives`). Axes and the share of the first step are computed for every rank. Forward and backward passes run
+for the ranks of one replica, once for each size of image; stages run as many micro-batches as one period of the
+schedule. If tiles are dealt out, the passes run for the first and the last rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from tiledseg.execution.carrying import CAST_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.halo_modes import Part, Piece, ReadMode
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.part_passes import Passes
-from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import ChannelDropout, DropoutKey
 from tiledseg.models.network import GraphNetwork
@@ -45,16 +44,15 @@ from tiledseg.training.run_files import check_run_folder
 from tiledseg.units import SINGLE_BYTES, size
 
 _META = torch.device("meta")
-_LABEL_SECONDS = 20.0  # of reading labels, besides one block of each file
+_LABEL_SECONDS = 20.0  # limit on reading labels, beyond one block of each file
 
 
 def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: int, planned: str = "") -> dict[str, Any]:
-    """Walk a run that has been prepared for so many ranks; return the figures of its first step as JSON has them.
+    """Rehearse a run prepared for so many ranks; return the figures of its first step for JSON.
 
-    `planned`: the network of the plan, in words. `messages`, `bytes` and sums are the most of any rank, on each size of
-    image. `tiles`: parts of the step; `idle`: ranks without one. `groups`, `peers`: of a rank. `sums`, `summed`: of
-    norms and gradients, and their bytes. `fails`: reasons why the job would end; `warnings`: what it would waste.
-    Raises InputError where a rank's own set-up is refused.
+    `planned`: the plan's description of the network. `messages`, `bytes`, `groups`, `peers`: the most of any rank.
+    `sums`, `summed`: all-reduces of norms and gradients of a rank, and their bytes. `tiles`: parts of the step; `idle`:
+    ranks without one. `fails`: faults that would end the job. Raises InputError if a rank's set-up is refused.
     """
     begun = time.perf_counter()
     if refusal := why_uncompiled(preparation):
@@ -76,14 +74,14 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     idle = [rank for rank, (parts, _) in enumerate(shares) if not parts]
     warnings = [f"{len(idle)} of {ranks} ranks have no part of the first step: {name_ranks(idle)}"] if idle else []
     if preparation.question.value_bytes < SINGLE_BYTES and any(sent):
-        warnings.append(f"bytes of messages are of fp32: up to twice what {preparation.config.train.precision} sends")
+        warnings.append(f"bytes of messages are of fp32: up to twice those of {preparation.config.train.precision}")
     network = network_text(preparation.question).replace("\n", ", ")
     if planned and " ".join(planned.split()) != network.removesuffix(DEFAULTS):
-        warnings.append(f"planned was another network, and its memory and time: {' '.join(planned.split())}")
-    read, blocks, fails = _look(preparation)
+        warnings.append(f"the plan was made for another network: {' '.join(planned.split())}")
+    read, blocks, fails = _try_files(preparation)
     if memory > gpu_memory:
         fails.append(
-            f"a step needs {size(memory)} on the rank that needs most, of {size(gpu_memory)}; "
+            f"a step needs {size(memory)} on the fullest rank, of {size(gpu_memory)}; "
             + remedy(preparation.question, preparation.plan, min(preparation.question.memory, gpu_memory))
         )
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # this machine's, which stands for the job's
@@ -115,9 +113,11 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     }
 
 
-def _look(preparation: Preparation) -> tuple[int, int, list[str]]:
-    """Try the output folder, and read labels: the middle block of each file, then the others for some seconds. Return
-    the blocks read, all blocks, and what a run refuses."""
+def _try_files(preparation: Preparation) -> tuple[int, int, list[str]]:
+    """Check the output folder, and read labels: the middle block of each file, then others within `_LABEL_SECONDS`.
+
+    Return the number of blocks read, the number of all blocks, and the faults.
+    """
     fails, begun, read = list[str](), time.perf_counter(), 0
     sets = [each for each in (preparation.training, preparation.validation) if each]
     readers = [each.open_labels(number) for each in sets for number in range(len(each.labels))]
@@ -143,25 +143,21 @@ _Share = tuple[tuple[Part, ...], bool]
 
 
 def _walk(preparation: Preparation, meshes: Sequence[Mesh]) -> list[_Share]:
-    """Do the first step of all ranks; return each rank's share of it."""
+    """Run the first step; return each rank's share of it. If tiles are dealt out, the first and the last rank run it.
+    Otherwise the ranks of the first replica run it: ranks of other replicas send the same messages, and the first rank
+    of each gives the share of all of its ranks."""
     walker, shape = _Walker(preparation), preparation.plan.spread.mesh
-    if preparation.plan.spread.shares_images or shape.stages > 1:
-        return _walk_replicas(shape, meshes, walker)
-    run, passes = walker.open(meshes[0])
-    assert isinstance(passes.mode, ReadMode), "tiles are dealt out"
-    shares = [(parts, True) for parts in passes.mode.dealt(walker.first)]
-    walker.step(run, passes, shares[0][0])
-    if len(meshes) > 1:
-        walker.step(*walker.open(meshes[-1]), shares[-1][0])
-    return shares
-
-
-def _walk_replicas(shape: MeshShape, meshes: Sequence[Mesh], walker: _Walker) -> list[_Share]:
-    """Do the first step of the ranks of one replica. Ranks of another have parts of the same images, and the same
-    messages: its first rank stands for all but those of the first replica."""
+    if not preparation.plan.spread.shares_images and shape.stages == 1:
+        run, passes = walker.open(meshes[0])
+        assert isinstance(passes.mode, ReadMode), "tiles are dealt out"
+        dealt_shares = [(parts, True) for parts in passes.mode.dealt(walker.first)]
+        walker.step(run, passes, dealt_shares[0][0])
+        if len(meshes) > 1:
+            walker.step(*walker.open(meshes[-1]), dealt_shares[-1][0])
+        return dealt_shares
     each = shape.ranks // shape.replicas
     shares: list[_Share] = []
-    dealt: Sequence[tuple[Part, ...]] = ()  # of tiles that are dealt to pipelines
+    dealt: Sequence[tuple[Part, ...]] = ()  # each replica's parts, if tiles are dealt to pipelines
     for mesh in meshes:
         first = mesh.rank - mesh.rank % each
         alike = each <= mesh.rank and (mesh.rank != first or bool(dealt))
@@ -181,7 +177,7 @@ def _walk_replicas(shape: MeshShape, meshes: Sequence[Mesh], walker: _Walker) ->
 
 
 class _NoValues:
-    """Pixels as if they had been sent to the device."""
+    """A sample's pixels on the device, without values."""
 
     def __init__(self, bands: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
         self._x_CHW = torch.empty(bands, *shape, device=_META, dtype=dtype)
@@ -196,17 +192,17 @@ class _Sum:
     looks_first = False
 
     def look(self, piece: Piece, sample: Sample) -> None:
-        """Do nothing: it does not look first."""
+        """Do nothing: this loss needs no pass before."""
 
     def agree(self) -> None:
-        """Do nothing: there is nothing to agree on."""
+        """Do nothing: this loss has no sums over ranks."""
 
     def __call__(self, pieces: Sequence[tuple[Piece, Sample]]) -> torch.Tensor:
         return torch.stack([made.sum() for piece, _ in pieces for made in (piece.logits_BKHW, *piece.others)]).sum()
 
 
 class _Walker:
-    """The network, without values, and the first step: opened and done by one rank after the other."""
+    """A network without values, and the first step of its ranks."""
 
     def __init__(self, preparation: Preparation) -> None:
         self._preparation = preparation
@@ -222,23 +218,23 @@ class _Walker:
         network.to(_META).train()
         for module in network.modules():
             if isinstance(module, ChannelDropout):
-                module.eval()  # it draws values, and sends nothing
+                module.eval()  # dropout draws values, and sends no message
         return network
 
     def open(self, mesh: Mesh, runs: bool = True) -> tuple[ParallelRun, Passes]:
-        """Open a rank's axes and passes, as a run does. In stages a rank that `runs` has a network of its own."""
+        """Open a rank's axes and passes, as a run does. A rank of a pipeline that `runs` gets its own network."""
         plan = self._preparation.plan
         network = self._network() if plan.pipeline and runs else self._whole
         run = ParallelRun.open(plan.spread, network, mesh, self._precision, plan.pipeline)
         return run, run.over(plan.tilings, plan.tiles_per_batch)
 
     def step(self, run: ParallelRun, passes: Passes, own: Sequence[Part]) -> None:
-        """Do a step with one part of each size among a rank's own, in stages with so many that a schedule repeats."""
+        """Run a step on one part of each size among a rank's own; in stages on four parts a stage."""
         plan = self._preparation.plan
-        first_of_size = {plan.tilings[part.image].raster: part for part in reversed(own)}
-        parts = (
-            own[: 4 * plan.spread.mesh.stages] if plan.spread.mesh.stages > 1 else list(first_of_size.values())[::-1]
-        )
+        stages = plan.spread.mesh.stages
+        parts = own[: 4 * stages]
+        if stages == 1:
+            parts = list({plan.tilings[part.image].raster: part for part in reversed(own)}.values())[::-1]
         reducer = GradientReducer(passes.mode.network.parameters(), run.axes.weights)
         reducer.zero()
         samples = map(self._sample, parts)

@@ -1,4 +1,4 @@
-"""The beginning of a run: anew, or from a checkpoint, with the changes that are allowed (docs/reference/resume.md)."""
+"""The start of a run: new, or from a checkpoint with the changes that docs/reference/resume.md allows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tiledseg.training.preparation import Preparation
 from tiledseg.training.raster_set import RasterSet
 
 OTHER_RUN, NAMES_RUN = "refused", "allowed"
-_OTHER_RUN = {
+_FIXED_KEYS = {
     "data": (
         *("classes", "label_layer", "label_attribute", "background", "warp_images", "area", "split"),
         *("ignore_index", "nodata", "bands", "normalize", "assets", "mosaic", "valid", "valid_values"),
@@ -36,7 +36,7 @@ _OTHER_RUN = {
     "optimizer": ("name",),
 }
 RULES = {
-    **{f"{group}.{key}": OTHER_RUN for group, keys in _OTHER_RUN.items() for key in keys},
+    **{f"{group}.{key}": OTHER_RUN for group, keys in _FIXED_KEYS.items() for key in keys},
     **dict.fromkeys(("data.images", "data.labels"), "sources"),
     "tiling.grid": "grids",
     "train.tiles_per_step": "tiles_per_step",
@@ -46,16 +46,16 @@ RULES = {
     **{f"train.{key}": "content" for key in ("skip_empty", "balance_classes")},
     **dict.fromkeys(("train.resume", "run.output", "run.verbosity"), NAMES_RUN),
 }
-"""Rules of keys in a run that goes on. `OTHER_RUN`: must not change. `NAMES_RUN`: is not compared. Others order the
-steps, and may change between epochs; the rule is their name in `sampling_fingerprint`. A key that is not here may
-change: speed and memory alone change, or it is said."""
+"""Rules for the keys of a resumed run. `OTHER_RUN`: must not change. `NAMES_RUN`: is not compared. Any other rule is
+an entry of `sampling_fingerprint`: the key orders the steps, and may change between epochs. A key without a rule may
+always change; a warning lists the changes."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The start of a run. `checkpoint`: None for a new run. `sources`: its images as they are now. `resumed`: its
-    resumptions with changes, this one the last. `added`: numbers of images that the checkpoint did not have.
-    `pretrained`: the file of weights that the run began with. `best`: its best validation so far."""
+    """The start of a run. `checkpoint`: None for a new run. `sources`: its images as they are now. `resumed`: all
+    resumptions with changes, this one last. `added`: numbers of the images that the checkpoint does not have.
+    `pretrained`: the file of the first weights. `best`: the best validation so far."""
 
     checkpoint: Checkpoint | None
     sources: tuple[Source, ...]
@@ -67,13 +67,13 @@ class Beginning:
 
 
 def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
-    """Compare a run with the checkpoint that it goes on from. Raises CheckpointError if it would be another run."""
+    """Compare a run with the checkpoint that it resumes. Raises CheckpointError if it would be another run."""
     sources = sources_of(preparation.training)
     if checkpoint is None:
         return Beginning(None, sources)
     saved = checkpoint.saved
     there, here = ({"kind": FIRST, **described(of.network)} for of in (saved, preparation.plan))
-    for key, value in there.items():  # the kind first, whose fields the others are
+    for key, value in there.items():  # `kind` comes first: the other keys depend on it
         if here[key] != value:
             raise CheckpointError(
                 f"{checkpoint.path} is of another model: {key} is {value} there and {here[key]} in this run; "
@@ -115,7 +115,7 @@ def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
 
 
 def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:
-    """Return the facts that the order of the steps depends on: the same ones within an epoch."""
+    """Return the facts that the order of the steps depends on; they must not change within an epoch."""
     per_step, images = preparation.question.tiles_per_step, preparation.question.images_per_step
     windows, content = preparation.question.windows, preparation.by_content
     return {
@@ -132,29 +132,29 @@ def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:
 def _changed(
     checkpoint: Checkpoint, preparation: Preparation, same: bool, known: dict[str, Any], own: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the keys with another value than the checkpoint's, as {"from": ..., "to": ...}; raise for one that must
-    not change. `same`: the images are; `known`, `own`: their paths there and here, by key."""
+    """Return the keys whose values differ from the checkpoint's, as {"from": ..., "to": ...}; raise CheckpointError for
+    a key that must not change. `same`: the images are the same; `known`, `own`: their paths there and here, by key."""
     saved, order = checkpoint.saved, sampling_fingerprint(preparation)
     there = {**flat(saved.config.record()), **known}
-    here = {**flat(preparation.asked.record()), **own}
+    here = {**flat(preparation.user_config.record()), **own}
     reads = (("train.loss", read_loss), ("optimizer.policy", read_policy), ("data.split", read_split))
     alike = {key for key, read in reads if read(there[key]) == read(here[key])}
     alike |= {"data.classes"} if saved.label_map == preparation.label_map else set()
     changed = {}
     for key in here:
         before, now, rule = there[key], here[key], RULES.get(key)
-        # The network has been compared as a whole: a preset's keys are its own.
+        # `begin` has compared the network as a whole.
         if key.startswith("model.") and key != "model.pretrained":
             continue
         if before == now or (before != before and now != now) or key in alike or rule == NAMES_RUN:
             continue
         changed[key] = {"from": before, "to": now}
         if key == "data.classes" and saved.label_map.agrees(preparation.label_map):
-            continue  # other names or colours are said
+            continue  # only names or colours differ
         refusal = "is of another run" if rule == OTHER_RUN else None
         if rule not in (OTHER_RUN, None) and saved.position.step > 0:
-            moves = not same if rule == "sources" else saved.sampling.get(rule) != order[rule]
-            refusal = "stands in the middle of an epoch of other steps" if moves else None
+            differs = not same if rule == "sources" else saved.sampling.get(rule) != order[rule]
+            refusal = "stands in the middle of an epoch of other steps" if differs else None
         if refusal:
             raise CheckpointError(
                 f"{checkpoint.path} {refusal}: {key} is {_short(before)} there and {_short(now)} in this run; use the "
@@ -164,7 +164,7 @@ def _changed(
 
 
 def _best(saved: SavedState, preparation: Preparation) -> tuple[Best | None, tuple[str, ...]]:
-    """Return the best validation so far by the run's score, if its checkpoint is still there, and a note if not."""
+    """Return the best validation so far by the run's score; None and a note if its checkpoint is gone."""
     best, folder = saved.best, Path(preparation.config.run.output) / CHECKPOINTS
     if best is None or best.score != preparation.config.train.best:
         return None, ()
@@ -172,7 +172,7 @@ def _best(saved: SavedState, preparation: Preparation) -> tuple[Best | None, tup
     if not (folder / name_of(best.step)).is_dir():
         return None, (f"{where}, is not there: the best begins anew",)
     assert preparation.validation is not None, "a run with a score is validated"
-    there, here = (  # what tells images and labels from others, wherever they lie
+    there, here = (  # fingerprints of images and labels, which do not depend on their paths
         sorted([each.sample or os.path.realpath(each.path) for each in _files(source)] for source in of)
         for of in (saved.judged, sources_of(preparation.validation))
     )
@@ -181,7 +181,7 @@ def _best(saved: SavedState, preparation: Preparation) -> tuple[Best | None, tup
 
 
 def flat(record: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return every key of a configuration as JSON has it, as "group.key"."""
+    """Return a configuration's values by "group.key"."""
     return {f"{group}.{key}": value for group, keys in record.items() for key, value in keys.items()}
 
 
@@ -197,7 +197,7 @@ def sources_of(rasters: RasterSet) -> tuple[Source, ...]:
 
 
 def rewritten_notes(learnt: Sequence[Source], judged: Sequence[Source]) -> list[str]:
-    """Return a note of each file of training or validation that was written to since the run began."""
+    """Return a note for each training or validation file that was written to since the run began."""
     files = [[each for source in sources for each in _files(source)] for sources in (learnt, judged)]
     said, first = "was written to while the run read it", written_since(files[0])
     notes = [f"{path} {said}, which may have seen old and new values; train anew" for path in first]
@@ -208,25 +208,25 @@ def rewritten_notes(learnt: Sequence[Source], judged: Sequence[Source]) -> list[
 def compare_sources(
     before: Sequence[Source], now: Sequence[Source], checkpoint: PathLike[str]
 ) -> tuple[tuple[int, ...], list[str], bool]:
-    """Compare the images of a checkpoint with the run's: return the numbers of new ones, the files that have changed,
-    and True if all are there and none more. Raises CheckpointError, with both values, where images of before are in
-    another order or have other labels."""
+    """Compare the images of a checkpoint with the run's. Return the numbers of new images, the files rewritten since,
+    and True if the images are the same. Raises CheckpointError if known images have another order or other labels."""
 
     def is_unchanged(one: Identity, other: Identity) -> bool:
         return one.is_at(other) and (one.sample == other.sample or None in (one.sample, other.sample))
 
-    match: dict[int, int] = {}  # the last but one: moved; the last: rewritten
-    for rule in (is_unchanged, Identity.holds_what, Identity.is_at):
+    match: dict[int, int] = {}  # number now -> number before
+    for rule in (is_unchanged, Identity.holds_what, Identity.is_at):  # unchanged, moved, rewritten
         for new in (new for new in range(len(now)) if new not in match):
             left = (old for old in range(len(before)) if old not in match.values())
             old = next((old for old in left if rule(now[new].image, before[old].image)), None)
             if old is not None:
                 match[new] = old
-    for (one, was), (other, then) in pairwise(sorted(match.items())):
-        if was > then:
+    for (first, old_first), (second, old_second) in pairwise(sorted(match.items())):
+        if old_first > old_second:
             raise CheckpointError(
-                f"{checkpoint} has data.images in another order: {before[then].image.label} before "
-                f"{before[was].image.label} there, {now[one].image.label} before {now[other].image.label} in this run; "
+                f"{checkpoint} has data.images in another order: {before[old_second].image.label} before "
+                f"{before[old_first].image.label} there, {now[first].image.label} before {now[second].image.label} "
+                "in this run; "
                 "keep the order, or give another run.output"
             )
     rewritten = []

@@ -1,7 +1,7 @@
-"""A run's folder: the check, before the first write, that nothing in it is anything else; the reading of
-`metrics.jsonl`; and `validation/`: figures, step-XXXXXX.json, and a panel, step-XXXXXX.png, of each validation.
+"""A run's folder: the check before the first write that it holds no foreign files; the reading of `metrics.jsonl`; and
+`validation/` with figures (step-XXXXXX.json) and a panel (step-XXXXXX.png) of each validation.
 
-Rank 0 alone writes. A run that goes on from a checkpoint takes back the files of later steps, as it does metrics.
+Rank 0 alone writes. A run resumed from a checkpoint removes the validation files and metrics of later steps.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def write_validation(
         place.mkdir(exist_ok=True)
     if findings.views and can_draw():
         pictures, colours = [], [colour for _, colour in labels.classes]
-        for seen in findings.views:  # of wrong pixels the class that is missed, and the one falsely there
+        for seen in findings.views:  # columns 4 and 5 show wrong pixels: the class missed, and the class mapped instead
             bands = len(seen.image_CHW)
             mean, std = (np.array(of[:bands])[:, None, None] for of in (normalization.mean, normalization.std))
             pixels_CHW = seen.image_CHW * std + mean
@@ -95,8 +95,8 @@ def write_validation(
 
 
 def figures_of(findings: Findings, classes: Sequence[ClassRecord]) -> dict[str, Any]:
-    """Return all counts as plain values: scores in all and of each class, confusion matrix, reliability."""
-    from tiledseg.execution.scores import reliability_json, scores  # here: no start of a run waits for it
+    """Return a validation's figures for JSON: scores in all and of each class, confusion matrix, reliability."""
+    from tiledseg.execution.scores import reliability_json, scores  # here: a run's start does not wait for the import
 
     matrix = findings.matrix_KK
     score: dict[str, Any] = scores(matrix).to_json()
@@ -120,19 +120,19 @@ def figures_of(findings: Findings, classes: Sequence[ClassRecord]) -> dict[str, 
 
 
 def own_files(folder: Path) -> list[tuple[int, Path]]:
-    """Return (step, file) of each file that validations have left in a run's folder, in order of steps."""
+    """Return (step, file) of each validation file in a run's folder, in order of steps."""
     matches = [(_OWN.fullmatch(path.name), path) for path in sorted((folder / VALIDATION).glob("*step-*"))]
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def read_validations(folder: Path) -> list[dict[str, Any]]:
-    """Return the figures of every validation, in order of steps; other files are passed over."""
+    """Return the figures of every validation, in order of steps; files without all keys are skipped."""
     texts = (read_json(path) for _, path in own_files(folder) if path.suffix == ".json")
     return [figures for figures in texts if figures.keys() >= _KEYS]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the map in a JSON file; empty where there is none."""
+    """Return the object in a JSON file; empty if there is none."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -141,8 +141,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read all lines of a metrics file but a last one that a crash has torn. Raises OutputError for other damage, and
-    where a step does not follow the one before it."""
+    """Read the lines of a metrics file; a last line torn by a crash is dropped. Raises OutputError for other damage,
+    and if a step does not follow the one before it."""
     texts, lines, before = path.read_bytes().split(b"\n") if path.exists() else [b""], [], None
     for number, text in enumerate(texts, 1):
         line = _parsed(text)
@@ -150,8 +150,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             if number == len(texts):
                 break
             raise OutputError(
-                f"{path}, line {number} is no line of this run ({text[:40]!r}); mend it, or move the file away to keep "
-                "it"
+                f"{path}, line {number} is no line of this run ({text[:40]!r}); mend it, or move the file away to "
+                "keep it"
             )
         if "val" not in line:
             if before is not None and line["step"] != before + 1:
@@ -165,7 +165,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
-    """Return an object with a step, and a loss or scores that can be drawn; None for other text."""
+    """Return a line with a step and a loss or scores that can be drawn; None for other text."""
     try:
         line = json.loads(text)
         scores = line.get("val", {"loss": line.get("loss"), "mean_iou": None})
@@ -181,14 +181,14 @@ _MOST_BYTES = 1 << 20  # of a configuration
 
 
 def check_run_folder(folder: Path, inputs: Iterable[str | Path]) -> None:
-    """Raise OutputError where the folder cannot be made or written, another run is in it, or a file that the run writes
-    there is one of `inputs`, or is not what a run has there."""
+    """Raise OutputError if the folder cannot be made or written, if another run uses it, or if a file that the run
+    would write is one of `inputs` or was not written by a run."""
     _check_place(folder)
     run_lock.check_free(folder)
     if not folder.exists():
         return
     sources = list(inputs)
-    for part in (folder / name for name in (CHECKPOINTS, EVENTS, VALIDATION)):  # the run removes and makes files there
+    for part in (folder / name for name in (CHECKPOINTS, EVENTS, VALIDATION)):  # the run removes and adds files there
         if os.path.lexists(part) and irregular_kind(part) != "a folder":
             kind = irregular_kind(part) or "a file"
             raise OutputError(f"{part} is {kind}, where a run keeps a folder; move it away, or give another {_KEY}")
@@ -197,7 +197,7 @@ def check_run_folder(folder: Path, inputs: Iterable[str | Path]) -> None:
             if os.path.commonpath([real, os.path.realpath(source)]) == real:
                 raise OutputError(f"the input {source} lies in {part}, which the run changes; move it away")
     own = folder / CONFIG
-    if _is_record(own):  # a run may be started from its own record, which is written anew
+    if _is_record(own):  # a run may start from its own record, which it then rewrites
         sources = [source for source in sources if not (own.exists() and os.path.samefile(own, source))]
     latest = [f"{CHECKPOINTS}/latest"] if (folder / CHECKPOINTS).is_dir() else []
     names = CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, PAGE, *latest
@@ -219,7 +219,7 @@ def _check_place(folder: Path) -> None:
     existing = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
     if irregular_kind(existing) != "a folder":
         raise OutputError(f"{_KEY} is {folder}, but {existing} is a file; give a folder")
-    try:  # to write: a superuser has every permission, and on a file system of others none
+    try:  # to write: permission bits say little for a superuser, or on a network file system
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         reason = f"{existing} is not writable ({error.strerror})"
@@ -227,7 +227,7 @@ def _check_place(folder: Path) -> None:
 
 
 def _is_record(path: Path) -> bool:
-    """Return True for a configuration as runs write it: without comments, every key in its place."""
+    """Return True for a configuration written by a run: plain YAML without comments, in the order of its keys."""
     try:
         text = path.read_text() if path.stat().st_size <= _MOST_BYTES else ""
         values = yaml.safe_load(text)
@@ -237,15 +237,13 @@ def _is_record(path: Path) -> bool:
 
 
 def steps_done(lines: Iterable[Mapping[str, Any]]) -> int:
-    """Return the last step of the lines of a metrics file; 0 without one."""
+    """Return the last step of a metrics file's lines; 0 without one."""
     return max((line["step"] for line in lines if "val" not in line), default=0)
 
 
 def check_lines(path: Path, step: int, lines: Iterable[Mapping[str, Any]]) -> str | None:
-    """Raise OutputError where a metrics file, of these `lines`, has lost some of a run that has done `step` steps.
-
-    A file that was moved away is a note: it says which steps the new one will not have.
-    """
+    """Raise OutputError if a metrics file with these `lines` lacks steps of a run that has done `step` steps. Return a
+    note if the file was moved away."""
     if not path.exists():
         return f"{path} is gone: the new one starts after step {step}"
     last = steps_done(lines)
@@ -259,10 +257,10 @@ def check_lines(path: Path, step: int, lines: Iterable[Mapping[str, Any]]) -> st
 
 
 def check_none_lost(folder: Path, checkpoint_every: int) -> str | None:
-    """Return a note on a folder without checkpoints in which a run begins; None for a new folder. Raises OutputError if
-    its run has written checkpoints that are gone: to begin anew would remove its metrics too.
+    """Return a note on the metrics in a folder without checkpoints; None for a new folder. Raises OutputError if the
+    folder's run must have written checkpoints: a new run would remove its metrics.
 
-    A run has written one where it ended, or was stopped, and where it has done twice the steps between two.
+    A run must have written one if it has a summary, or more than twice `checkpoint_every` steps.
     """
     metrics, done = folder / METRICS, 0
     with contextlib.suppress(OutputError):

@@ -1,8 +1,8 @@
-"""The records of a run while it trains, by rank 0: lines of metrics, the same numbers as TensorBoard events, progress
-for a person, `progress.png` and the page; and the facts of its `summary.json`.
+"""The records that rank 0 writes while a run trains: lines of metrics, TensorBoard events, progress on the console,
+`progress.png`, the page; and the facts of `summary.json`.
 
-`metrics.jsonl` has a JSON object a line. On resume, lines of steps that the checkpoint does not know are taken back, so
-the file of a resumed run is that of an uninterrupted one (but for times).
+`metrics.jsonl` has one JSON object a line. A resumed run removes the lines of steps after its checkpoint, so its file
+equals that of an uninterrupted run, except for times.
 """
 
 from __future__ import annotations
@@ -10,47 +10,44 @@ from __future__ import annotations
 import errno
 import importlib.util
 import json
+import platform
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from tiledseg.architecture.presets import crop_grid
+from tiledseg.comm.diagnosis import report_rank
+from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress
+from tiledseg.geometry.shapes import count_parameters
+from tiledseg.planning.run.plan import RunPlan
+from tiledseg.system.console import counted
 from tiledseg.system.files import replacing, write_whole, writing
-from tiledseg.system.outputs import EVENTS, METRICS, PAGE, PROGRESS, STARTED
+from tiledseg.system.outputs import EVENTS, METRICS, PAGE, PROGRESS, STARTED, SUMMARY
 from tiledseg.system.run_lock import is_at
+from tiledseg.training.auto import found_keys
+from tiledseg.training.preparation import Preparation
 from tiledseg.training.run_files import read_metrics, read_validations
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-import platform
-from contextlib import suppress
-from dataclasses import asdict
-from datetime import datetime
 
-from tiledseg.architecture.presets import crop_grid
-from tiledseg.comm.diagnosis import report_rank
-from tiledseg.comm.mesh import Mesh
-from tiledseg.geometry.shapes import count_parameters
-from tiledseg.planning.run.plan import RunPlan
-from tiledseg.system.console import counted
-from tiledseg.system.outputs import SUMMARY
-from tiledseg.training.auto import found_keys
-from tiledseg.training.preparation import Preparation
-
-T = TypeVar("T")
 Facts = Mapping[str, Any]
-_DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait
+_DRAW_SECONDS = 30.0  # between two drawings: one takes about half a second, for which the other ranks wait
 _SCALARS = "loss", "lr", "pixels_per_second", "data_seconds", "communication_seconds"
 
 
 class Journal:
     """The records of a run of `total` steps that has done `step` of them, and has `lines` of metrics. `started`: the
-    part of its summary that is known from the start. Close it before the last drawing."""
+    facts of its summary that are known from the start."""
 
     def __init__(
         self, folder: Path, step: int, total: int, verbosity: int, started: Facts, lines: Sequence[Facts]
@@ -59,25 +56,21 @@ class Journal:
         self.path, kept = folder / METRICS, [line for line in lines if line["step"] <= step]
         write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         with writing(self.path):
-            self._file = self.path.open("ab", buffering=0)  # a line that the disk refuses is not tried again at the end
+            self._file = self.path.open("ab", buffering=0)  # so a line refused by the disk is not retried at close
         write_whole(folder / STARTED, json.dumps(started, indent=1) + "\n")
         self.last_validation: dict[str, Any] | None = next((o["val"] for o in reversed(kept) if "val" in o), None)
         self._events: Any = None
         self._writes_events = importlib.util.find_spec("tensorboard") is not None
-        self._progress = StepProgress(total, step, verbosity)
+        self.progress = StepProgress(total, step, verbosity)
         self._drawn = time.monotonic()
 
     def step(self, line: dict[str, Any]) -> None:
         """Write one line of metrics."""
         self._write(line, {f"train/{key}": line[key] for key in _SCALARS if line[key] is not None})
-        self._progress.step(line)
-
-    def part(self, items: Iterable[T], total: int, words: str) -> Iterator[T]:
-        """Show a part of the work while it lasts: see `execution.progress.Shown`."""
-        return self._progress.part(items, total, words)
+        self.progress.step(line)
 
     def validation(self, step: int, epoch: int, scores: dict[str, Any], panel: NDArray[np.uint8] | None) -> None:
-        """Write the line of a validation at the end of an epoch, and say its score."""
+        """Write the line of an epoch's validation, and print its score."""
         self.last_validation = scores
         numbers = {f"val/{key}": value for key, value in scores.items() if isinstance(value, float)}
         self._write({"step": step, "epoch": epoch, "val": scores}, numbers)
@@ -85,16 +78,16 @@ class Journal:
             with writing(self._folder / EVENTS):
                 self._events.add_image("val/panel", panel, step, dataformats="HWC")
         score = "-" if scores["mean_iou"] is None else f"{scores['mean_iou']:.4f}"
-        each = zip(scores.get("iou", ()), self._started.get("classes", ()), strict=False)
-        scored = [(iou, of["name"]) for iou, of in each if iou is not None]
+        pairs = zip(scores.get("iou", ()), self._started.get("classes", ()), strict=False)
+        scored = [(iou, record["name"]) for iou, record in pairs if iou is not None]
         if len(scored) > 1:
             iou, name = min(scored)
             score += f", weakest {name} {iou:.4f}"
-        self._progress.say(f"epoch {epoch}: validation mean IoU {score}")
+        self.progress.say(f"epoch {epoch}: validation mean IoU {score}")
 
     def _write(self, line: dict[str, Any], numbers: Mapping[str, float]) -> None:
-        """Write a line, and its numbers as events. Raises WriteError where the disk refuses it, or the file was moved
-        away, so that the run would go on unseen; earlier lines stay."""
+        """Write a line, and its numbers as events. Raises WriteError if the disk refuses it, or if the file was moved
+        away; earlier lines stay."""
         with writing(self.path):
             if not is_at(self._file.fileno(), self.path):
                 raise FileNotFoundError(errno.ENOENT, "moved away")
@@ -104,7 +97,7 @@ class Journal:
         if not self._writes_events:
             return
         with writing(self._folder / EVENTS):
-            if self._events is None:  # with the first line: no step waits for TensorBoard's import
+            if self._events is None:  # opened with the first line: a run without steps does not import TensorBoard
                 from torch.utils.tensorboard import SummaryWriter
 
                 threading.excepthook = partial(_on_thread_error, threading.excepthook)
@@ -113,13 +106,13 @@ class Journal:
                 self._events.add_scalar(tag, value, line["step"])
 
     def say(self, words: str) -> None:
-        """Say one line to the user; nothing if it is empty."""
+        """Print one line for the user; nothing if it is empty."""
         if words:
-            self._progress.say(words)
+            self.progress.say(words)
 
     def draw(self, now: bool = False) -> None:
-        """Draw the progress and the page; unless `now`, only if the last ones are some time ago. A fault of the page
-        stops no run, and is said with the last one."""
+        """Draw the progress and the page, at most every `_DRAW_SECONDS` unless `now`. A fault of the page stops no run;
+        the last drawing prints it."""
         if not now and time.monotonic() - self._drawn <= _DRAW_SECONDS:
             return
         from tiledseg.reporting.page import REMEDY
@@ -132,11 +125,11 @@ class Journal:
         except OutputError as error:
             reason = str(error)
         if reason and now:
-            self._progress.say(f"warning: no {PAGE}: {reason}")
+            self.progress.say(f"warning: no {PAGE}: {reason}")
         self._drawn = time.monotonic()
 
     def close(self) -> None:
-        self._progress.close()
+        self.progress.close()
         self._file.close()
         if self._events is not None:
             with writing(self._folder / EVENTS):
@@ -156,7 +149,7 @@ def plot_progress(folder: Path, title: str, loss: str) -> bool:
 
 
 def _on_thread_error(former: Callable[[Any], object], arguments: Any) -> None:
-    """Hide the traceback of TensorBoard's thread where the disk refuses a write: the writer's next call raises it."""
+    """Hide the traceback of TensorBoard's thread if the disk refuses a write; the writer's next call raises it."""
     ours = type(arguments.thread).__module__.startswith("tensorboard.")
     if not (ours and isinstance(arguments.exc_value, OSError)):
         former(arguments)
@@ -165,8 +158,8 @@ def _on_thread_error(former: Callable[[Any], object], arguments: Any) -> None:
 def facts_of(
     preparation: Preparation, mesh: Mesh, command: str = "", warnings: Sequence[str] = (), hosts: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the facts of `summary.json` that are known from the start, on the root, whose device and versions stand
-    for all. `command`: as it was typed, but for the launcher; `hosts`: of all ranks."""
+    """Return the facts of `summary.json` that the root knows at the start; device and versions are the root's.
+    `command`: as typed, without the launcher; `hosts`: of all ranks."""
     own, plan, settings = report_rank(mesh, ask_mpi=False), preparation.plan, preparation.found
     weights = count_parameters(plan.network.graph(), plan.network.bands)  # on all stages together
     hosts = list(dict.fromkeys(hosts or [mesh.host]))
@@ -207,8 +200,8 @@ def facts_of(
 
 
 def seconds_so_far(folder: Path) -> float:
-    """Return the wall time of a run's starts until now, before `started.json` is written anew. The summary has it; a
-    start that was killed lasted until its last line of metrics. Return 0 where the files say nothing."""
+    """Return the wall seconds of a run's earlier starts, from its summary; 0 if the files do not tell. A start that was
+    killed lasted until its last line of metrics. Call before `started.json` is rewritten."""
     try:
         started = json.loads((folder / STARTED).read_text())
         with suppress(FileNotFoundError):
@@ -222,7 +215,7 @@ def seconds_so_far(folder: Path) -> float:
 
 
 def decisions(plan: RunPlan) -> dict[str, Any]:
-    """Return the settings by which a run was spread, and kept in memory."""
+    """Return a plan's parallel and memory settings for `summary.json`."""
     spread = asdict(plan.spread)
     rebuilt, blocks, pipeline = plan.rebuilt, plan.blocks, plan.pipeline and asdict(plan.pipeline)
     settings = pipeline and {key: pipeline.pop(key) for key in ("schedule", "recompute", "times")}

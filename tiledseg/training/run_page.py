@@ -1,4 +1,4 @@
-"""The page of a run, `report.html`, from the files that the run has left: it can be made again at any time."""
+"""The page of a run, `report.html`, made from the files in its folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tiledseg.training.run_files import read_json, read_metrics, read_validation
 
 Facts = Mapping[str, Any]
 MOST_MOMENTS = 24
-"""Most validations whose pictures are on the page: evenly spread, the newest among them."""
+"""Most validations with pictures on the page: evenly spread, with the first and the newest."""
 
 
 def write_report(folder: Path, path: Path, started: Mapping[str, Any] | None = None) -> bool:
     """Write the page of a run; return False if jinja2 or matplotlib is not installed. Raises OutputError and
     WriteError.
 
-    `started`: facts of a run that goes on, in place of its summary, which is that of an earlier start.
+    `started`: facts of a running run, in place of its summary, which is that of an earlier start.
     """
     if not can_render():
         return False
@@ -34,7 +34,7 @@ def write_report(folder: Path, path: Path, started: Mapping[str, Any] | None = N
         raise
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError) as error:
         raise OutputError(
-            f"{folder / VALIDATION}, or {SUMMARY} beside it, holds what no run has written "
+            f"{folder / VALIDATION}, or {SUMMARY} beside it, was not written by a run "
             f"({type(error).__name__}: {first_line(error)}); move it away, and make the page again: tiledseg report "
             f"--run {folder}"
         ) from error
@@ -43,10 +43,10 @@ def write_report(folder: Path, path: Path, started: Mapping[str, Any] | None = N
 
 
 def page_of(folder: Path, started: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the values of the page's template. Raises OutputError where the metrics are damaged."""
+    """Return the values of the page's template. Raises OutputError if the metrics are damaged."""
     summary, begun = read_json(folder / SUMMARY), read_json(folder / STARTED)
     if not summary or (begun and begun.get("begun") != summary.get("begun")):
-        summary = begun  # of a start that was killed before it had a summary
+        summary = begun  # the last start was killed before it wrote a summary
     summary = summary if started is None else dict(started)
     config = ""
     with contextlib.suppress(OSError, ValueError):
@@ -82,7 +82,7 @@ def page_of(folder: Path, started: Mapping[str, Any] | None = None) -> dict[str,
 
 
 def verdict(lines: Sequence[Mapping[str, Any]], newest: Mapping[str, Any] | None) -> str:
-    """Return a sentence on the newest validation: mean IoU, best and weakest class, and the tiles that were seen."""
+    """Return a sentence on the newest validation: mean IoU, best and weakest class, and the tiles seen in training."""
     seen = f"{counted(sum(line.get('tiles', 0) for line in lines), 'tile')} seen in training"
     scored = [each for each in (newest["classes"] if newest else ()) if each["iou"] is not None]
     if newest is None or not scored:
@@ -116,16 +116,16 @@ def _facts(lines: Sequence[Facts], newest: Facts | None, summary: Facts) -> list
 
 
 def _moments(folder: Path, validations: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return words and panel, a data URL, of the validations that show the places of the newest one."""
+    """Return caption and panel (a data URL) of each validation whose panel shows the same places as the newest."""
     moments = []
     for figures in validations:
         panel = folder / VALIDATION / f"step-{figures['step']:06d}.png"
         if figures["panel"] and _places(figures) == _places(validations[-1]) and panel.exists():
-            words = f"step {figures['step']}, epoch {figures['epoch']}: mean IoU {percent(figures['mean_iou'])}"
-            moments.append((words, panel))
+            caption = f"step {figures['step']}, epoch {figures['epoch']}: mean IoU {percent(figures['mean_iou'])}"
+            moments.append((caption, panel))
     if len(moments) > MOST_MOMENTS:
         moments = [moments[round(k * (len(moments) - 1) / (MOST_MOMENTS - 1))] for k in range(MOST_MOMENTS)]
-    return [{"words": words, "picture": png_url(panel.read_bytes())} for words, panel in moments]
+    return [{"words": caption, "picture": png_url(panel.read_bytes())} for caption, panel in moments]
 
 
 def _places(figures: Mapping[str, Any]) -> list[list[Any]]:
@@ -133,7 +133,7 @@ def _places(figures: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _place(row: Mapping[str, Any]) -> str:
-    """Return the words for a row of the panel."""
+    """Return the caption of a row of the panel."""
     name, (top, bottom), (left, right) = Path(row["image"]).name, row["rows"], row["cols"]
     if row["stride"] > 1:
         return f"{name}: all of it, one pixel of {row['stride']} a side"

@@ -1,14 +1,10 @@
-"""A run's checkpoints: copied where the run stands, and written, digested and named while it goes on.
+"""A run's checkpoints, written by a thread while the run goes on; the early end of a run; its best validation.
 
-At most one is under way; the next save waits for it, and so does the end of the run, whatever ends it. An error of the
-writing is raised at the next step or save, on the rank that writes. If the run ends for another reason meanwhile, the
-error is raised in its place, for it came first.
+At most one checkpoint is being written. The next save waits for it, and so does the end of the run. A write error is
+raised at the next step or save, on the rank that writes; at the end of the run it replaces a later error.
 
-A thread writes, not a process: safetensors, the digests and the system's calls release the interpreter lock while they
-work, a process would import torch and hold the tensors once more.
-
-Here too: the end of a run before its last step, by a signal or as the job's time ends, between steps and with a
-checkpoint; and the best validation by a named score, whose checkpoint is kept.
+A thread writes, not a process: safetensors, digests and system calls release the interpreter lock, and a process would
+import torch and hold a second copy of the tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.memory.device import api, is_gpu
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.sampling import Position
-from tiledseg.system.signals import STOPPED, is_met
+from tiledseg.system.signals import is_met
 from tiledseg.training.optimizer import AveragedWeights
 
 if TYPE_CHECKING:
@@ -44,11 +40,11 @@ _LOOK_SECONDS = 1.0
 
 
 class Saver:
-    """A writer of a run's checkpoints into `folder`, of which it keeps `keep` and the best; the root's writes."""
+    """A writer of a run's checkpoints into `folder`: it keeps the newest `keep` and the best. The root writes."""
 
     def __init__(self, folder: Path, keep: int, axes: Axes) -> None:
         self._folder, self._keep, self._axes = folder, keep, axes
-        self._copies: dict[str, torch.Tensor] = {}  # taken anew at each save: fresh memory would cost more time
+        self._copies: dict[str, torch.Tensor] = {}  # reused by each save: allocating fresh memory takes longer
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -60,20 +56,20 @@ class Saver:
         state: Mapping[str, Any],
         best: int | None,
     ) -> bool:
-        """Begin the checkpoint of `state["step"]`; return True if this rank writes it. Collective over a pipeline;
-        other replicas need not call it. Raises the error of the checkpoint before."""
+        """Start the checkpoint of `state["step"]`; return True if this rank writes it. Collective over one pipeline.
+        Raises the write error of the checkpoint before."""
         self.wait()
         tensors = average.tensors if average is not None else None
         if self._axes.position is not None and self._axes.position.stage > 0:
-            own = contents_of(network, optimizer, tensors)  # other stages send theirs at once
+            own = contents_of(network, optimizer, tensors)  # no copy: later stages send at once
         else:
             own = contents_of(network, optimizer, tensors, self._copy)
             for device in {parameter.device for parameter in network.parameters() if is_gpu(parameter.device)}:
-                api(device).synchronize(device)  # then all copies are whole, and the tensors may change
+                api(device).synchronize(device)  # the copies are complete: the tensors may change
         contents = collect(own, self._axes)
         if contents is None:
             return False
-        # A daemon: a process that must end at once does; what was begun has no name yet.
+        # A daemon thread does not delay the end of the process; an unfinished checkpoint has no name yet.
         self._thread = threading.Thread(
             target=self._write, args=(contents, state, best), name="checkpoint", daemon=True
         )
@@ -81,12 +77,12 @@ class Saver:
         return True
 
     def check(self) -> None:
-        """Raise the error that has stopped the last checkpoint, once; do not wait."""
+        """Raise the last checkpoint's write error, once; do not wait."""
         if not self._is_busy(0.0):
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint has its name, as long as its files grow; raise what has stopped it, once."""
+        """Wait until the last checkpoint is complete; raise its write error, once. Growing files are signs of life."""
         if self._is_busy(0.0):
             with doing("writing a checkpoint"):
                 written = -1
@@ -99,7 +95,7 @@ class Saver:
             raise error
 
     def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a contiguous copy of `tensor` on the CPU; that of a GPU's is in pinned memory, and on its way."""
+        """Return a contiguous copy of `tensor` on the CPU; a GPU's is copied to pinned memory asynchronously."""
         source, held = tensor.detach(), self._copies.get(name)
         if held is None or held.shape != source.shape or held.dtype != source.dtype:
             held = torch.empty(source.shape, dtype=source.dtype, pin_memory=is_gpu(source.device))
@@ -122,8 +118,8 @@ class Saver:
 def collect(own: Contents, axes: Axes) -> Contents | None:
     """Return the contents of all stages on the rank of stage 0; None on the others. Collective over a pipeline.
 
-    It cannot deadlock: stage 0 receives tensor by tensor in the order of stages and names, which all know beforehand,
-    and each other stage does nothing but send its own in that order.
+    No deadlock: stage 0 receives tensor by tensor in the order of stages and names, which all stages know, and the
+    other stages only send, in that order.
     """
     if axes.shape.stages == 1 or axes.position is None:
         return own
@@ -142,15 +138,13 @@ def collect(own: Contents, axes: Axes) -> Contents | None:
     return Contents(weights, state, own.groups, average)
 
 
-EXIT_CODE = STOPPED
-
-# When the job ends, as Unix seconds: what the batch scripts of `jobs/` say, and what newer Slurm says by itself.
+# The job's end in Unix seconds: set by our batch scripts, and by newer Slurm.
 _END_TIMES = ("TILEDSEG_END_TIME", "SLURM_JOB_END_TIME")
-_SPARE = 30.0  # seconds for the last checkpoint's way to the disk and the end of all processes
+_SPARE = 30.0  # seconds to write the last checkpoint and end all processes
 
 
 def end_of_job(environ: Mapping[str, str]) -> float | None:
-    """Return the end of the job's time in Unix seconds; None if it is not set. Raises ConfigError for no number."""
+    """Return the job's end in Unix seconds; None if it is not set. Raises ConfigError if it is no number."""
     for name in _END_TIMES:
         if said := environ.get(name):
             if said.isdecimal():
@@ -160,11 +154,9 @@ def end_of_job(environ: Mapping[str, str]) -> float | None:
 
 
 class StopFlag:
-    """A flag that the signals of `system.signals` set, where they are deferred; no handler does more. So does the job's
-    `end` (Unix seconds), once nearer than two of the longest steps so far, with checkpoint and validation.
-
-    A run reads it at the beginning of each step. Ranks may see it at different steps: the reader adds up what all see.
-    """
+    """A flag that asks the run to stop: set by a deferred signal (`system.signals`), or when the job's `end` (Unix
+    seconds) is nearer than two of the longest steps so far. A run reads it once a step; the time of a step includes its
+    checkpoint and validation. Ranks may see it set at different steps: the step sums the flags of all ranks."""
 
     def __init__(self, end: float | None = None) -> None:
         self.end, self._before, self._longest = end, time.time(), 0.0
@@ -177,12 +169,12 @@ class StopFlag:
 
 
 ROUNDING = 1e-9
-"""A share of a loss, far above what sums in float64 differ by and below what anybody trains for."""
+"""Relative difference of two losses below which they count as equal: sums in float64 depend on their order."""
 
 
 def score_class(score: str, label_map: LabelMap, validates: bool) -> int | None:
-    """Return the class whose IoU `train.best` is; None if it is another score. Raises ConfigError for a score that no
-    validation finds, or of a class that there is not."""
+    """Return the class whose IoU is `train.best`; None for another score. Raises ConfigError for a score without
+    validation data, or of an unknown class."""
     if score != "none" and not validates:
         raise ConfigError(
             f"train.best is {score}, but nothing is validated on; give data.val_images, data.split, or a manifest with "
@@ -198,18 +190,18 @@ def score_class(score: str, label_map: LabelMap, validates: bool) -> int | None:
 
 
 class BestSoFar:
-    """The best validation of a run by `train.best`; `number`: of the class that it names; `best`: so far."""
+    """The best validation of a run by `train.best`. `number`: of the class in its name; `best`: the best so far."""
 
     def __init__(self, train: TrainConfig, number: int | None, best: Best | None) -> None:
         self._train, self._number, self.best = train, number, best
 
     def takes(self, findings: Findings, step: int, epoch: int) -> bool:
-        """Return True if a validation is better than the best so far, and keep it as the best."""
+        """Return True and keep the validation as the best if it is better than the best so far."""
         score = self._train.best
         value = None if score == "none" else self._value(findings, score)
         if value is None:
             return False
-        if self.best is not None:  # a loss is better by more than the order of its sum may change, on any ranks alike
+        if self.best is not None:  # all ranks decide alike
             limit = self.best.value - ROUNDING * abs(self.best.value)
             if value >= limit if score == LOSS else value <= self.best.value:
                 return False
@@ -224,7 +216,7 @@ class BestSoFar:
         return epoch - self.best.epoch >= patience
 
     def _value(self, findings: Findings, score: str) -> float | None:
-        """Return the score; None if it has no meaning."""
+        """Return the value of the score; None if it is undefined."""
         from tiledseg.execution.scores import scores
 
         if score == LOSS:

@@ -1,4 +1,4 @@
-"""The start of a run: prepare it, find its checkpoint, survey the data, claim the output folder, and train."""
+"""The start of a run: preparation, search for its checkpoint, survey of the data, claim of the output folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS, VALIDATION
 from tiledseg.system.run_lock import hold
 from tiledseg.training.auto import in_words
 from tiledseg.training.choose_objective import weighted
-from tiledseg.training.offloading import check_store, store_in_words, told_what_fits
+from tiledseg.training.offloading import check_store, store_in_words, suggesting_settings
 from tiledseg.training.optimizer import Course
 from tiledseg.training.preparation import Preparation, prepare, why_uncompiled
 from tiledseg.training.resuming import Beginning, begin
@@ -62,40 +62,40 @@ FEWEST_STEPS = 100
 
 @naming_disorder()
 def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), command: str = "") -> int:
-    """Run a configuration on a mesh and return the exit code; `text` is the configuration as YAML, read from `files` by
-    `command`, as typed. Collective.
+    """Run a configuration on a mesh and return the exit code. Collective. `text`: the configuration as YAML; `files`:
+    those that it was read from; `command`: as typed.
 
-    Every check comes before the first write; a failed one leaves no trace.
+    Every check comes before the first write, so a failed check leaves no files.
     """
     end = end_of_job(os.environ)
-    make_deterministic(config.train.deterministic)  # first: all that follows runs the kernels of the steps
+    make_deterministic(config.train.deterministic)  # before the first kernel runs
     mesh.on_root(lambda: check_store(config.memory.offload, config.memory.store, mesh.device))
-    mesh.on_all(config.memory.check_folder)  # on a host of its own each
+    mesh.on_all(config.memory.check_folder)  # each host has its own
     early: Checkpoint | None = mesh.on_root(lambda: _checkpoint_of(config)) if config.parallel.auto else None
     preparation = _prepared(config, mesh, early)
     folder, pretrained = Path(config.run.output), config.model.pretrained
-    weights_file = [pretrained] if pretrained and Path(pretrained).exists() else []  # gone: on resume
+    weights_file = [pretrained] if pretrained and Path(pretrained).exists() else []  # a resumed run needs it no more
     mesh.on_root(lambda: check_run_folder(folder, [*preparation.files, *files, *weights_file]))
     lines: list[dict[str, Any]] = []  # of metrics, on the root alone
 
-    def look_back() -> tuple[int | None, Beginning, str | None]:
+    def find_beginning() -> tuple[int | None, Beginning, str | None]:
         newest, beginning = newest_step(folder / CHECKPOINTS), begin(early or _checkpoint_of(config), preparation)
-        if over := _own_end(beginning, preparation):  # no step runs with other values
+        if over := _own_end(beginning, preparation):  # changed values affect no step
             beginning = replace(beginning, resumed=over.saved.resumed)
         checkpoint = beginning.checkpoint
         if checkpoint is None:
             return newest, beginning, check_none_lost(folder, config.train.checkpoint_every)
-        lines.extend(read_metrics(folder / METRICS))  # of the steps done; a checkpoint elsewhere has its lines there
+        lines.extend(read_metrics(folder / METRICS))
         own = checkpoint.path.parent.resolve() == (folder / CHECKPOINTS).resolve()
         return newest, beginning, check_lines(folder / METRICS, checkpoint.saved.step, lines) if own else None
 
-    newest, beginning, lost = mesh.on_root(look_back)
+    newest, beginning, lost = mesh.on_root(find_beginning)
     first = first_weights(pretrained if beginning.checkpoint is None else None, preparation.plan.network, mesh)
     if first is not None:
         beginning = replace(beginning, pretrained=first.origin, warnings=(*beginning.warnings, first.note))
-    normalization, preparation = look(preparation, beginning, mesh)
+    normalization, preparation = survey_data(preparation, beginning, mesh)
     preparation = count_by_place(preparation, mesh)
-    with ExitStack() as stack:  # on the root: the lock is that of its process
+    with ExitStack() as stack:  # the root holds the lock of the folder
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
         over = _own_end(beginning, preparation) is not None
         mesh.on_root(lambda: _claim(folder, text, beginning, newest, over))
@@ -118,16 +118,17 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
             if is_gpu(mesh.device) and config.train.precision == "fp32":
                 quicker = "train.precision bf16 is many times as fast on a GPU (docs/how-to/gpu.md)"
             short = "" if over else few_steps(preparation)
-            for line in filter(None, [*choice, *_facts(preparation, beginning, (*warnings, short)), freed, quicker]):
+            opening = _opening_lines(preparation, beginning, (*warnings, short))
+            for line in filter(None, [*choice, *opening, freed, quicker]):
                 progress.say(line)
         weights = first.tensors if first else {}
         trainer = Trainer(mesh, preparation, normalization, beginning, weights, lines, started)
-        with told_what_fits(preparation.question, preparation.plan):
+        with suggesting_settings(preparation.question, preparation.plan):
             return trainer.run(end)
 
 
 def _prepared(config: Config, mesh: Mesh, early: Checkpoint | None) -> Preparation:
-    """Prepare the run on the root, for the devices that it runs on. Collective."""
+    """Prepare the run on the root, for its ranks' devices and memory. Collective."""
     memory = memory_per_rank(mesh)
 
     def on_root() -> Preparation:
@@ -145,7 +146,7 @@ def _prepared(config: Config, mesh: Mesh, early: Checkpoint | None) -> Preparati
         return preparation
 
     preparation: Preparation = mesh.on_root(on_root)
-    # With their gradients, unless stages or devices hold less of them; and their average.
+    # A CPU rank without stages holds weights and gradients; `train.ema` adds a copy.
     whole = preparation.question.parallel.stages == 1 and mesh.device.type == "cpu"
     copies = (2 if whole else 1) + (config.train.ema > 0)
     mesh.on_root(lambda: check_weights(preparation.plan.network, copies, config.train.precision, mesh))
@@ -153,7 +154,7 @@ def _prepared(config: Config, mesh: Mesh, early: Checkpoint | None) -> Preparati
 
 
 def _checkpoint_of(config: Config) -> Checkpoint | None:
-    """Find the checkpoint to go on from; None to start anew."""
+    """Find the checkpoint to resume; None for a new run."""
     folder = Path(config.run.output) / CHECKPOINTS
     if config.train.resume == "never":
         if folder.is_dir() and any(folder.iterdir()):
@@ -164,7 +165,7 @@ def _checkpoint_of(config: Config) -> Checkpoint | None:
     if config.train.resume == "auto":
         return newest_checkpoint(folder)
     checkpoint, newest = find_checkpoint(config.train.resume), newest_step(folder)
-    if newest is not None and newest > checkpoint.saved.step:  # two pasts: the next resume would take the wrong one
+    if newest is not None and newest > checkpoint.saved.step:  # the next `resume: auto` would take the newer one
         raise OutputError(
             f"train.resume is {checkpoint.path}, but {folder} holds the newer step-{newest:06d}; give another "
             "run.output, or resume auto"
@@ -173,7 +174,7 @@ def _checkpoint_of(config: Config) -> Checkpoint | None:
 
 
 def _own_end(beginning: Beginning, preparation: Preparation) -> Checkpoint | None:
-    """Return the checkpoint that the run goes on from where it is the run's own and no step is left, else None."""
+    """Return the resumed checkpoint if it lies in this run's folder and no step is left, else None."""
     course, checkpoint = Course(preparation.epochs, preparation.sampler.steps_per_epoch), beginning.checkpoint
     if checkpoint is None or course.left(checkpoint.saved.position):
         return None
@@ -182,10 +183,10 @@ def _own_end(beginning: Beginning, preparation: Preparation) -> Checkpoint | Non
 
 
 def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None, over: bool) -> None:
-    """Free the run's locked folder of what a crash has left, and write the configuration, unless a run is `over`."""
+    """Clean the locked folder after a crash, and write the configuration, unless the run is `over`."""
     checkpoint = beginning.checkpoint
     now = newest_step(folder / CHECKPOINTS)
-    if now != newest:  # between the look at the folder and its lock
+    if now != newest:  # another run wrote between the first look and the lock
         raise OutputError(
             f"{folder} has been written by another run: its newest checkpoint was of step {newest} and is of step "
             f"{now}; run the command again"
@@ -206,7 +207,7 @@ def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None, ov
 
 
 def few_steps(preparation: Preparation) -> str:
-    """Return a warning of a run that is too short to teach a network much; empty for another."""
+    """Return a warning if the run has fewer than `FEWEST_STEPS` steps, else an empty string."""
     an_epoch, epochs = preparation.sampler.steps_per_epoch, preparation.epochs
     if an_epoch * epochs >= FEWEST_STEPS:
         return ""
@@ -218,7 +219,7 @@ def few_steps(preparation: Preparation) -> str:
 
 
 def idle_ranks(preparation: Preparation, ranks: int) -> str:
-    """Return a warning of ranks that have nothing to do in a step whose tiles are dealt out; empty where all have."""
+    """Return a warning if a step has fewer tiles than ranks, else an empty string."""
     spread, train = preparation.plan.spread, preparation.config.train
     stages = spread.mesh.stages
     workers = ranks // stages
@@ -235,8 +236,8 @@ def idle_ranks(preparation: Preparation, ranks: int) -> str:
     )
 
 
-def _facts(preparation: Preparation, beginning: Beginning, warnings: Sequence[str]) -> list[str]:
-    """Return the lines on a run before its first step: warnings, and how it is cut, spread and kept in memory."""
+def _opening_lines(preparation: Preparation, beginning: Beginning, warnings: Sequence[str]) -> list[str]:
+    """Return the lines printed before the first step: warnings, and how the run is cut, spread and kept in memory."""
     plan, question = preparation.plan, preparation.question
     lines = [f"warning: {warning}" for warning in warnings if warning]
     windows, (rows, cols) = question.windows, plan.tilings[0].grid
@@ -270,21 +271,20 @@ def _facts(preparation: Preparation, beginning: Beginning, warnings: Sequence[st
 
 
 def _basis(question: RunQuestion) -> str:
-    """Return the basis of a predicted time: a machine's speed, assumed, or measured where a store may be used."""
+    """Return the basis of a predicted time: measured or assumed speed."""
     measured = question.store or (question.blocks and question.blocks.store)
     return f"by the {'measured' if measured else 'assumed'} speed of a rank"
 
 
-# Of ImageNet's pixels from 0 to 1, red, green and blue: torchvision's documentation of its weights.
+# Red, green and blue of ImageNet, scaled to 0..1, from torchvision's documentation of its weights.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-LEAST_SQUARE = 16  # pixels along the side of a region of labels, where windows are drawn by them
+LEAST_SQUARE = 16  # least side in pixels of a region of labels, where windows are drawn by their labels
 
 
 def first_weights(path: str | None, network: Network, mesh: Mesh) -> FirstWeights | None:
-    """Read the file of `model.pretrained` for the network; None if there is none. Collective.
+    """Read the file of `model.pretrained` on every rank; None if there is none. Collective.
 
-    Every rank reads the file, and the root's fault or any other's is raised on all. Raises CheckpointError too where
-    ranks have read other files.
+    A fault on one rank is raised on all. Raises CheckpointError if ranks read different files.
     """
     if path is None:
         return None
@@ -297,11 +297,11 @@ def first_weights(path: str | None, network: Network, mesh: Mesh) -> FirstWeight
     return found
 
 
-def look(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[Normalization, Preparation]:
-    """Return the normalisation, and the preparation with its classes' weights: of the checkpoint, whose network has
-    learned with them, else measured. All labels that are new are looked at. Collective."""
+def survey_data(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[Normalization, Preparation]:
+    """Return the normalisation, and the preparation with class weights: the checkpoint's, or measured for a new run.
+    The labels of all new images are checked. Collective."""
     checkpoint, normalize = beginning.checkpoint, preparation.config.data.normalize
-    # The checkpoint's weights of classes are those of this run's key, if that has not changed since.
+    # The checkpoint's class weights hold unless `train.class_weights` has changed since.
     weighs = checkpoint is not None and bool(checkpoint.saved.class_weights)
     later = [r for r in beginning.resumed if checkpoint and r.step == checkpoint.saved.step]
     count = preparation.counts_classes and not (weighs and not any("train.class_weights" in r.changed for r in later))
@@ -318,7 +318,7 @@ def look(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[No
             raise mark_agreed(
                 LabelError(
                     "no pixel of data.labels is of a class: all are data.ignore_index "
-                    f"({preparation.label_map.ignore_index}), without data or outside of what is trained on; look at "
+                    f"({preparation.label_map.ignore_index}), without data or outside the training area; check "
                     "data.labels, data.classes and data.area"
                 )
             )
@@ -326,7 +326,7 @@ def look(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[No
         if checkpoint is None and absent and found.unlabelled:
             number = preparation.label_map.ignore_index
             note = (
-                f"no label has class {', '.join(absent)}, and {found.unlabelled:,} label pixels count nowhere, as they "
+                f"no label has class {', '.join(absent)}, and {found.unlabelled:,} label pixels are not counted: they "
                 f"are {number} or without data; if {number} is a class, give it in data.classes by its values "
                 "(docs/how-to/own-data.md)"
             )
@@ -336,7 +336,7 @@ def look(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[No
             note = f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1"
             preparation = replace(preparation, warnings=(*preparation.warnings, *([note] if absent else [])))
             preparation = _with_class_weights(preparation, median_frequency_weights(found.counts))
-        if checkpoint is None and normalize == IMAGENET:  # the first three bands, of 8 bits; others are as measured
+        if checkpoint is None and normalize == IMAGENET:  # for the first three bands; others as measured
             measured = found.normalization
             mean, deviation = (tuple(255 * value for value in values) for values in (MEAN, DEVIATION))
             constant = tuple(band for band in measured.constant if band >= len(MEAN))
@@ -344,17 +344,17 @@ def look(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[No
             return replace(measured, constant=constant, **rest), preparation
         if checkpoint is None:
             return found.normalization, preparation
-    assert checkpoint is not None, "a new run looks at all its images"
+    assert checkpoint is not None, "a new run surveys all its images"
     if preparation.counts_classes and not count:
         preparation = _with_class_weights(preparation, checkpoint.saved.class_weights)
     return checkpoint.saved.normalization, preparation
 
 
 def count_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
-    """Return the preparation with steps drawn by what the labels hold: counted in each run, also in one that goes on.
-    Collective. Raises ConfigError where too little is left."""
-    steps, asked = preparation.sampler, preparation.by_content
-    if asked is None:
+    """Return the preparation with steps drawn by their labels, which each run and resumed run counts anew.
+    Collective. Raises ConfigError if too few tiles or windows are left."""
+    steps, rules = preparation.sampler, preparation.by_content
+    if rules is None:
         return preparation
     if isinstance(steps, DrawnWindows):
         units = square_units(steps.drawer.shapes, max(LEAST_SQUARE, steps.side // 2))
@@ -363,7 +363,7 @@ def count_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
     with ExitStack() as stack:
         images, labels = _opened(preparation, range(len(preparation.training.labels)), stack)
         counts = survey_content(mesh, units, images, labels, preparation.label_map)
-    content = Content(tuple(region for unit in units for region in unit), counts, asked)
+    content = Content(tuple(region for unit in units for region in unit), counts, rules)
     if isinstance(steps, DrawnWindows):
         return replace(preparation, sampler=replace(steps, content=content))
     assert isinstance(steps, DrawnTiles), "there are no other steps"
@@ -374,7 +374,7 @@ def count_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
 def _opened(
     preparation: Preparation, numbers: Sequence[int], stack: ExitStack
 ) -> tuple[list[RasterReader], list[RasterReader]]:
-    """Open images and labels until the end of the stack."""
+    """Open images and labels; the stack closes them."""
     rasters = preparation.training
     images = [stack.enter_context(rasters.open_counted(number)) for number in numbers]
     return images, [stack.enter_context(rasters.open_labels(number)) for number in numbers]

@@ -26,10 +26,10 @@ from tiledseg.training.step_loss import StepLoss, TileFigures, WatchedLoss, dive
 class StepResult(NamedTuple):
     """The outcome of a step, the same on every rank.
 
-    `loss`: mean over the valid core pixels of all tiles, by their classes' weights (None where these add up to 0).
-    `stop`: some rank was asked to stop. `skipped`: there was no update, since the gradient was not finite. `figures`:
-    as `metrics.jsonl` has them. Of these `data_seconds` and `communication_seconds` were waited, mean over ranks; halos
-    were sent by all ranks together; `memory_bytes` is the largest peak of a rank.
+    `loss`: mean over the valid core pixels of all tiles, weighted by class (None if the weights add up to 0). `stop`:
+    a rank wishes to stop. `skipped`: the gradient was not finite, so there was no update. `figures`: those of
+    `metrics.jsonl`. `data_seconds` and `communication_seconds` are waits, mean over ranks; halo figures are sums over
+    ranks; `memory_bytes` is the largest peak of a rank.
     """
 
     loss: float | None
@@ -39,8 +39,9 @@ class StepResult(NamedTuple):
 
 
 class RankFigures(NamedTuple):
-    """The figures of one rank in a step, which are added up, but for `memory_bytes` and `seconds`. `loss`, `weight`:
-    sums of its pieces; `gradient`: of all numbers of the summed gradient. From `busy_seconds` on of its stage."""
+    """The figures of one rank in a step. All are summed over ranks except `memory_bytes` and `seconds`. `loss`,
+    `weight`: sums over its pieces; `gradient`: sum of all numbers of the reduced gradient. `busy_seconds` and the
+    fields after it are those of its pipeline stage."""
 
     loss: float
     weight: float
@@ -59,9 +60,9 @@ class RankFigures(NamedTuple):
 
 
 class StepRules(NamedTuple):
-    """The rules of every step. `ignore_index`: the class of pixels that count nowhere. `seed`: of dropout. `clip_norm`:
-    the longest gradient (0: any). `wide_sums`: gradients are summed in float64. `objective`: the cross-entropy of
-    classes unless given. `largest_loss`: of a step with which the run goes on, None for any finite one."""
+    """The rules of every step. `ignore_index`: the class of pixels that never count. `seed`: of dropout. `clip_norm`:
+    largest norm of the gradient (0: any). `wide_sums`: gradients are summed in float64. `objective`: the cross-entropy
+    of classes by default. `largest_loss`: a larger loss ends the run (None: any finite loss is accepted)."""
 
     ignore_index: int
     seed: int
@@ -72,9 +73,9 @@ class StepRules(NamedTuple):
 
 
 class Stepper:
-    """A runner of optimizer steps. The law: what a step does depends on its tiles, not on which rank has which.
+    """A runner of optimizer steps. The result of a step depends on its tiles, not on the ranks that compute them.
 
-    `scale`: of the loss, in fp16; the same on every rank, since the sums that decide are.
+    `scale`: of the loss, in fp16; the same on every rank, because it depends on sums over all ranks.
     """
 
     def __init__(
@@ -108,13 +109,13 @@ class Stepper:
         weight: float = 1.0,
         dataset: Dataset | None = None,
     ) -> StepResult:
-        """Do step number `step` (from 0) with this rank's next samples, loaded for `parts`. Collective: every rank
-        calls it, also without a part. `stop` is this rank's wish to end; all ranks learn of it. The learning rate
-        is the optimizer's. `weight`: of all pixels of the step, about, for a loss scale.
+        """Run step number `step` (from 0) on this rank's next samples, loaded for `parts`. Collective: a rank without
+        parts calls it too. `stop`: this rank wishes to end. `weight`: approximate sum of the weights of the step's
+        pixels, for a loss scale.
 
-        Raises an error on every rank and before the update, where the loss or the gradient is not finite, or the loss
-        larger than it may be. The error names the tile if `dataset` is there to read it once more. With a loss scale, a
-        finite loss whose gradient is not finite halves the scale instead, down to 1, and the update is left out.
+        Raises an error on every rank, before the update, if the loss or the gradient is not finite, or the loss is
+        above `largest_loss`. With a `dataset` the error names the tile, which is read again. With a loss scale, a
+        gradient that is not finite (of a finite loss) halves the scale, down to 1, and skips the update.
         """
         begun = time.perf_counter()
         self._halos.reset()
@@ -123,7 +124,7 @@ class Stepper:
         self._begin(weight)
         waited = self._passes.train(samples, parts, self._key(step), self._loss, self._reducer)
         self._end()
-        with waiting("the end of the pass"):  # on a GPU, whose kernels may wait for other ranks: the one wait of a step
+        with waiting("the end of the pass"):  # the step's only wait for a GPU, whose kernels may wait for other ranks
             own_sums = self._loss.own(self._reducer.total().to(self._mesh.device))
         halos, communicating = self._halos, self._halos.seconds + self._waits.seconds()
         own = RankFigures(
@@ -131,7 +132,7 @@ class Stepper:
             peak_memory(self._mesh.device),
             *(self._passes.figures() or ()),
         )
-        every = torch.zeros(self._mesh.size, len(own), dtype=torch.float64)  # on the host, by one all-reduce
+        every = torch.zeros(self._mesh.size, len(own), dtype=torch.float64)  # all-gather by one all-reduce on the host
         every[self._mesh.rank] = torch.tensor(own, dtype=torch.float64)
         self._mesh.communicator.all_reduce_sum(every).wait()
         each = [RankFigures(*row) for row in every.tolist()]
@@ -166,7 +167,7 @@ class Stepper:
             **({"loss_scale": scale.value, "skipped": skipped} if scale else {}),
         }
         if (stages := self._axes.shape.stages) > 1:
-            # Mean over a stage's ranks, and the share of the ranks' time in which they wait for each other.
+            # `stage_seconds`: mean over a stage's ranks. `bubble_share`: share of the ranks' time spent waiting.
             ranks, longest = self._axes.shape.ranks, max(figures.seconds for figures in each)
             busy = [figures.busy_seconds for figures in each[:ranks]]
             figures |= {
@@ -178,7 +179,7 @@ class Stepper:
         return StepResult(loss, sums.stops > 0, skipped, figures)
 
     def rounds(self, parts: Sequence[Part]) -> int:
-        """Return how often `run` takes the samples of `parts`, one after the other."""
+        """Return how often `run` reads the samples of `parts`."""
         return self._passes.rounds(parts, self._loss.looks_first)
 
     def _key(self, step: int) -> Key:
@@ -189,13 +190,13 @@ class Stepper:
         self._loss.reset(self.scale.value if self.scale else 1.0, weight)
 
     def _end(self) -> None:
-        """End the passes of a step: their gradients are summed over all ranks."""
-        self._loss.agree()  # where this rank had no piece
+        """End the passes of a step: sum the gradients over all ranks."""
+        self._loss.agree()  # a rank without a piece has not called it yet
         with self._waits.running():
             self._reducer.finish()
 
     def _look_again(self, step: int, dataset: Dataset, parts: Sequence[Part], weight: float) -> Sequence[TileFigures]:
-        """Run the passes of a step that went wrong once more; return the figures of its tiles. Collective."""
+        """Run the passes of a diverged step again; return the figures of its tiles. Collective."""
         watched = WatchedLoss(self._loss, dataset, parts)
         again = [part for _ in range(self.rounds(parts)) for part in parts]
         samples = read_ahead(self._passes, dataset, again, 0)
@@ -207,5 +208,5 @@ class Stepper:
         return watched.gather(self._mesh)
 
     def close(self) -> None:
-        """Let go of the network: another stepper may then take it."""
+        """Remove the hooks from the network, so that another stepper can use it."""
         self._reducer.close()

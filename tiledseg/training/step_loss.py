@@ -1,13 +1,13 @@
 """The loss of a step, piece by piece: the gradients of the pieces add up to that of the step's loss.
 
-Where the loss is one sum over another, which depends on labels alone, each piece's part of the first is differentiated
-by itself, and the gradient divided in the end: one pass. Where it is a ratio of what the network gives, its slopes at
-the sums of the whole step come first: by a pass without gradients, or from the pieces themselves where a rank holds all
-of its own at once, and one all-reduce. Each piece's sums, times the slopes, are then differentiated: the chain rule.
-It cannot deadlock: every rank, also one without a piece, starts that all-reduce once a step, before sums of gradients.
+If the loss is a ratio whose denominator depends on labels alone, each piece's numerator is differentiated by itself,
+and the gradient is divided at the end: one pass. Otherwise the slopes of the loss at the sums of the whole step come
+first. The sums need a pass without gradients (or the pieces, if a rank holds all of its own at once) and one
+all-reduce. Then each piece's sums, times the slopes, are differentiated: the chain rule. No deadlock: every rank, with
+or without a piece, starts that all-reduce once a step, before the sums of gradients.
 
-A step whose loss or gradient is not finite, or too large, makes no update: its passes are run once more with a
-`WatchedLoss`, which names the tile. Dropout is drawn by seed and step, so each tile does what it did.
+A step whose loss or gradient is not finite, or whose loss is too large, makes no update. Its passes run again with a
+`WatchedLoss`, which finds the tile. Dropout depends on seed and step, so the second run repeats the first.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tiledseg.training.objective import Objective
 
 _LOWER = "lower optimizer.lr, or set optimizer.clip_norm"
 _CAUSES = {
-    "input": ("whose input is not finite", "look at these pixels, or mark data.nodata"),
-    "loss": ("whose input is finite: what the network makes of it is not", _LOWER),
-    "gradient": ("whose loss is finite, and its gradient not", _LOWER),
+    "input": ("whose input is not finite", "check these pixels, or set data.nodata"),
+    "loss": ("whose input is finite, but the network's output is not", _LOWER),
+    "gradient": ("whose loss is finite, but its gradient is not", _LOWER),
 }
 
 
 class StepLoss:
-    """The loss of one step after the other: `reset` before each. See `execution.part_passes.Loss`."""
+    """The loss of a step, reused for each step after a `reset`. See `execution.part_passes.Loss`."""
 
     def __init__(self, objective: Objective, ignore_index: int, mesh: Mesh) -> None:
         self.objective, self._ignore_index, self._mesh = objective, ignore_index, mesh
@@ -47,8 +47,8 @@ class StepLoss:
         self.reset()
 
     def reset(self, scale: float = 1.0, weight: float = 1.0) -> None:
-        """Begin a step whose mean loss is multiplied by `scale`; `weight`: of all its pixels, about."""
-        if not self.looks_first and scale != 1:  # a sum over pixels is divided by a power of two, which rounds nothing
+        """Begin a step whose mean loss is multiplied by `scale`; `weight`: approximate weight of all its pixels."""
+        if not self.looks_first and scale != 1:  # a sum over pixels: divide by a power of two, which is exact
             scale /= 2.0 ** round(math.log2(weight))
         self._scale, self.pixels = scale, 0
         self._value: float | None = None
@@ -64,7 +64,7 @@ class StepLoss:
             return
         with waiting("the sums of the step's loss"):
             self._mesh.communicator.all_reduce_sum(self._totals).wait()
-        with torch.enable_grad():  # on the host, which waits for the sums once
+        with torch.enable_grad():  # on the host: one wait for the sums
             totals = self._totals.to("cpu", copy=True).requires_grad_()
             value = self.objective.value(totals)
         slopes = torch.zeros_like(totals) if value is None else torch.autograd.grad(value, totals)[0]
@@ -82,7 +82,7 @@ class StepLoss:
         return torch.stack([(own * slopes).sum() for own in sums] or [self._totals[0] * 0]).sum()
 
     def own(self, further: torch.Tensor) -> tuple[float, float, float]:
-        """Return this rank's sums of losses and of weights (0 for ratios), and `further`, which is read with them."""
+        """Return this rank's sums of losses and of weights (0 for ratios), and `further`, in one read of the device."""
         if self.looks_first:
             return 0.0, 0.0, float(further)
         loss, weight, read = torch.cat([self._totals, further.reshape(1)]).tolist()
@@ -101,7 +101,7 @@ class StepLoss:
         return self.objective.sums(tuple(o.to(logits_dtype(o)) for o in outputs_BKHW), target_BHW)
 
     def _target(self, piece: Piece, sample: Sample) -> torch.Tensor:
-        """Return the classes of a piece, on the device, with the objective's margin: -1 beyond the raster."""
+        """Return the classes of a piece and of the objective's margin, on the device; -1 beyond the raster."""
         labels_HW, margin, around = labels(sample, self._mesh.device), self.objective.margin, sample.around
         if around is None:
             return labels_HW[piece.in_part.slices]
@@ -114,19 +114,19 @@ class StepLoss:
         return target_HW
 
     def _add(self, sums: torch.Tensor, piece: Piece, sample: Sample) -> None:
-        assert sample.y_HW is not None, "it has been looked at"
+        assert sample.y_HW is not None, "training samples have labels"
         self._totals += sums
         self.pixels += int(np.count_nonzero(sample.y_HW[piece.in_part.slices] != self._ignore_index))
 
 
 def logits_dtype(logits: torch.Tensor) -> torch.dtype:
-    """Return the dtype of the loss: float32 at least."""
+    """Return the dtype in which a loss of these logits is computed: float64, or float32 for narrower ones."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 class TileFigures(NamedTuple):
-    """True for each of a tile's input, loss and gradient of the network's outputs that is finite; and its own loss. A
-    tile, or a rank's block of an image, has figures of each stage."""
+    """Figures of a tile (or of a rank's block, by stage): True for input, loss and gradient of the outputs that are
+    finite; and its own loss, `value`."""
 
     path: str
     core: Box
@@ -137,7 +137,7 @@ class TileFigures(NamedTuple):
 
 
 def diverged(step: int, loss: float, gradient: bool, largest: float | None, scale: float | None) -> str:
-    """Return the words for a step's loss or gradient with which the run does not go on; its update is not made."""
+    """Return the first words of the error of a diverged step."""
     what = f"the loss is {loss:.6g} at step {step + 1}"
     if math.isfinite(loss) and not gradient:
         what = f"the gradient is not finite at step {step + 1}, of a loss of {loss:.6g}"
@@ -147,7 +147,7 @@ def diverged(step: int, loss: float, gradient: bool, largest: float | None, scal
 
 
 def error_of(what: str, figures: Sequence[TileFigures]) -> TiledsegError:
-    """Return the error of a step, with the tile that has caused it, the same on all ranks."""
+    """Return the error of a diverged step, with the tile that caused it, the same on all ranks."""
     count = len({(one.path, one.core) for one in figures})
     for kind, (words, remedy) in _CAUSES.items():
         guilty = {(one.path, one.core) for one in figures if not getattr(one, kind)}
@@ -166,7 +166,7 @@ def _place(path: str, core: Box) -> str:
 
 
 class WatchedLoss:
-    """The loss of a step, which notes the figures of each tile. See `execution.part_passes.Loss`."""
+    """A step's loss that records the figures of each tile. See `execution.part_passes.Loss`."""
 
     def __init__(self, loss: StepLoss, dataset: Dataset, parts: Sequence[Part]) -> None:
         self._loss, self._dataset, self._figures = loss, dataset, list[TileFigures]()
@@ -174,7 +174,7 @@ class WatchedLoss:
         self.looks_first, self.look, self.agree = loss.looks_first, loss.look, loss.agree
 
     def reading(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """Pass the samples of a stage without outputs on, and note their inputs."""
+        """Yield the samples of a stage without outputs, and record whether their inputs are finite."""
         for sample in samples:
             self._figures.append(self._read(sample.tile.core, sample))
             yield sample
@@ -198,7 +198,7 @@ class WatchedLoss:
         return [figures for own in mesh.communicator.gather_objects(self._figures) for figures in own]
 
     def _read(self, core: Box, sample: Sample) -> TileFigures:
-        """Return a tile's figures, its pixels looked at as far as this rank has them."""
+        """Return a tile's figures with the check of the input pixels that this rank has."""
         finite, context = True, sample.tile.context
         if sample.x_CHW.size:
             finite = bool(np.isfinite(sample.x_CHW[:, *core.clip(context).relative_to(context).slices]).all())

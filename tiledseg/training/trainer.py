@@ -37,7 +37,7 @@ from tiledseg.raster.statistics import Normalization
 from tiledseg.system.console import counted
 from tiledseg.system.files import write_whole
 from tiledseg.system.outputs import CHECKPOINTS, PAGE, SUMMARY
-from tiledseg.system.signals import deferring
+from tiledseg.system.signals import STOPPED, deferring
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.offloading import hooks_of, in_words, moved_by_ranks, offload_to
 from tiledseg.training.optimizer import (
@@ -53,7 +53,7 @@ from tiledseg.training.raster_set import RasterSet
 from tiledseg.training.resuming import Beginning, rewritten_notes, sampling_fingerprint, sources_of
 from tiledseg.training.run_files import read_json, write_validation
 from tiledseg.training.run_journal import Journal, seconds_so_far
-from tiledseg.training.saving import EXIT_CODE, BestSoFar, Saver, StopFlag
+from tiledseg.training.saving import BestSoFar, Saver, StopFlag
 from tiledseg.training.step import Stepper, StepRules
 
 
@@ -70,8 +70,8 @@ class Trainer:
         lines: Sequence[dict[str, Any]],
         started: Mapping[str, Any],
     ) -> None:
-        """`first_weights`: by name, where no checkpoint has them; on the root `lines` of metrics, and the part of the
-        summary that is known when the run has `started`."""
+        """`first_weights`: by name, for a new run. On the root, `lines` of metrics, and `started`: the facts of the
+        summary that are known now."""
         self.mesh, self.preparation, self.normalization, self.beginning = mesh, preparation, normalization, beginning
         self.config, self.plan, self.sampler = preparation.config, preparation.plan, preparation.sampler
         self.lines, self.started = lines, dict(started)
@@ -109,7 +109,7 @@ class Trainer:
         self.saver = Saver(self.checkpoints, train.keep_checkpoints, self.parallel.axes)
         self.step, self.position, self.seconds_before = 0, Position(0, 0), 0.0
         self.course = Course(preparation.epochs, self.sampler.steps_per_epoch)
-        self.saved_in: Path | None = None  # where a checkpoint of this very step lies
+        self.saved_in: Path | None = None  # folder of a checkpoint of the current step
         scale = LossScale()
         average: Iterable[tuple[str, torch.Tensor]] = ()
         if checkpoint is not None:
@@ -126,11 +126,11 @@ class Trainer:
         rules = StepRules(ignored, train.seed, clip, train.deterministic, objective, train.largest_loss)
         scaled = scale if train.precision == "fp16" else None
         self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules, scaled)
-        self.journal: Journal | None = None  # on the root, while the run goes on
-        self.kept: dict[str, Any] = {}  # on the root: the summary of a run that has nothing to do
+        self.journal: Journal | None = None  # on the root, from `run` on
+        self.kept: dict[str, Any] = {}  # on the root: the former summary of a run that has nothing to do
 
     def _build_network(self, first_weights: Mapping[str, torch.Tensor]) -> GraphNetwork:
-        """Build the network with its weights: of the checkpoint, of a file, or drawn by the seed."""
+        """Build the network with its weights: from the checkpoint, from a file, or drawn by the seed."""
         model, train, plan, checkpoint = self.config.model, self.config.train, self.plan, self.beginning.checkpoint
         built = network_modules(plan.network, train.seed, still=model.freeze_norm)
         network = built.to(PARAMETER_DTYPES[train.precision])
@@ -139,11 +139,10 @@ class Trainer:
         elif isinstance(plan.network, ForeignNetwork):
             check_drawn_alike(network, self.mesh, plan.network.build)
         elif first_weights:
-            network.load_state_dict(first_weights, strict=False)  # of its encoder
+            network.load_state_dict(first_weights, strict=False)  # the file may have the encoder alone
         freeze(network, self.config.optimizer.lr_factors)
         verifies = built.recorded is not None and model.verify
-        # Stages let go of what is not theirs.
-        kept = plan.pipeline is not None and self.mesh.is_root
+        kept = plan.pipeline is not None and self.mesh.is_root  # a stage drops the layers of the others
         self.unverified = None if not verifies else copy.deepcopy(built) if kept else built
         return network
 
@@ -195,10 +194,10 @@ class Trainer:
             if best is not None:
                 files.append(f"best {self.checkpoints / name_of(best.step)} ({best.score} {best.value:.4f})")
             self.journal.say(f"wrote {', '.join(files)}")
-        return EXIT_CODE if stopped else 0
+        return STOPPED if stopped else 0
 
     def _open_journal(self, stack: contextlib.ExitStack) -> Journal:
-        """Begin the records of the run, and say what is known before the first step."""
+        """Open the run's records, and print the notes from before the first step."""
         self.started["warnings"] = [*self.started["warnings"], *self.notes]
         facts = {**self.started, "seconds_before": self.seconds_before}
         left = self.course.left(self.position) and not self.best.gives_up(self.position)
@@ -224,7 +223,7 @@ class Trainer:
             self.journal.say(line)
 
     def _loop(self, training: Dataset, held_out: Dataset | None, flag: StopFlag) -> bool:
-        """Do all steps from the position on; return True if a signal ended them early."""
+        """Run all steps from the position on; return True if they were stopped early."""
         config, tilings = self.config, self.plan.tilings
         steps, ahead = itertools.tee(
             (position, step, self.passes.mode.share(step))
@@ -266,11 +265,11 @@ class Trainer:
                 if result.stop:
                     return True
         if self.saved_in != self.checkpoints.resolve():
-            self._checkpoint()  # nothing was left to do after a checkpoint in another folder
+            self._checkpoint()  # resumed from another folder's checkpoint, with no step left
         return False
 
     def _verify(self, network: GraphNetwork, training: Dataset, parts: Sequence[Part]) -> None:
-        """Compare a traced network with its module on the root's first part, backward too. Collective."""
+        """Compare a traced network with its module on the root's first part, forward and backward. Collective."""
         from tiledseg.tracing.compare import verify_first
 
         def load() -> torch.Tensor | None:
@@ -283,7 +282,7 @@ class Trainer:
             verify_first(network.train(), load, *of_run, most, self._say)
 
     def _validate(self, held_out: Dataset, epoch: int) -> bool:
-        """Validate; return True if the run has not been as good before, on all ranks alike, as the scores are."""
+        """Validate; return True on all ranks if the score is the best so far."""
         from tiledseg.training.validation import choose_views, validate
 
         label_map, config, rasters = self.preparation.label_map, self.config, self.preparation.validation
@@ -291,7 +290,7 @@ class Trainer:
         shapes, counted = [tiling.raster for tiling in rasters.tilings], [part.boxes for part in rasters.parts]
         views = choose_views(shapes, 4, config.train.seed, counted)
         passes = self.parallel.over(held_out.tilings, spread=self.plan.validation)
-        threads, shown = config.data.workers, self.journal.part if self.journal else unseen
+        threads, shown = config.data.workers, self.journal.progress.part if self.journal else unseen
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():
             findings = validate(self.network, held_out, self.mesh, passes, threads, views, shown)
         if self.journal is not None:
@@ -301,7 +300,7 @@ class Trainer:
         return self.best.takes(findings, self.step, epoch)
 
     def _checkpoint(self) -> None:
-        """Write a checkpoint. Its JSON part has no random state: draws are counted by seed and step."""
+        """Write a checkpoint, without random state: draws depend on seed and step alone."""
         axes, found, best = self.parallel.axes, self.preparation.found, self.best.best
         check_finite(self.network, self.optimizer, self.mesh, self.step)
         check_agreement(self.network, self.mesh, axes.weights)
@@ -309,7 +308,7 @@ class Trainer:
         if self.mesh.rank >= axes.shape.stages and not self.mesh.is_root:
             return
         state = {
-            "config": self.preparation.asked.record(),
+            "config": self.preparation.user_config.record(),
             "network": described(self.plan.network),
             "normalization": asdict(self.normalization),
             "class_weights": list(self.preparation.class_weights),
@@ -328,7 +327,7 @@ class Trainer:
             self.journal.draw()
 
     def _history(self) -> dict[str, Any]:
-        """Return the beginning and the best validation, as checkpoint and summary have them."""
+        """Return the run's resumptions, first weights and best validation, for checkpoint and summary."""
         return {
             "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
             "pretrained": self.beginning.pretrained and asdict(self.beginning.pretrained),

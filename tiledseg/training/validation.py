@@ -1,8 +1,8 @@
 """Validation on whole rasters: the ranks share the tiles, the counts add up exactly.
 
-Views are a few places of the images, whose pixels are kept while a validation goes over the tiles. Each rank keeps its
-tiles' part of them, and the root joins them: pictures are the same for any tiling, halo mode and number of ranks. A
-view has at most `SIDE` pixels a side, so a rank keeps a few hundred KiB of each.
+Views are a few places of the images that the panel shows. Each rank keeps its tiles' pixels of them, and the root joins
+them, so pictures do not depend on tiling, halo mode or number of ranks. A view has at most `SIDE` pixels a side: a few
+hundred KiB a rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tiledseg.training.step_loss import logits_dtype
 
 SIDE = 256
 """Most pixels a side of a view's picture."""
-_BANDS = 3  # of an image that a picture shows
+_BANDS = 3  # bands of an image in a picture
 _Slices = tuple[slice, slice]
 
 
@@ -53,8 +53,8 @@ class PanelView:
         return -(-self.box.height // self.stride), -(-self.box.width // self.stride)
 
     def part(self, core: Box) -> tuple[_Slices, _Slices] | None:
-        """Return the place of the pixels of `core`, of the same image, in the picture and in the core; None if there
-        are none. Cores that cover a raster once fill the picture once."""
+        """Return the slices of the view's pixels in `core`, within the picture and within the core; None if there are
+        none. Cores that cover a raster once fill the picture once."""
         rows = _side(self.box.row, core.row, self.stride)
         cols = _side(self.box.col, core.col, self.stride)
         return None if rows is None or cols is None else ((rows[0], cols[0]), (rows[1], cols[1]))
@@ -72,9 +72,9 @@ def _side(view: Interval, core: Interval, stride: int) -> _Slices | None:
 def choose_views(
     shapes: Sequence[tuple[int, int]], count: int, seed: int, counted: Sequence[Sequence[Box]] = ()
 ) -> tuple[PanelView, ...]:
-    """Choose at most `count` distinct views of images of these shapes (height, width): the whole first image, thinned,
-    then windows of every pixel, drawn by the seed, from each image in turn. `counted`: of each image the boxes whose
-    pixels count, in or around which windows are drawn (none: all of it)."""
+    """Choose at most `count` distinct views of images of these shapes (height, width): first the whole first image,
+    subsampled; then windows at full resolution, drawn by the seed from each image in turn. `counted`: the boxes of each
+    image whose pixels count, in or around which windows are drawn (none: the whole image)."""
     views = [PanelView(0, Box.of_shape(shapes[0]), max(1, -(-max(shapes[0]) // SIDE)))]
     digest = hashlib.sha256(f"tiledseg.views {seed}".encode()).digest()
     generator = random.Random(int.from_bytes(digest[:8], "big"))
@@ -95,8 +95,8 @@ def choose_views(
 
 @dataclass(frozen=True)
 class SeenView:
-    """A view with the pixels of one validation. `image_CHW`: up to three bands, normalised, NaN without data;
-    `labels_HW` and `map_HW`: classes, the ignored one where a pixel does not count, or has no data."""
+    """A view with the pixels of one validation. `image_CHW`: up to three bands, normalised, NaN without data.
+    `labels_HW`, `map_HW`: classes; the ignored class for pixels that do not count or have no data."""
 
     view: PanelView
     image_CHW: NDArray[np.float32]
@@ -106,14 +106,14 @@ class SeenView:
 
 @dataclass
 class Panels:
-    """The views of one run's validations, and this rank's pixels of them: kind, number of the view, place, pixels."""
+    """The views of a run's validations, and this rank's fragments of them: (kind, view's number, slices, pixels)."""
 
     views: Sequence[PanelView]
     ignore_index: int
     _fragments: list[tuple[str, int, _Slices, NDArray]] = field(default_factory=list)
 
     def looking(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """Pass the samples on, and keep the image's pixels that a view shows."""
+        """Yield the samples, and keep the image pixels of the views."""
         for sample in samples:
             if sample.x_CHW.size:
                 for number, to, of in self._parts(sample.image, sample.tile.core):
@@ -124,14 +124,14 @@ class Panels:
             yield sample
 
     def keep(self, sample: Sample, core: Box, labels_HW: NDArray[np.uint8], map_HW: NDArray[np.uint8]) -> None:
-        """Keep the labels and the mapped classes of `core`, a part of the sample's."""
+        """Keep the views' labels and mapped classes inside `core`, a part of the sample's core."""
         for number, to, of in self._parts(sample.image, core):
             valid_HW = sample.valid_HW[core.relative_to(sample.tile.core).slices][of]
             shown_HW = np.where(valid_HW, map_HW[of], np.uint8(self.ignore_index))
             self._fragments += [("map", number, to, shown_HW), ("labels", number, to, labels_HW[of].copy())]
 
     def gather(self, mesh: Mesh) -> list[SeenView]:
-        """Return the views after a validation, on the root; none elsewhere. Collective: every rank takes part."""
+        """Return the views of a validation on the root; none elsewhere. Collective."""
         if not self.views:
             return []
         fragments, self._fragments = self._fragments, []
@@ -158,8 +158,8 @@ class Panels:
 class Findings:
     """The result of a validation, the same on every rank but for `views`, which the root has.
 
-    `loss`: mean cross-entropy of the valid pixels, None where there is none or it is no number; `matrix_KK`: the
-    confusion matrix; `reliability`: counts of `execution.scores`; `seconds`: that it took.
+    `loss`: mean cross-entropy of the valid pixels, None without any or if it is not finite. `matrix_KK`: the confusion
+    matrix. `reliability`: counts of `execution.scores`. `seconds`: wall time.
     """
 
     loss: float | None
@@ -169,7 +169,7 @@ class Findings:
     views: list[SeenView]
 
     def line(self) -> dict[str, Any]:
-        """Return {loss, accuracy, mean_iou, iou: [...]} as in metrics.jsonl; None where a value has no meaning."""
+        """Return {loss, accuracy, mean_iou, iou: [...]} for metrics.jsonl; undefined values are None."""
         found = scores(self.matrix_KK).to_json()
         return {"loss": self.loss, **{key: found[key] for key in ("accuracy", "mean_iou", "iou")}}
 
@@ -183,10 +183,8 @@ def validate(
     views: Sequence[PanelView] = (),
     shown: Shown = unseen,
 ) -> Findings:
-    """Validate the network on every valid pixel of every raster of `dataset`, and fill the `views`. Collective.
-
-    Does not depend on the tilings or the number of ranks.
-    """
+    """Validate the network on every valid pixel of every raster of `dataset`, and fill the `views`. Collective. The
+    result does not depend on the tilings or the number of ranks."""
     begun = time.perf_counter()
     assert dataset.label_map is not None, "validation needs labels"
     classes, ignore_index = dataset.label_map.count, dataset.label_map.ignore_index
@@ -199,12 +197,13 @@ def validate(
     with torch.no_grad(), doing("validation"):
         samples = panels.looking(read_ahead(passes, dataset, parts, threads))
         pieces = passes.pieces(parts)
-        if not pieces:  # no pipeline's end: what it reads is shown
+        if not pieces:  # a pipeline stage without outputs shows the progress of its reading
             samples = shown(samples, len(parts), "validation, reading")
         outputs = ticking(passes.outputs(samples, parts))
         for piece, sample in shown(outputs, pieces, "validation") if pieces else outputs:
-            sums, map_HW, confidence_HW = _measured(piece, sample, mesh.device, ignore_index)
-            y_HW = _labels(piece, sample)
+            assert sample.y_HW is not None, "validation needs labels"
+            y_HW = sample.y_HW[piece.in_part.slices]
+            sums, map_HW, confidence_HW = _measured(piece, y_HW, mesh.device, ignore_index)
             valid_HW = y_HW != ignore_index
             mapped_P, right_P = map_HW[valid_HW], (map_HW == y_HW)[valid_HW]
             totals += sums
@@ -222,19 +221,14 @@ def validate(
     return Findings(loss, matrix, of_bins, time.perf_counter() - begun, seen)
 
 
-def _labels(piece: Piece, sample: Sample) -> NDArray[np.uint8]:
-    assert sample.y_HW is not None, "validation needs labels"
-    return sample.y_HW[piece.in_part.slices]
-
-
 def _measured(
-    piece: Piece, sample: Sample, device: torch.device, ignore_index: int
+    piece: Piece, y_HW: NDArray[np.uint8], device: torch.device, ignore_index: int
 ) -> tuple[torch.Tensor, NDArray[np.uint8], NDArray[np.floating]]:
-    """Return (sum of losses, number of valid pixels) of a piece, float64, its map and the confidence of each pixel."""
+    """Return (sum of losses, number of valid pixels) of a piece in float64, its map, and each pixel's confidence."""
     core_BKHW = piece.logits_BKHW.to(logits_dtype(piece.logits_BKHW))
-    target_BHW = sent(torch.from_numpy(_labels(piece, sample)), device)[None]
-    # The probability of the class that a pixel is mapped as, 1 / sum of exp(logit - largest): in float64, class by
-    # class, so that counts do not depend on a pixel's place in a tile.
+    target_BHW = sent(torch.from_numpy(y_HW), device)[None]
+    # Confidence is the probability of the mapped class, 1 / sum of exp(logit - largest). It is summed in float64, class
+    # by class, so that counts do not depend on a pixel's place in a tile.
     largest_HW = core_BKHW[0].amax(0)
     total_HW = torch.zeros_like(largest_HW, dtype=torch.float64)
     for logits_HW in core_BKHW[0]:

@@ -1,4 +1,4 @@
-"""Profiles of machines: files that are shipped, by name, or files of `plan --calibrate`.
+"""Profiles of machines: shipped files, by name, and files of `plan --calibrate`.
 
     name: A100
     host: {ranks: 8, memory: 85899345920}
@@ -8,7 +8,7 @@
       launch: 8.0e-6
       links: {host: {latency: 12.0e-6, bandwidth: 210.0e+9}}
 
-`measured` says when and where the figures were measured; without it they are by datasheets.
+`measured`: date and place of the measurement; without it the figures come from datasheets.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from tiledseg.planning.walk.cost_model import CopyRates, Link, Machine
 from tiledseg.units import ACTIVATION_BYTES
 from tiledseg.user_files.yaml_text import read_yaml
 
-SOME_CPU = "cpu"  # of one processor, measured: near enough to others to say which grid of a map is quick
+SOME_CPU = "cpu"  # the measured profile of one processor: close enough to others to choose the grid of a map
 TOP = ("name", "note", "sources", "measured", "host", "figures")
 FACTS = ("ranks", "memory", "cores", "threads", "base")
 FIGURES = ("flops", "lanes", "memory_bandwidth", "launch", "links", "stores", "reading")
-_UNUSED = ("first_touch",)  # a figure of profiles of older versions
+_UNUSED = ("first_touch",)  # in profiles of older versions
 _OLD = ("datasheet", "assumed")
 _NAMES = {"links": ("host", "network"), "stores": ("disk", "host")}
 _UNKNOWN_LINK = Link(20e-6, 10e9)
-_BY_DEVICE = {"V100": "summit", "A100-40GB": "perlmutter", "MI250X": "frontier"}  # others have their file's name
+_BY_DEVICE = {"V100": "summit", "A100-40GB": "perlmutter", "MI250X": "frontier"}  # other GPUs name their file
 _SHIPPED = Path(__file__).parent / "machines"
-_NUMBER = re.compile(r"\d+e[+-]?\d+", re.IGNORECASE)  # which YAML takes for a word, since it has no point
+_NUMBER = re.compile(r"\d+e[+-]?\d+", re.IGNORECASE)  # a number without a point, which YAML reads as text
 
 
 def shipped_machines() -> list[str]:
-    """Return the names of the files that are shipped; `find_machine` knows the names of their GPUs too."""
+    """Return the names of the shipped profiles; `find_machine` knows the names of their GPUs too."""
     return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
 
 
@@ -50,23 +50,23 @@ def machine_of(word: str | None) -> Machine | None:
 
 
 def machine_here(device: str | None, ranks: int) -> Machine:
-    """Return the machine whose GPU has that name; for no GPU `SOME_CPU` with the cores that are here, shared by so many
-    `ranks`. Raises ConfigError for a GPU without a profile."""
+    """Return the machine with the GPU `device`; without a GPU, `SOME_CPU` with this host's cores, shared by `ranks`.
+    Raises ConfigError for a GPU without a profile."""
     if device is None:
         return replace(find_machine(SOME_CPU), ranks_per_host=ranks, cores=len(os.sched_getaffinity(0)))
-    said = set(re.split(r"[^0-9A-Za-z]+", device))
+    words = set(re.split(r"[^0-9A-Za-z]+", device))
     names = _BY_DEVICE | {name.upper(): name for name in shipped_machines()}
-    known = [name for word, name in names.items() if said.issuperset(word.split("-"))]
+    known = [name for gpu, name in names.items() if words.issuperset(gpu.split("-"))]
     if not known:
         raise ConfigError(
-            f"no profile is of the device '{device}', so parallel.auto can predict nothing; make one with plan "
+            f"no profile is of the device '{device}', which parallel.auto needs; make one with plan "
             "--calibrate and give it as parallel.machine"
         )
     return find_machine(known[0])
 
 
 def find_machine(word: str) -> Machine:
-    """Return the machine of that name, or of that file. Raises ConfigError for neither, and for what is no profile."""
+    """Return the machine of a name or of a file. Raises ConfigError for neither, and for a file that is no profile."""
     name, shipped = _BY_DEVICE.get(word.upper(), word.lower()), shipped_machines()
     if name in shipped:
         return machine_from(name, read_yaml(str(_SHIPPED / f"{name}.yaml")))
@@ -80,8 +80,8 @@ def find_machine(word: str) -> Machine:
 
 
 def machine_from(path: str, values: Any) -> Machine:
-    """Return the machine that the file `path` describes. Raises ConfigError, in one line that names file and key."""
-    if not isinstance(values, Mapping) or not values.keys() & {*TOP, *_OLD}:  # whose text is nobody's business
+    """Return the machine of the `values` of the file `path`. Raises ConfigError, naming file and key."""
+    if not isinstance(values, Mapping) or not values.keys() & {*TOP, *_OLD}:  # do not print an unrelated file
         raise ConfigError(f"{path} is no machine's profile, which has {', '.join(TOP)}; give one of --calibrate")
     if values.keys() & {*_OLD} or isinstance(values.get("measured"), Mapping):
         raise ConfigError(
@@ -100,7 +100,7 @@ def machine_from(path: str, values: Any) -> Machine:
     near = links.get("host", _UNKNOWN_LINK)
     if "cores" in host and "host" in stores:
         raise ConfigError(
-            f"{path} has host.cores and figures.stores.host, but ranks on cores compute in their host's memory; "
+            f"{path} has host.cores and figures.stores.host, but ranks on cores already use their host's memory; "
             "leave one of the two out"
         )
     optional = {"reading": 0.0} | figures
@@ -127,7 +127,7 @@ def machine_from(path: str, values: Any) -> Machine:
 
 
 def _group(path: str, values: Any, where: str, known: Collection[str]) -> dict[str, Any]:
-    """Return the map `where` of the file `path`. Raises ConfigError for none, and for keys that are not known."""
+    """Return the map `where` of the file `path`. Raises ConfigError for other values, and for unknown keys."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path}: {where} is {shown(values)}; give keys below it: {', '.join(known)}")
     for key in values:
@@ -138,7 +138,7 @@ def _group(path: str, values: Any, where: str, known: Collection[str]) -> dict[s
 
 
 def _pairs(path: str, figures: Mapping[str, Any], kind: str, fields: Sequence[str]) -> dict[str, list[float]]:
-    """Return two numbers of each link, or of each store."""
+    """Return the two numbers of each link, or of each store."""
     groups = _group(path, figures.get(kind, {}), f"figures.{kind}", _NAMES[kind])
     inner = {name: _group(path, group, f"figures.{kind}.{name}", fields) for name, group in groups.items()}
     return {name: [_number(path, inner[name], f"figures.{kind}.{name}.{key}") for key in fields] for name in inner}

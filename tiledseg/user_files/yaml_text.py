@@ -1,7 +1,7 @@
-"""YAML as configurations need it: a small, flat, plain part of the language, and a refusal of the rest.
+"""The YAML of configurations: one document, no aliases, each key once, little nesting, at most 1 MiB.
 
-YAML can hang a reader (a FIFO, aliases that multiply), exhaust it (nesting), and lose what it was told (a key given
-twice). A configuration needs none of that: one document, no aliases, each key once, little nesting, 1 MiB.
+Other YAML is refused, because it can hang a reader (a FIFO, aliases that multiply), exhaust the stack (nesting), or
+lose values (a key given twice).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tiledseg.system.files import read_text
 
 DEEPEST = 16
 LARGEST_BYTES = 2**20
-_LONG_NUMBER = re.compile(r"[-+]?(0[xXob])?[0-9a-fA-F_]{300,}")  # none that a float can hold
+_LONG_NUMBER = re.compile(r"[-+]?(0[xXob])?[0-9a-fA-F_]{300,}")  # too long for any float
 _OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")  # octal, or minutes and seconds
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without dates, which no key takes: 2024-06-20 is text, as 2024-06 is."""
+    """A YAML loader without dates: 2024-06-20 is text, like 2024-06."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         sign: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -40,7 +40,7 @@ class _RefusedError(Exception):
 
 
 def read_yaml(path: str) -> Any:
-    """Return the values of the YAML file `path`. Raise ConfigError, naming the file and the line."""
+    """Read the YAML file `path`. Raise ConfigError, naming the file and the line."""
     text = read_text(path, "the configuration", LARGEST_BYTES, "give a YAML file", ConfigError)
     try:
         refuse_hazards(text)
@@ -56,8 +56,8 @@ def read_yaml(path: str) -> Any:
 
 
 def check_keys(path: str, values: Any, known: Mapping[str, Collection[str]]) -> Mapping[str, Any]:
-    """Return `values` of the file `path` if they are maps of keys by group, or keys outside groups, which are `known`
-    without a key below them. Raise ConfigError, naming the file, for all else."""
+    """Return the `values` of the file `path` if their groups and keys are `known` (an entry without keys is a key
+    outside groups). Raise ConfigError, naming the file, for other values."""
     kind = "group" if all(known.values()) else "key"
     if not isinstance(values, Mapping):
         wanted = "groups of keys" if kind == "group" else "keys"
@@ -80,8 +80,8 @@ def _kind(value: object) -> str:
 
 
 def load_value(text: str) -> Any:
-    """Return the value of a flag, which is YAML; text that is no YAML stays text. Raise ConfigError for aliases, a key
-    given twice or deep nesting."""
+    """Return the YAML value of a flag; text that is no YAML stays text. Raise ConfigError for aliases, a key given
+    twice or deep nesting."""
     try:
         if any(sign in text for sign in "[{\n") or _LONG_NUMBER.fullmatch(text):
             refuse_hazards(text)
@@ -89,20 +89,21 @@ def load_value(text: str) -> Any:
     except _RefusedError as error:
         raise ConfigError(f"{text[:40]!r} {error}") from None
     except (yaml.YAMLError, ValueError):
-        return text  # its key judges it
+        return text  # checked by its key
 
 
 def ambiguity(number: str) -> str:
-    """Return what is wrong with a plain number that YAML reads otherwise than people: 010 is 8, 1:30 is 90."""
+    """Return a message on a number that YAML reads differently from people (010 is 8, 1:30 is 90), else an empty
+    one."""
     if not _OTHER_BASE.fullmatch(number):
         return ""
     return f"{number}, which YAML takes for {yaml.safe_load(number)}; write it plainly, or quote it"
 
 
 def refuse_hazards(text: str) -> None:
-    """Raise for what a configuration has no use for; YAMLError where the text is no YAML at all."""
+    """Raise _RefusedError for YAML that configurations do not need; YAMLError for text that is no YAML."""
     depth = documents = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):  # events are read one by one: nothing is built from them
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):  # a stream of events: no tree is built yet
         documents += isinstance(event, yaml.DocumentStartEvent)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
@@ -122,7 +123,7 @@ def refuse_hazards(text: str) -> None:
 
 
 def _refuse_lost_keys(node: yaml.Node) -> None:
-    """Raise for a map of a tree that gives a key twice, or merges another map."""
+    """Raise _RefusedError for a map in a tree that gives a key twice, or merges another map."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _refuse_lost_keys(item)

@@ -1,11 +1,11 @@
-"""Classes as people write them: `data.classes`, its CSV files, names and colours.
+"""The classes of a user: `data.classes`, its CSV files, names and colours.
 
 `data.classes` is
-- a number: classes 0 to K - 1, which are the labels' values;
+- a number K: the labels' values are the classes 0 to K - 1;
 - a list of records `{name, colour, value or values}`, in the order of the classes. A record with `ignored: true` is no
-  class: its values are left out. Where no record has values, labels of one band hold the classes' numbers, and labels
-  of three bands their colours;
-- the name of a CSV file that holds such records."""
+  class: its values do not count. If no record has values, labels of one band hold the classes' numbers, and labels of
+  three bands their colours;
+- the name of a CSV file with such records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FIRST: tuple[Colour, ...] = (
     *((0, 114, 178), (230, 159, 0), (0, 158, 115), (204, 121, 167)),
     *((86, 180, 233), (213, 94, 0), (240, 228, 66)),
 )
-"""Okabe and Ito's colours, which readers with any colour vision tell apart (Wong, Nature Methods 8, 441, 2011)."""
+"""Okabe and Ito's colours, distinct for any colour vision (Wong, Nature Methods 8, 441, 2011)."""
 
 _GOLDEN = 0.6180339887498949
 _TONES = ((0.75, 0.85), (0.45, 0.95), (0.85, 0.55), (0.35, 0.7))  # saturation and value, taken in turn
@@ -47,15 +47,15 @@ _COLUMNS = {"red": "r", "green": "g", "blue": "b", "color": "colour", "id": "val
 
 
 class ClassRecord(NamedTuple):
-    """A class: `colour` is red, green and blue, 0 to 255."""
+    """A class: name, and colour as red, green and blue, 0 to 255."""
 
     name: str
     colour: Colour
 
 
 class ClassEntry(NamedTuple):
-    """A record of `data.classes`. `values`: raw values, and packed colours with True; None where it has none. `texts`:
-    values that are words, which polygons may have."""
+    """A record of `data.classes`. `values`: (raw value, False) or (packed colour, True); None if the record has none.
+    `texts`: values that are words, for polygons."""
 
     name: str
     colour: Colour | None
@@ -64,7 +64,7 @@ class ClassEntry(NamedTuple):
     ignored: bool
 
     def record(self, number: int) -> ClassRecord:
-        """Return the class. Without a colour of its own it has that of its first value, or the palette's."""
+        """Return the class, coloured by its own colour, else by its first value, else by the palette."""
         if self.colour is not None:
             return ClassRecord(self.name, self.colour)
         raw, is_colour = self.values[0] if self.values else (0, False)
@@ -72,7 +72,7 @@ class ClassEntry(NamedTuple):
 
 
 def default_class(number: int) -> ClassRecord:
-    """Return the class `number` (0 to 254) that has no record, in a colour that no other such class has."""
+    """Return a class without a record, with a distinct colour for each `number` (0 to 254)."""
     if number < len(_FIRST):
         return ClassRecord(f"class {number}", _FIRST[number])
     saturation, value = _TONES[number % len(_TONES)]
@@ -99,8 +99,7 @@ def in_hex(colour: tuple[int, ...]) -> str:
 
 
 def records_of_map(classes: Any) -> Any:
-    """Return the list of records for a map, of a value or a name to a class, as older versions took; others as they
-    are."""
+    """Return the records of an older version's map, from values or names to classes; other forms unchanged."""
     if not isinstance(classes, Mapping):
         return classes
     if any(isinstance(value, Mapping) for value in classes.values()):
@@ -115,7 +114,7 @@ def records_of_map(classes: Any) -> Any:
 
 
 def read_entry(written: Any, at: int) -> ClassEntry:
-    """Return the record number `at` of `data.classes`. Raises ConfigError in one line."""
+    """Parse record number `at` of `data.classes`. Raises ConfigError."""
     if not isinstance(written, Mapping):
         raise ConfigError(f"classes[{at}] is {shown(written)!r}; give a record such as {{name: road, values: [3]}}")
     record = {("colour" if key == "color" else key): value for key, value in written.items()}
@@ -147,7 +146,7 @@ def read_entry(written: Any, at: int) -> ClassEntry:
     if values is ...:
         return ClassEntry(name, colour, None, (), ignored)
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise ConfigError(f"class {name} has values {shown(values)!r}; give a list such as [0, 7], or one as value: 0")
+        raise ConfigError(f"class {name} has values {shown(values)!r}; give a list such as [0, 7], or value: 0")
     texts = tuple(value.strip() for value in values if _is_word(value))
     return ClassEntry(name, colour, tuple(_raw(value) for value in values if not _is_word(value)), texts, ignored)
 
@@ -157,7 +156,7 @@ def _is_word(value: object) -> bool:
 
 
 def _raw(written: object) -> tuple[int, bool]:
-    """Return the raw value, or the packed colour and True. Raises ConfigError for anything else."""
+    """Return (raw value, False) or (packed colour, True). Raises ConfigError for anything else."""
     text = str(written).strip() if isinstance(written, str) or type(written) is int else ""
     if isinstance(written, (tuple, list)) and len(written) == 3 and all(type(part) is int for part in written):
         text = ",".join(map(str, written))
@@ -177,11 +176,11 @@ def _raw(written: object) -> tuple[int, bool]:
 
 
 def read_class_file(path: str) -> list[dict[str, Any]]:
-    """Return the records of a CSV file as `data.classes` takes them. Raises ConfigError, naming the file and the line.
+    """Return the records of a CSV file in the form of `data.classes`. Raises ConfigError, naming file and line.
 
-    Its header has `name`, and some of `r`, `g`, `b` (or `red`, `green`, `blue`), `colour`, `value`, `class`. A column
-    `class` groups rows: the class that a row's labels belong to, `ignored` or empty for none. A class has the colour of
-    the row of its own name, else of its first row. Without a column `value` grouped labels hold the rows' colours.
+    The header has `name`, and some of `r`, `g`, `b` (or `red`, `green`, `blue`), `colour`, `value`, `class`. The column
+    `class` groups rows into classes; `ignored` or empty: none. A class has the colour of the row of its name, else of
+    its first row. Without the column `value`, the labels of a group hold its rows' colours.
     """
     text = read_text(path, "the class file", _MOST_FILE_BYTES, "give a line of text a class", ConfigError)
     rows = []
@@ -213,8 +212,8 @@ def read_class_file(path: str) -> list[dict[str, Any]]:
 def csv_rows(
     path: str, text: str, column: str, example: str, error: type[InputError]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the place (`line 2`) and the words of each row of a CSV, by the columns of its header in lower case.
-    Raises `error` where the header lacks `column`, showing an `example` of one, and for a row of another length."""
+    """Yield (`line 2`, words by column) of each row of a CSV; columns are in lower case. Raises `error`, with the
+    `example` of a header, if the header lacks `column`, and for a row of another length."""
     reader = csv.reader(text.splitlines(), skipinitialspace=True)
     header = [word.strip().lower() for word in next(reader, [])]
     if column not in header:
@@ -233,8 +232,7 @@ def csv_rows(
 
 
 def read_classes(classes: Any) -> Any:
-    """Return the classes, read where a file is named: a run does not depend on the file any more. Raises ConfigError,
-    naming the file, where it holds no classes."""
+    """Return the classes, read from the file if one is named. Raises ConfigError if it holds no classes."""
     if not isinstance(classes, str):
         return classes
     if not classes.lower().endswith(".csv"):
@@ -258,7 +256,7 @@ def style_of(classes: Sequence[ClassRecord]) -> bytes:
 
 
 def add_names(sidecar: Path, classes: Sequence[ClassRecord]) -> None:
-    """Put the names into GDAL's file beside a map, of which all else stays."""
+    """Add the classes' names to GDAL's file beside a map, and keep its other entries."""
     root = Xml.Element("PAMDataset")
     with contextlib.suppress(FileNotFoundError):
         root = Xml.parse(sidecar).getroot()

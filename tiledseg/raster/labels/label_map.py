@@ -1,7 +1,7 @@
-"""Labels: from the raw values or colours of a file to class numbers.
+"""The mapping from raw values or colours of labels to class numbers.
 
-Classes are 0 ... count - 1. Everything that must not count (nodata, alpha, values of ignored records) becomes
-`ignore_index`. Any other raw value is an error with value, file and place: a wrong map must never train quietly.
+Classes are 0 ... count - 1. Pixels that must not count (nodata, alpha, values of ignored records) become
+`ignore_index`. Any other raw value is an error with value, file and position, so wrong classes never train silently.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True)
 class LabelMap:
-    """The class of each raw value, or where `colours`, of each colour packed as 0xRRGGBB. `ignore_index` as a class
-    means "leave out".
+    """A map of raw values, or with `colours` of colours packed as 0xRRGGBB, to classes; `ignore_index`: not counted.
 
-    `classes`: name and colour of each. `three_bands`: pairs of colours for labels of three bands, where no class has
-    values: labels of one band then hold class numbers. `texts`: classes of words, which polygons may have as values.
+    `classes`: name and colour of each. `three_bands`: pairs of colours for labels of three bands, if no class has
+    values (labels of one band then hold class numbers). `texts`: (word, class) pairs for attributes of polygons.
     """
 
     pairs: Pairs
@@ -55,10 +54,9 @@ class LabelMap:
 
     @staticmethod
     def from_config(classes: Classes, ignore_index: int = 255) -> LabelMap:
-        """Return the map of the `data.classes` key of a configuration, a number or a list of records (`classes`).
+        """Return the map of `data.classes`, a number or a list of records. Raises ConfigError.
 
-        Several raw values may share a class. The raw value `ignore_index` is left out too, unless a record has it.
-        Raises ConfigError.
+        Several raw values may share a class. The raw value `ignore_index` does not count, unless a record has it.
         """
         if isinstance(classes, int) and not isinstance(classes, bool):
             pairs = tuple((k, k) for k in range(min(classes, 256)))
@@ -86,7 +84,7 @@ class LabelMap:
         return label_map
 
     def agrees(self, other: LabelMap) -> bool:
-        """Return True if both give every label the same class, and no name has moved to another class."""
+        """Return True if both map every label to the same class, and no name stands for different classes."""
         same = replace(self, classes=(), three_bands=()) == replace(other, classes=(), three_bands=())
         ours, theirs = ({record.name: k for k, record in enumerate(of.classes)} for of in (self, other))
         return (
@@ -97,12 +95,11 @@ class LabelMap:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """The classes by their names, and by their numbers as text; a name that is a number goes first."""
+        """Return class numbers by name, and by number as text; a class named like a number takes precedence."""
         return {str(k): k for k in range(self.count)} | {record.name: k for k, record in enumerate(self.classes)}
 
     def class_of(self, value: object) -> int | None:
-        """Return the class of a single value, which may be text: one of the values, else the name of a class; None for
-        a value in no class."""
+        """Return the class of an attribute's value, a number or text (a value or a class's name); None if unknown."""
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -114,14 +111,14 @@ class LabelMap:
         return numbers.get(text)
 
     def resolve(self, info: RasterInfo) -> LabelMap:
-        """Return this map for a raster: colours become palette indices where its one band has a colour table.
+        """Return the map for a raster: colours become palette indices if its one band has a colour table.
 
-        Raises LabelError where the number of bands does not fit the classes, or where the raster's own class numbers
-        stand for other classes here.
+        Raises LabelError if the number of bands does not fit the classes, or if the raster's own class numbers mean
+        other classes here.
         """
         if info.holds_classes:
             ours = {record.name: number for number, record in enumerate(self.classes)}
-            for number, name in info.class_names:  # a number may have another name
+            for number, name in info.class_names:  # a class may have been renamed
                 if ours.get(name, number) != number:
                     raise LabelError(
                         f"{info.path} holds class {name} as {number}, but in data.classes it is {ours[name]}; give the "
@@ -147,10 +144,10 @@ class LabelMap:
         origin: tuple[int, int] = (0, 0),
         path: object = "labels",
     ) -> NDArray[np.uint8]:
-        """Return the classes of raw pixels (C, H, W), uint8 (H, W), `ignore_index` where they are not valid.
+        """Return the classes, uint8 (H, W), of raw pixels (C, H, W); invalid pixels become `ignore_index`.
 
-        Raises LabelError for the first valid pixel, row by row, whose value is in no class. `origin` (row, col) and
-        `path` are for its message only.
+        Raises LabelError for the first valid pixel whose value is in no class; `origin` (row, col) and `path` serve its
+        message only.
         """
         if not np.issubdtype(raw_CHW.dtype, np.integer):
             raise LabelError(f"{path} holds {raw_CHW.dtype} values; labels must be whole numbers (uint8 ... int32)")
@@ -194,7 +191,7 @@ class LabelMap:
 
 
 def _of_entries(entries: Sequence[ClassEntry], ignore_index: int) -> LabelMap:
-    """Return the map of records. Raises ConfigError where two of them have one name or one value, or some no values."""
+    """Return the map of records. Raises ConfigError if two share a name or a value, or only some have values."""
     kept = [entry for entry in entries if not entry.ignored]
     if not kept:
         raise ConfigError("classes holds no class; give 2 to 255")
@@ -228,7 +225,7 @@ def _of_entries(entries: Sequence[ClassEntry], ignore_index: int) -> LabelMap:
 
 
 def _table(owners: Sequence[tuple[str, int, Sequence[Any]]], form: str) -> dict[Any, int]:
-    """Return the class of each value from (name, class, values). Raises ConfigError for a value of two records."""
+    """Return the class of each value, from (name, class, values). Raises ConfigError for a value of two records."""
     first: dict[Any, int] = {}
     for at, (name, _, values) in enumerate(owners):
         for value in values:
@@ -240,10 +237,10 @@ def _table(owners: Sequence[tuple[str, int, Sequence[Any]]], form: str) -> dict[
 
 
 def read_labels(reader: RasterReader, label_map: LabelMap, box: Box) -> NDArray[np.uint8]:
-    """Return the classes of the pixels of `box`, uint8 (H, W), `ignore_index` where the raster has no valid pixel.
+    """Return the classes of the pixels of `box`, uint8 (H, W); invalid pixels become `ignore_index`.
 
-    Raises LabelError for a value outside the classes, and what the reader raises. `label_map.resolve(reader.info)`
-    once beforehand, and the map that it returns, spares going through a colour table at each call.
+    Raises LabelError for a value outside the classes, and errors of the reader. A map from `label_map.resolve` skips
+    the colour table at each call.
     """
     pixels_CHW, valid_HW = reader.read(box)
     resolved = label_map.resolve(reader.info)
@@ -251,17 +248,17 @@ def read_labels(reader: RasterReader, label_map: LabelMap, box: Box) -> NDArray[
 
 
 def count_classes(classes_HW: NDArray[np.uint8], valid_HW: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
-    """Count the pixels of each of `count` classes where `valid_HW` is true; numbers from `count` on are no class."""
+    """Count the valid pixels of each of `count` classes; larger class numbers do not count."""
     return np.bincount(classes_HW[valid_HW], minlength=256)[:count].astype(np.int64)
 
 
 def median_frequency_weights(counts: NDArray[np.int64]) -> tuple[float, ...]:
-    """Return the weight of each class: the median of all classes' frequencies over its own. `counts`: pixels by image
-    and class, int64.
+    """Return the weight of each class: the median of all classes' frequencies over its own. `counts`: int64 (images,
+    classes), pixels.
 
-    A class's frequency is its number of pixels over that of all valid pixels of the images in which it appears
-    (Eigen and Fergus, ICCV 2015, section 5; SegNet, section 3.1; MATLAB's PixelCount / ImagePixelCount). A class
-    that no image has is left out of the median; its weight is 1. Exact to the last rounding, whatever the order.
+    A class's frequency is its number of pixels over the valid pixels of all images that have it (Eigen and Fergus, ICCV
+    2015, section 5; SegNet, section 3.1; MATLAB's PixelCount / ImagePixelCount). A class without pixels is not in the
+    median; its weight is 1. Fractions make the result independent of the order.
     """
     frequencies = []
     for of_class in counts.T:

@@ -1,4 +1,4 @@
-"""Opening an image with its labels, on one grid: rasters as they lie or warped, or polygons."""
+"""The opening of an image with its labels on one grid: rasters, warped if asked, or polygons."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ IGNORED = "ignored"
 
 @dataclass(frozen=True)
 class PairReading:
-    """The way in which images and their labels are read, as the group `data` of a configuration says. `label_map` None:
-    rasters hold class numbers."""
+    """The settings for reading images and their labels (group `data`). `label_map` None: labels hold class numbers."""
 
     label_map: LabelMap | None
     bands: Sequence[int] | None = None
@@ -39,12 +38,12 @@ class PairReading:
     warp_images: bool = False
 
     def open_image(self, path: str) -> RasterReader:
-        """Open an image as it lies."""
+        """Open an image on its own grid."""
         return open_raster(path, self.bands, self.nodata, self.references)
 
     def open_labels(self, path: str, image: RasterInfo) -> RasterReader:
-        """Open the labels of an image, on its grid, checked against the classes. Raises RasterError, LabelError and
-        ConfigError."""
+        """Open the labels of an image on its grid, and check their bands against the classes. Raises RasterError,
+        LabelError and ConfigError."""
         if is_vector(path):
             return self._open_polygons(path, image)
         reader = open_raster(path, references=self.references)
@@ -53,7 +52,7 @@ class PairReading:
                 check_grids_match(image, reader.info)
             except RasterError as error:
                 if not self.warp:
-                    raise RasterError(f"{error}, or have labels brought to the image's with data.warp true") from None
+                    raise RasterError(f"{error}, or have labels warped to the image's with data.warp true") from None
                 reader = warped_reader(reader, image, "data.warp", nearest=True)
             if self.label_map is not None:
                 self.label_map.resolve(reader.info)
@@ -79,7 +78,7 @@ class PairReading:
         else:
             value = "null" if given is None else shown(given)
             raise ConfigError(
-                f"data.background is {value}, and {path} says nothing of pixels in no polygon; give it "
+                f"data.background is {value}, but pixels outside the polygons of {path} need a class; give it "
                 f"one of {', '.join(names[:9])}, or {IGNORED}"
             )
         polygons = read_polygons(path, image, layer, attribute)
@@ -88,7 +87,7 @@ class PairReading:
             if len(others) != 1:
                 raise ConfigError(
                     f"data.label_attribute is null, but the polygons of {path} may be of {len(others)} "
-                    "classes; name the attribute that tells them apart"
+                    "classes; name the attribute with their class"
                 )
             numbers = others * len(polygons.numbers)
         else:
@@ -104,7 +103,7 @@ class PairReading:
         return PolygonReader(path, image, polygons, numbers, background, names)
 
     def check_used(self, paths: Sequence[str]) -> None:
-        """Raise ConfigError for keys of polygons where no labels are polygons."""
+        """Raise ConfigError if keys of polygons are given, but no labels are polygons."""
         keys = ("label_layer", "label_attribute", "background")
         used = [key for key in keys if getattr(self, key) is not None]
         if used and not any(map(is_vector, paths)):
@@ -114,11 +113,11 @@ class PairReading:
 
     @contextmanager
     def open_pair(self, image_path: str, label_path: str) -> Iterator[tuple[RasterReader, RasterReader]]:
-        """Open both on one grid. Raises RasterError, LabelError and ConfigError."""
+        """Open an image and its labels on one grid. Raises RasterError, LabelError and ConfigError."""
         if self.warp_images and is_vector(label_path):
             raise ConfigError(
-                f"data.warp_images is true, but the labels {label_path} are polygons, which have no grid; leave it "
-                "out: they are drawn on the image's"
+                f"data.warp_images is true, but the labels {label_path} are polygons, which are drawn on the image's "
+                "grid; leave the key out"
             )
         if self.warp_images:
             with open_raster(label_path, references=self.references) as label:
@@ -129,7 +128,7 @@ class PairReading:
             yield image, label
 
     def open_as(self, path: str, info: RasterInfo) -> RasterReader:
-        """Open an image on the grid of `info`."""
+        """Open an image, warped to the grid of `info` if `warp_images` is set and the grids differ."""
         reader = self.open_image(path)
         if self.warp_images:
             try:
@@ -141,8 +140,8 @@ class PairReading:
     def inspect(
         self, image_paths: Sequence[str], label_paths: Sequence[str]
     ) -> tuple[tuple[RasterInfo, ...], tuple[RasterInfo, ...]]:
-        """Return the infos of the images and of their labels (none: no paths). Raises RasterError, LabelError and
-        ConfigError for the first that cannot be used."""
+        """Return the infos of the images and of their labels; no labels without paths. Raises RasterError, LabelError
+        or ConfigError for the first fault."""
         images, labels, counts = [], [], []
         for image_path in image_paths if not label_paths else ():
             with self.open_image(image_path) as image:
@@ -161,7 +160,7 @@ class PairReading:
 
 
 def area_reader(path: str, image: RasterInfo, key: str = "data.area") -> PolygonReader:
-    """Open a raster on the grid of an image: 1 in the polygons of a vector file, and 0 elsewhere."""
+    """Open a mask on the grid of an image: 1 inside the polygons of a vector file, 0 elsewhere."""
     from tiledseg.raster.labels.polygons import PolygonReader, read_polygons
 
     if not is_vector(path):

@@ -1,8 +1,8 @@
 """Polygons of a vector file, drawn on the grid of an image: GeoJSON, GeoPackage, shapefile, FlatGeobuf.
 
-Vertices are transformed to the image's CRS one by one, and then to its pixels; edges are straight there. pyogrio reads
-binary files and shapely holds the geometries: the extra `vector`. GDAL, within pyogrio, goes by a file's first bytes
-and opens formats that ask servers: it sees no file whose first bytes are not those of its ending, and no GeoJSON.
+Vertices are transformed to the image's CRS and then to its pixels; edges are straight there. pyogrio reads binary files
+and shapely holds the geometries (the extra `vector`). GDAL, inside pyogrio, recognises formats by a file's first bytes,
+and some formats contact servers. So GDAL gets no GeoJSON, and only files whose first bytes fit their ending.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _BEGINS = {
     ".shp": re.compile(rb"\x00\x00\x27\x0a"),
     ".fgb": re.compile(rb"fgb\x03fgb.{4}", re.S),
 }
-"""The first bytes of each kind of file. A zero byte is among them, where GDAL ends its search for a text (of a VRT)."""
+"""The first bytes of each format. A zero byte among them ends GDAL's search for the text of a VRT."""
 
-_BESIDE = (".dbf", ".shx", ".prj", ".cpg", ".qix", ".sbn", ".sbx")  # of a shapefile
+_BESIDE = (".dbf", ".shx", ".prj", ".cpg", ".qix", ".sbn", ".sbx")  # companions of a shapefile
 _POLYGONS = (3, 6)  # shapely's numbers of Polygon and MultiPolygon
-_MARGIN = 0.02  # of the image's extent, around it
+_MARGIN = 0.02  # share of the image's extent that is read around it
 
 STYLES = "layer_styles"
-"""The table of a GeoPackage in which QGIS keeps styles: no layer."""
+"""QGIS's table of styles in a GeoPackage, which is no layer."""
 
 _KIND = "FeatureCollection"
 _MOST_BYTES = 1 << 28
@@ -55,8 +55,8 @@ _CACHED_BLOCKS = 256  # 16 MiB
 
 @dataclass(frozen=True)
 class Polygons:
-    """`shapes`: in pixels of the image, (col, -row), in the order of the file; `values`: of the attribute (None: there
-    is none); `numbers`: their features in the file."""
+    """The polygons of a file, in its order. `shapes`: in pixels of the image, (col, -row); `values`: of the attribute
+    (None: no attribute is named); `numbers`: of the features in the file."""
 
     shapes: NDArray[np.object_]
     values: Sequence[Any] | None
@@ -64,18 +64,18 @@ class Polygons:
 
 
 _Features = tuple[CRS, NDArray[np.object_], NDArray[Any] | None, NDArray[np.int64]]
-"""CRS, geometries as a file holds them, in its order, the values of its attribute, and the features' numbers."""
+"""(CRS, geometries in the order of the file, values of the attribute, numbers of the features)."""
 
 
 def vector_files(path: str) -> tuple[str, ...]:
-    """Return the file, and those that belong to it."""
+    """Return the file and its companions."""
     stem = os.path.splitext(path)[0]
     ends = _BESIDE if path.lower().endswith(".shp") else ()
     return (path, *(stem + end for end in ends if os.path.exists(stem + end)))
 
 
 def check_begin(path: str) -> None:
-    """Raise RasterError unless the file is regular, and begins as one of its ending does."""
+    """Raise RasterError unless the file is regular, and its first bytes fit its ending."""
     for name in vector_files(path):
         if kind := irregular_kind(name):
             raise RasterError(f"{name} is {kind}; give a regular file")
@@ -86,24 +86,22 @@ def check_begin(path: str) -> None:
         raise RasterError(f"cannot read {path}: {error.strerror}; give a file of polygons") from None
     begin = _BEGINS.get(os.path.splitext(path)[1].lower())
     if begin and not (begin.match(first) and b"\0" in first[:16]):
-        raise RasterError(
-            f"{path} does not begin as its ending says; give a GeoJSON, GeoPackage, shapefile, FlatGeobuf"
-        )
+        raise RasterError(f"{path} is not the format of its ending; give a GeoJSON, GeoPackage, shapefile, FlatGeobuf")
 
 
 @contextmanager
 def reading_vectors(path: str, remedy: str) -> Iterator[None]:
-    """Check the file's begin, and enter `reading` without warnings of a damaged file, which is an error then."""
+    """Check the file's first bytes, and enter `reading`; warnings of GDAL are ignored, errors become RasterError."""
     check_begin(path)
     with reading(f"open {path}", remedy), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         yield
 
 
 def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attribute: str | None = None) -> Polygons:
-    """Read the polygons of a file that lie in the image, or near it.
+    """Read the polygons of a file that lie in or near the image.
 
-    Raises RasterError, in one line, where the file cannot be read, or lacks the layer or the attribute, where it or the
-    image has no CRS, and for a feature that is no polygon. Raises ConfigError without the extra `vector`.
+    Raises RasterError if the file cannot be read, lacks the layer or the attribute, if it or the image has no CRS, and
+    for a feature that is no polygon. Raises ConfigError without the extra `vector`.
     """
     if any(importlib.util.find_spec(name) is None for name in ("pyogrio", "shapely")):
         raise ConfigError(f"{path} holds vectors, which need pyogrio: {install('vector')}")
@@ -115,7 +113,7 @@ def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attrib
 
 
 def _read_binary(path: str, image: RasterInfo, layer: str | None, attribute: str | None) -> _Features:
-    """Read features by GDAL. An index may have features read in its own order; numbers count in the file's."""
+    """Read features with GDAL, sorted by their numbers: a spatial index may return them in another order."""
     import pyogrio.raw
     import shapely
 
@@ -132,7 +130,7 @@ def _read_binary(path: str, image: RasterInfo, layer: str | None, attribute: str
 
 
 def _read_geojson(path: str, image: RasterInfo, layer: str | None, attribute: str | None) -> _Features:
-    """Read features in the order of the file, with the numbers that its author gave."""
+    """Read features in the order of the file, numbered by their integer `id`, else by position."""
     import shapely
 
     features, document = parse_features(path, read_list(path))
@@ -145,11 +143,11 @@ def _read_geojson(path: str, image: RasterInfo, layer: str | None, attribute: st
     numbers = [feature["id"] if type(feature.get("id")) is int else at for at, feature in enumerate(features)]
     properties = [one if isinstance(one := feature.get("properties"), dict) else {} for feature in features]
     fields = list(dict.fromkeys(field for each in properties for field in each))
-    named = document.get("crs", {"properties": {"name": "EPSG:4326"}})  # that of the standard
+    named = document.get("crs", {"properties": {"name": "EPSG:4326"}})  # the standard's default
     name = named.get("properties") if isinstance(named, dict) else None
     name = name.get("name") if isinstance(name, dict) else None
     if named is not None and not isinstance(name, str):
-        raise RasterError(f"{path} has the CRS {shown(named)}, and no link is followed; name it, as EPSG:4326")
+        raise RasterError(f"{path} has the CRS {shown(named)}, but links are not followed; name it, as EPSG:4326")
     crs = _checked(path, named_crs(path, name) if isinstance(name, str) else None, attribute, fields)
     texts = [None if geometry is None else json.dumps(geometry) for geometry in every]
     shapes = shapely.force_2d(shapely.from_geojson(np.array(texts, object)))
@@ -162,14 +160,13 @@ def _read_geojson(path: str, image: RasterInfo, layer: str | None, attribute: st
 
 
 def read_list(path: str) -> str:
-    """Return the text of a list of rasters, or of polygons."""
+    """Return the text of a list of rasters or of a GeoJSON file."""
     remedy = "give text in UTF-8 (of many polygons a GeoPackage)"
     return read_text(path, "the list", _MOST_BYTES, remedy, RasterError)
 
 
 def parse_features(path: str, text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the features of a FeatureCollection, or the one of a Feature, and the whole. Raises RasterError, naming
-    the file, for all else."""
+    """Return the features of a FeatureCollection or Feature, and the whole document. Raises RasterError for others."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -192,7 +189,7 @@ def _check_layer(path: str, layer: str | None, names: list[str]) -> None:
 
 
 def _checked(path: str, crs: CRS | None, attribute: str | None, fields: list[str]) -> CRS:
-    """Return the CRS. Raises RasterError without one, or without the attribute."""
+    """Return the CRS. Raises RasterError if the file lacks it or the attribute."""
     if crs is None:
         raise RasterError(f"{path} has no CRS; give it the one of its coordinates (ogr2ogr -a_srs)")
     if attribute is not None and attribute not in fields:
@@ -203,7 +200,7 @@ def _checked(path: str, crs: CRS | None, attribute: str | None, fields: list[str
 
 
 def _extent(image: RasterInfo, crs: CRS) -> tuple[float, float, float, float] | None:
-    """Return a box in the file's CRS that holds the image; None where there is none."""
+    """Return a box in the file's CRS that holds the image; None if it cannot be computed."""
     corners = [image.transform @ (col, row) for col in (0, image.width) for row in (0, image.height)]
     xs, ys = zip(*corners, strict=True)
     left, bottom, right, top = transform_bounds(image.crs, crs, min(xs), min(ys), max(xs), max(ys), densify_pts=99)
@@ -213,7 +210,8 @@ def _extent(image: RasterInfo, crs: CRS) -> tuple[float, float, float, float] | 
 
 
 def _on_grid(path: str, image: RasterInfo, features: _Features) -> Polygons:
-    """Bring features to the image's pixels. Raises RasterError for one that is no polygon, or has no place there."""
+    """Transform features to the image's pixels. Raises RasterError for a feature that is no polygon, or cannot be
+    transformed."""
     import shapely
 
     crs, every, values, fids = features
@@ -233,14 +231,14 @@ def _on_grid(path: str, image: RasterInfo, features: _Features) -> Polygons:
 
     placed = shapely.transform(shapes, to_pixels)
     if not np.isfinite(shapely.get_coordinates(placed)).all():
-        raise RasterError(f"{path} has vertices that cannot be brought to {image.crs} of {image.path}; clip it to it")
+        raise RasterError(f"{path} has vertices outside the domain of {image.crs} of {image.path}; clip it to that")
     turn = whole_turn(image.crs)
     if crs != image.crs and turn is not None:
         half_turn = turn / 2 / np.hypot(image.transform.a, image.transform.d)
         for number, shape in zip(numbers, placed, strict=True):
             rings = shapely.get_rings(shapely.get_parts(shape))
             steps = [np.abs(np.diff(shapely.get_coordinates(ring)[:, 0])).max(initial=0) for ring in rings]
-            if max(steps) > half_turn:  # vertices were brought there one by one: an edge runs the other way
+            if max(steps) > half_turn:  # an edge runs the wrong way around the world
                 raise RasterError(
                     f"{path}, feature {number} passes 180 degrees, where {image.crs} of {image.path} "
                     f"ends; cut it there (ogr2ogr -t_srs {image.crs} -wrapdateline)"
@@ -249,11 +247,11 @@ def _on_grid(path: str, image: RasterInfo, features: _Features) -> Polygons:
 
 
 class PolygonReader(RasterReader):
-    """A raster without a file: the numbers `drawn` (uint8, one a polygon) on the grid of `image`, and `background`
+    """A raster drawn from polygons: the numbers `drawn` (uint8, one a polygon) on the grid of `image`, `background`
     elsewhere. `names`: of the classes.
 
-    A pixel has the number of the last polygon of the file that holds its centre. Pixels are drawn in blocks of a fixed
-    grid, each as a whole, whatever box is read: a tile's labels do not depend on the tiles.
+    A pixel has the number of the last polygon in the file that holds its centre. Whole blocks of a fixed grid are
+    drawn, so labels do not depend on the tiling.
     """
 
     def __init__(
@@ -305,7 +303,7 @@ class PolygonReader(RasterReader):
         touching = np.flatnonzero(self._touching(block)).tolist()
         if not touching:
             return np.full(block.shape, self._background, np.uint8)
-        # Upwards, as rasters with north above are: whose a centre on the edge of two polygons is follows from it.
+        # The y axis points up, as in north-up rasters: it decides which polygon gets a centre on a common edge.
         place = Affine(1, 0, block.col.start, 0, -1, -block.row.start)
         drawn = [(self._shapes[at], self._drawn[at]) for at in touching]
         numbers_HW: NDArray[np.uint8] = rasterize(drawn, block.shape, self._background, transform=place, dtype="uint8")
@@ -318,6 +316,6 @@ class PolygonReader(RasterReader):
 
 
 def check_any(paths: Sequence[str], counts: Sequence[int]) -> None:
-    """Raise RasterError where polygons were read, and none lies in any image."""
+    """Raise RasterError if polygons were read, and none lies in any image."""
     if counts and not any(counts):
         raise RasterError(f"{paths[0]} has no polygon in the image, nor in any other; check its CRS and its place")

@@ -1,5 +1,4 @@
-"""Tiles of many rasters as arrays for training: pixels of the context, classes of the core. And how well a file's
-blocks, or a store's tiles, fit a tiling."""
+"""Tiles of rasters as arrays: pixels of the context, classes of the core; and checks that files fit a tiling."""
 
 from __future__ import annotations
 
@@ -21,15 +20,15 @@ from tiledseg.raster.places import View, view_reader
 from tiledseg.raster.samples.draws import Draw
 from tiledseg.raster.statistics import Normalization, Normalizer, check_alike
 
-OPEN_RASTERS = 128  # whose handles stay open: well below the usual limit of 1024 files a process
+OPEN_RASTERS = 128  # rasters with open handles: well below the usual limit of 1024 files a process
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One tile. `x_CHW`: the network's input on the context, normalised, 0 at invalid pixels. `y_HW`: the class (uint8)
-    of each core pixel, ignore_index where the label or the image is not valid; None without labels. `valid_HW`:
-    validity of the core. `around_HW`: as `y_HW`, of the box `around`, the core with a margin as far as the raster has
-    one. `carried`: input and labels on the device, where `execution.carrying` has sent them there."""
+    """A loaded tile. `x_CHW`: the network's input on the context, normalised, 0 at invalid pixels. `y_HW`: the class
+    (uint8) of each core pixel, ignore_index if label or image is not valid; None without labels. `valid_HW`: validity
+    of the core. `around_HW`: like `y_HW`, on the box `around`: the core and a margin, clipped to the raster. `carried`:
+    input and labels on the device, set by `execution.carrying`."""
 
     image: int
     tile: Tile
@@ -40,27 +39,15 @@ class Sample:
     around: Box | None = None
     carried: Any = None
 
-    def labels(self, core: Box, margin: int) -> NDArray[np.int16]:
-        """Return the classes of a part of the core, in raster positions, and of `margin` pixels around it; -1 beyond
-        the raster. The sample has been loaded with at least this margin."""
-        assert self.around_HW is not None, "the sample was loaded with labels"
-        assert self.around is not None, "the labels have their place"
-        box = Box(core.row.expand(margin, margin), core.col.expand(margin, margin))
-        there = box.clip(self.around)
-        classes_HW = np.full(box.shape, -1, np.int16)
-        classes_HW[there.relative_to(box).slices] = self.around_HW[there.relative_to(self.around).slices]
-        return classes_HW
-
 
 @dataclass(eq=False)
 class Dataset:
-    """The tiles of `images` (readers), cut by one tiling each, with `labels` (readers of the same grids) or None.
-    Without tilings its tiles are windows that are drawn anywhere.
+    """The tiles of `images` (readers), one tiling each, with `labels` (readers on the same grids) or None. Without
+    tilings the tiles are windows drawn anywhere.
 
-    `dtype` is that of x: float32, or float64 for runs in double precision. Samples have the labels of `margin` pixels
-    around their cores too. Any number of threads may load at once.
-    Raises RasterError, before a pixel is read, where bands, dtypes, sizes, CRS or transforms do not match, and
-    LabelError where the label rasters' bands do not fit the classes.
+    `dtype`: of x, float32 or float64. `margin`: width in pixels of the border of labels around a core. Any number of
+    threads may load at once. Raises RasterError, before a pixel is read, if bands, dtypes, sizes, CRS or transforms do
+    not match, and LabelError if the labels' bands do not fit the classes.
     """
 
     images: Sequence[RasterReader]
@@ -77,7 +64,7 @@ class Dataset:
         if len(self.normalization.mean) != infos[0].bands:
             raise RasterError(
                 f"normalisation has {len(self.normalization.mean)} bands but {infos[0].path} has {infos[0].bands}; "
-                "select the bands that the statistics were computed from"
+                "select the bands of the statistics"
             )
         for info, tiling in zip(infos, self.tilings, strict=bool(self.tilings)):
             if info.shape != tiling.raster:
@@ -98,8 +85,8 @@ class Dataset:
     def load(self, image: int, tile: int | Tile, pixels: bool = True, draw: Draw | None = None) -> Sample:
         """Read one tile (its index, or itself) of image `image`. Raises RasterError and LabelError.
 
-        `pixels` False: for a rank that needs no more than labels and validity; its x is empty, and no halo is read.
-        `draw`: the tile is one of the image as this changes it, in every pixel as if that lay on the disk.
+        `pixels` False: read labels and validity only; x is empty, and no halo is read. `draw`: the augmentation; the
+        tile is a tile of the augmented image, equal in every pixel to one of a file of that image.
         """
         place = self.tilings[image].tiles[tile] if isinstance(tile, int) else tile
         source = image if draw is None or draw.source is None else draw.source
@@ -139,16 +126,16 @@ def _viewed(reader: RasterReader, view: View | None, classes: bool = False) -> R
 
 WARN_ABOVE = 3.0
 _KEPT_BYTES = CACHE_BYTES // 4
-"""Size of an image whose blocks GDAL keeps once they are decoded, beside other images."""
+"""Largest image whose decoded blocks fit GDAL's cache beside those of other images."""
 _REMEDY = "set tiling.grid and tiling.halo to the store's, or cut it again with tiledseg tile"
 
 
 def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
-    """Return one line for the user where blocks make reading slow (an image too large to be kept, of which more than 3
-    pixels are decoded per pixel needed, if every context is read on its own), else None.
+    """Return a warning if reading contexts decodes more than `WARN_ABOVE` times the pixels needed, of an image too
+    large for GDAL's cache; else None.
 
-    A block that a context touches is decoded whole; in a sequential file (PNG, JPEG) everything before it is too: half
-    the image for a tile in its middle. A tile store holds the contexts themselves.
+    A block that a context touches is decoded whole. A sequential file (PNG, JPEG) is also decoded from its start: on
+    average half the image. A tile store holds the contexts themselves.
     """
     needed = [min(side, size) for side, size in zip(tiling.context_max, info.shape, strict=True)]
     sides = zip(needed, info.block_shape, info.shape, strict=True)
@@ -169,10 +156,9 @@ def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
 
 
 def check_cut(info: RasterInfo, tiling: Tiling) -> None:
-    """Raise RasterError, showing both, where a tile store was cut otherwise than the run cuts.
+    """Raise RasterError with both values if a tile store's cut does not fit the run's.
 
-    That is: another grid, other cores (alignment), or contexts that lack pixels that the network needs. Any other
-    raster fits any tiling.
+    Grid and cores must be equal, and the contexts must hold the network's. Any other raster fits any tiling.
     """
     cut = info.tiling
     if cut is None:

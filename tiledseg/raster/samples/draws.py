@@ -1,12 +1,12 @@
-"""Draws of an augmentation for one raster, from (seed, epoch, image), and the tile where each has its own, and the
-changes of values that are drawn: contrast, brightness, noise, bands that are dropped.
+"""The draws of an augmentation, from (seed, epoch, image) and optionally the tile, and its changes of values: contrast,
+brightness, noise, dropped bands.
 
-Nothing depends on ranks, halo modes or what was drawn before: any rank, and a resumed run, draws the same. Each kind
-of change has a generator of its own, so that one more kind changes no draw of the others.
+Draws do not depend on ranks, halo modes or earlier draws, so any rank, and a resumed run, draws the same. Each kind of
+change has its own generator, so a new kind does not alter the draws of the others.
 
-Noise is a function of a key and of a pixel's place. It is counter-based: row and column are mixed, each by itself, and
-their sum is mixed again (the 32-bit finaliser "lowbias32" of C. Wellons's hash prospector). Each half of the 32 bits
-picks one of 65536 quantiles of the normal distribution, so one mixing serves two bands.
+Noise is a counter-based function of a key and of a pixel's position: row and column are hashed, each by itself, and
+their sum is hashed again (the 32-bit finaliser "lowbias32" of C. Wellons's hash prospector). Each half of the 32 bits
+selects one of 65536 quantiles of the normal distribution, so one hash serves two bands.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from tiledseg.geometry.box import Box
 from tiledseg.raster.mirrored_reader import mirrored_positions
 from tiledseg.raster.places import View
 
-_CHUNK = 1 << 14  # pixels that are mixed at a time: they stay in the processor's cache
+_CHUNK = 1 << 14  # pixels hashed at a time: they fit the processor's cache
 _GOLDEN = 0x9E3779B9
-_MIXING = ((16, 0x7FEB352D), (15, 0x846CA68B))  # shifts, and factors that follow them
+_MIXING = ((16, 0x7FEB352D), (15, 0x846CA68B))  # (shift, factor) of each round
 
 
 def pixel_noise(key: int, bands: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> NDArray[np.float32]:
-    """Return noise of mean 0 and deviation 1, for each band, row and column: float32 (bands, rows, cols).
-    `key`: 64 bits."""
+    """Return normal noise (mean 0, deviation 1), float32 (bands, rows, cols). `key`: 64 bits."""
     noise_CHW = np.empty((bands, rows.size, cols.size), np.float32)
     low, high = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
     height = max(1, _CHUNK // max(1, cols.size))
@@ -51,7 +50,7 @@ def pixel_noise(key: int, bands: int, rows: NDArray[np.intp], cols: NDArray[np.i
 
 
 def mixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return each word mixed, in place where it can be: modulo 2^32, as arrays of unsigned integers multiply."""
+    """Hash each word in place, modulo 2^32, and return the array."""
     for shift, factor in _MIXING:
         words ^= words >> np.uint32(shift)
         words *= np.uint32(factor)
@@ -61,7 +60,7 @@ def mixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 @functools.cache
 def _quantiles() -> NDArray[np.float32]:
-    """Return 65536 quantiles of the standard normal distribution, at the middles of as many equal shares."""
+    """Return 65536 quantiles of the standard normal distribution, at the midpoints of equal probabilities."""
     inverse, count = NormalDist().inv_cdf, 1 << 16
     upper = np.array([inverse((2 * i + 1) / (2 * count)) for i in range(count // 2, count)])
     values = np.concatenate([-upper[::-1], upper])
@@ -70,8 +69,8 @@ def _quantiles() -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Photometry:
-    """A change of values: value * factor + offset in each band, then noise, then 0 in the bands that are not `kept`.
-    `noise`: its deviation. The noise is a function of `key` (64 bits) and the pixel's place."""
+    """A change of values: value * factor + offset in each band, then noise, then 0 in bands that are not `kept`.
+    `noise`: its standard deviation; `key` (64 bits) and the pixel's position determine it."""
 
     factors: tuple[float, ...]
     offsets: tuple[float, ...]
@@ -80,8 +79,8 @@ class Photometry:
     key: int = 0
 
     def apply(self, x_CHW: NDArray, valid_HW: NDArray[np.bool_], box: Box, raster: tuple[int, int]) -> None:
-        """Change in place the network's input of `box` of a raster of shape `raster`; 0 stays where a pixel is not
-        valid. Beyond the raster the box shows mirrored pixels, which have the noise of their originals."""
+        """Change the network's input of `box`, of a raster of shape `raster`, in place; invalid pixels stay 0. Mirrored
+        pixels beyond the raster get the noise of their originals."""
         dtype = x_CHW.dtype.type
         for band_HW, factor, offset in zip(x_CHW, self.factors, self.offsets, strict=True):
             if factor != 1:
@@ -102,8 +101,8 @@ class Photometry:
 
 @dataclass(frozen=True)
 class Draw:
-    """A change of a tile: of places by `view`, of values by `photometry` (None: no change). `source`: the image that is
-    read, where that is not the tile's."""
+    """An augmentation of a tile: of positions by `view`, of values by `photometry` (None: no change). `source`: number
+    of the image to read, if not the tile's."""
 
     view: View | None = None
     photometry: Photometry | None = None
@@ -112,7 +111,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Drawer:
-    """Draws of an augmentation for images of `shapes` (height, width) with `bands` bands."""
+    """A drawer of augmentations for images of `shapes` (height, width) with `bands` bands."""
 
     augmentation: Augmentation
     shapes: tuple[tuple[int, int], ...]
@@ -120,16 +119,16 @@ class Drawer:
 
     @property
     def is_idle(self) -> bool:
-        """Return True if it never changes anything."""
+        """Return True if the augmentation changes nothing."""
         return not (self.augmentation.moves or self.augmentation.recolours)
 
     def draw(self, words: str, image: int) -> Draw | None:
-        """Draw for an image, by `words` alone. Return None where nothing changes."""
+        """Draw an image's augmentation, determined by `words`; None if nothing changes."""
         augmentation = self.augmentation
         if self.is_idle:
             return None
         view, photometry = draw_view(augmentation, words, self.shapes[image]), None
-        if augmentation.recolours:  # each band by itself, and at least one is kept
+        if augmentation.recolours:  # each band has its own draws; at least one band is kept
             contrast, brightness, drop = (_generator(words, name) for name in ("contrast", "brightness", "drop_bands"))
             factors = tuple(1 + augmentation.contrast * (2 * contrast.random() - 1) for _ in range(self.bands))
             offsets = tuple(augmentation.brightness * (2 * brightness.random() - 1) for _ in range(self.bands))
@@ -140,7 +139,7 @@ class Drawer:
         return Draw(None if view == View(self.shapes[image]) else view, photometry)
 
     def draw_upright(self, words: str, image: int) -> tuple[View, Photometry | None, float]:
-        """Draw for an image, by `words` alone: a view that is not rotated, and the degrees of its rotation."""
+        """Draw an image's augmentation, determined by `words`: view without its rotation, photometry, degrees."""
         upright = replace(self, augmentation=replace(self.augmentation, rotate=0.0)).draw(words, image) or Draw()
         most = self.augmentation.rotate
         angle = most * (2 * _generator(words, "rotate").random() - 1) if most else 0.0
@@ -148,15 +147,12 @@ class Drawer:
 
 
 def draw_view(augmentation: Augmentation, words: str, shape: tuple[int, int]) -> View:
-    """Draw a view: the raster is reflected, turned, scaled about a point that is drawn too, and moved;
-    then rotated about another point.
-
-    A quarter turn shows a raster of `shape` as one of as many columns as that has rows.
-    """
+    """Draw a view of a raster: reflected, turned, scaled about a drawn point, moved, then rotated about another drawn
+    point. A quarter turn swaps height and width of `shape`."""
     reflect, turn, scale, move = (_generator(words, name) for name in ("reflect", "turn", "scale", "translate"))
     quarters = {0: 0, 90: int(4 * turn.random()), 180: 2 * int(2 * turn.random())}[augmentation.turn]
     backward = [may and reflect.random() < 0.5 for may in augmentation.reflect]
-    # Turned counter-clockwise, a raster's columns run backward after one or two quarters, its rows after two or three.
+    # Counter-clockwise turns: columns run backward after one or two quarters, rows after two or three.
     backward = [backward[0] != (quarters in (2, 3)), backward[1] != (quarters in (1, 2))]
     least, largest = augmentation.scale
     factor = least * (largest / least) ** scale.random()
@@ -176,8 +172,7 @@ def draw_view(augmentation: Augmentation, words: str, shape: tuple[int, int]) ->
 
 
 def _line(size: int, backward: bool, factor: float, point: float, shift: int) -> tuple[float, float]:
-    """Return start and step of a dim of `size` pixels that is run `backward`, scaled about the share `point` of it,
-    then moved."""
+    """Return (start, step) of a dim of `size` pixels, run `backward`, scaled about its share `point`, then shifted."""
     base, sign = (size - 1, -1) if backward else (0, 1)
     if factor == 1:
         return base + sign * shift, sign
@@ -190,5 +185,5 @@ def _generator(words: str, name: str) -> random.Random:
 
 
 def drawn_number(words: str, name: str) -> int:
-    """Return 64 random bits that depend on the words."""
+    """Return 64 random bits determined by the words."""
     return int.from_bytes(hashlib.sha256(f"{words} {name}".encode()).digest()[:8], "big")

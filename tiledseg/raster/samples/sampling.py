@@ -1,10 +1,10 @@
-"""The tiles of each step with what each draws, and the tiles of each rank: integers in, integers out.
+"""The tiles of each step with their augmentation draws, and the tiles of each rank.
 
-The order depends on (seed, epoch) alone: every rank computes all of it, with no communication, and any number of ranks
-sees the same steps. Random numbers: `random.Random` seeded with the first 8 bytes of SHA-256 of
+The order depends on (seed, epoch) alone: every rank computes all of it without communication, and any number of ranks
+has the same steps. Random numbers: `random.Random` seeded with the first 8 bytes of SHA-256 of
 "tiledseg.sampling <seed> <epoch>"; the shuffle is Fisher-Yates over `Random.random()`, the one method whose sequence
-Python promises to keep. Draws depend on (seed, epoch, image), and the tile where each has its own, or on (seed, epoch,
-step) for windows: never on ranks, nor on what was drawn before."""
+Python guarantees. Augmentation draws depend on (seed, epoch, image) and optionally the tile, or on (seed, epoch, step)
+for windows; never on ranks or earlier draws."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tiledseg.system.console import counted
 
 
 class TileReference(NamedTuple):
-    """Tile `tile` of image `image`, both counted from 0, or the tile itself, as a draw changes it, if any."""
+    """A tile of a step: number of its image, its number in the image or itself, and its augmentation."""
 
     image: int
     tile: int | Tile
@@ -37,7 +37,7 @@ class TileReference(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The place where a run stands: the next step is step `step` of epoch `epoch`, both counted from 0."""
+    """A position in a run: the next step is step `step` of epoch `epoch`, both counted from 0."""
 
     epoch: int
     step: int
@@ -71,18 +71,17 @@ class Steps(ABC):
 class Sampler(Steps):
     """The steps of a run over images of `tiles_per_image` tiles each.
 
-    `tiles_per_step` None: a step is all tiles of `images_per_step` images, images shuffled; the last step of an epoch
-    may have fewer. A number: all (image, tile) pairs are shuffled and cut into steps of that many; the last, smaller
-    one is kept. Laws: each tile occurs once an epoch; nothing depends on the number of ranks. The tiles of a step are
-    sorted, which changes no result (a step is a sum) and lets neighbours share the blocks that both read.
+    `tiles_per_step` None: images are shuffled, and a step is all tiles of `images_per_step` images; the last step of an
+    epoch may have fewer. A number: all tiles are shuffled and cut into steps of that many; a smaller last step is kept.
+    Each tile occurs once an epoch. The tiles of a step are sorted, so that neighbours share decoded blocks; the result,
+    a sum, does not change.
 
-    `kept`: of each image the tiles that are taken (None: all), as many as `tiles_per_image` says.
+    `kept`: the tiles of each image that take part (None: all), `tiles_per_image` of them.
 
-    With `content` (and a number of tiles a step) an epoch has as many tiles as that draws at all. A share of them, the
-    balance, is drawn by class, the same tile maybe more than once; in the place of the others stand the tiles of a
-    shuffled list. With a share of 0 each of these occurs once an epoch.
+    With `content` (and a number of tiles a step) an epoch has as many tiles as `content.drawn`. Each of these, in
+    shuffled order, is replaced with the probability `balance` by a tile drawn by class, which may repeat.
 
-    Raises ConfigError where there are fewer tiles than one step takes.
+    Raises ConfigError if there are fewer tiles than one step takes.
     """
 
     tiles_per_image: tuple[int, ...]
@@ -145,11 +144,11 @@ class Sampler(Steps):
 def deal(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tuple[T, ...]]:
     """Deal the tiles of a step to `size` ranks, balanced by `cost` (context pixels); some ranks may get none.
 
-    The most expensive tile first, each to the rank with the least so far (Graham 1969: at most 4/3 of the best). Each
-    rank keeps the step's order. The same on every rank.
+    Greedy: the most expensive tile first, each to the least loaded rank (Graham 1969: at most 4/3 of the optimum). Each
+    rank keeps the step's order. Every rank computes the same.
     """
     costs = [cost(tile) for tile in step]
-    loads = [(0, rank) for rank in range(size)]  # a heap: the least loaded rank first
+    loads = [(0, rank) for rank in range(size)]  # a heap
     shares: list[list[int]] = [[] for _ in range(size)]
     for i in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
         load, rank = loads[0]
@@ -159,7 +158,7 @@ def deal(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tuple[T
 
 
 def deal_runs(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tuple[T, ...]]:
-    """Deal the tiles of a map to `size` ranks in runs of neighbours, of about equal cost."""
+    """Deal the tiles of a map to `size` ranks in runs of neighbours with about equal cost."""
     ends = list(itertools.accumulate(map(cost, step)))
     runs = [list[T]() for _ in range(size)]
     for tile, end in zip(step, ends, strict=True):
@@ -168,7 +167,7 @@ def deal_runs(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tu
 
 
 def shuffled(items: Sequence[T], generator: random.Random) -> list[T]:
-    """Return the items shuffled by Fisher-Yates, with `Random.random()` alone."""
+    """Return the items shuffled by Fisher-Yates; draws `Random.random()` only."""
     result = list(items)
     for last in range(len(result) - 1, 0, -1):
         other = int(generator.random() * (last + 1))
@@ -178,11 +177,11 @@ def shuffled(items: Sequence[T], generator: random.Random) -> list[T]:
 
 @dataclass(frozen=True)
 class DrawnTiles(Steps):
-    """The steps of `sampler`, each image (`each` "image") or tile of an epoch with a draw of its own.
+    """The steps of `sampler` with an augmentation draw for each image (`each` "image") or tile of an epoch.
 
-    Tiles that were drawn by their content are given with the `tilings`: a draw that moves pixels then shows the tile of
-    the changed raster in which the centre of the drawn one stands. `turned`: the images that have another shape after a
-    quarter turn; so shown the k-th of them is an image of its own, the k-th after all others, with as many tiles.
+    `tilings`: given if tiles are drawn by content. A draw that moves pixels then selects the tile of the augmented
+    raster that holds the centre of the drawn tile. `turned`: the images whose shape a quarter turn changes. The turned
+    form of the k-th of them is image number `len(shapes)` + k, with as many tiles.
     """
 
     sampler: Sampler
@@ -221,19 +220,18 @@ class DrawnTiles(Steps):
 
 @dataclass(frozen=True)
 class DrawnWindows(Steps):
-    """Steps of `per_step` square windows of `side` pixels, drawn anywhere in the drawer's images. Each has a draw of
-    its own: an image by its share of the pixels, then a place in it, each as likely as any other.
+    """The steps of `per_step` square windows of `side` pixels, drawn uniformly over the pixels of the drawer's images,
+    each with its own augmentation draw.
 
-    With a `footprint` a window is a tile with its exact halo: it begins at multiples of the network's alignment in its
-    raster, as drawn. Without one it begins anywhere and is an image of its own: number k of a step is image k, of a
-    single tile, and beyond it is nothing. An epoch has as many windows as cover all pixels once.
+    With a `footprint` a window is a tile with its exact halo; it begins at multiples of the network's alignment in the
+    augmented raster. Without one it begins anywhere and is an image of its own: window k of a step is image k with a
+    single tile and no halo. An epoch has as many windows as cover all pixels once.
 
-    With `content` (of squares) a share of the windows is drawn by class, around a place in a square that has the class.
-    Where empty squares are skipped, the others are drawn around a square that has a label.
+    With `content` (of squares) a share of the windows is drawn by class, around a position in a square with the class.
+    If empty squares are skipped, the other windows are drawn around a square with a valid label. A window rotates about
+    its middle.
 
-    A rotation is about the middle of the window, so that it shows what stands there.
-
-    Raises ConfigError where a window is larger than an image.
+    Raises ConfigError if a window is larger than an image.
     """
 
     drawer: Drawer
@@ -280,7 +278,7 @@ class DrawnWindows(Steps):
         return TileReference(k, 0, Draw(view.window(row, col, (self.side, self.side)), photometry, image))
 
     def _place(self, generator: random.Random) -> tuple[int, float, float] | None:
-        """Return (image, row, col) that a window is to show, by content; None for any."""
+        """Draw the (image, row, col) around which a window lies, by content; None for any position."""
         content = self.content
         if content is None:
             return None
@@ -296,11 +294,11 @@ class DrawnWindows(Steps):
         return self.footprint.alignment if self.footprint else 1
 
     def _starts(self, size: int) -> int:
-        """Return the places where a window may begin along a dim."""
+        """Return the number of possible starts of a window along a dim."""
         return -(-(size - self.side) // self._unit) + 1
 
     def _around(self, at: float, size: int) -> int:
-        """Return the begin of the window whose middle is nearest to a place."""
+        """Return the start of the window whose middle is nearest to a position."""
         return max(0, min(self._starts(size) - 1, round((at - self.side / 2) / self._unit))) * self._unit
 
     def _areas(self) -> list[int]:
