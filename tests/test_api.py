@@ -118,7 +118,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "model.name is 'vnet'": lambda: tiledseg.halo("vnet"),
     "bands is 3, but the halo of a named network": lambda: tiledseg.halo("unet", bands=3),
     "Linear has no convolution to read its bands from": lambda: tiledseg.halo(torch.nn.Linear(3, 3)),
-    "a type is no torch.nn.Module; give one, built": lambda: tiledseg.trace(torch.nn.Conv2d, 3),
+    "a type is no torch.nn.Module; give an instance of one": lambda: tiledseg.trace(torch.nn.Conv2d, 3),
     "the module returns (2, 18432)": lambda: tiledseg.trace(torch.nn.Flatten(), 3),
     "no checkpoint at nowhere": lambda: tiledseg.load("nowhere"),
     "no checkpoint at nowhere:": lambda: tiledseg.predict_raster("nowhere", "a.tif", "b.tif"),

@@ -5,10 +5,14 @@ asked for. An answer that standard output does not take is a fault, a warning lo
 from __future__ import annotations
 
 import configparser
+import contextlib
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +24,7 @@ from tests.test_signals import program, signalled
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.cli import COMMANDS, main
 from tiledseg.comm.failure import describe, traced
+from tiledseg.commands.options import GROUPS, KEYS
 from tiledseg.commands.parser import Parser, add_format_option, run
 from tiledseg.errors import VERSION, CommunicationError, ConfigError, RasterError, TiledsegError
 from tiledseg.raster.tile_store import is_tile_store
@@ -220,21 +225,55 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"tiledseg {VERSION}\n"
 
 
-def test_the_examples_of_all_helps_run_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Answers and helps have 80 columns."""
+SMALL = ["--model.levels", "2", "--model.base_channels", "2", "--train.epochs", "1"]
+BATCH = ["--model.norm", "batch", "--tiling.grid", "4", "--parallel.exact", "false"]
+PLANS = ("--show all", "--scaling 64:128 --machine h100", "--search --gpus 64 --machine h100 --emit slurm")
+PLANS += ("--gpu-memory 2GiB --images 100 --show all", "--stages 6 --schedule folded --show all")
+TERMINAL = """import json, sys
+from tiledseg.cli import main
+for words in json.loads(sys.argv[1]):
+    print("code", main(words))
+"""
+
+
+def shown_on_a_terminal(tmp_path: Path, lines: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a pseudo-terminal of 80 columns on which one process runs these commands."""
+    terminal, end = os.openpty()
+    termios.tcsetwinsize(end, (24, 80))
+    words, environ = [sys.executable, "-c", TERMINAL, json.dumps(lines)], clean_environment()
+    environ.pop("COLUMNS", None)
+    with subprocess.Popen(words, cwd=tmp_path, env=environ, stdin=end, stdout=end, stderr=end):
+        os.close(end)
+        shown = b""
+        with contextlib.suppress(OSError):  # the terminal's end, where no process has it any more
+            while part := os.read(terminal, 2**16):
+                shown += part
+    os.close(terminal)
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[?\d;]*\w", "", shown.decode()))
+
+
+def test_all_that_is_printed_has_80_columns_on_a_terminal(tmp_path: Path) -> None:
+    """All helps, those of each key and group among them; the helps' examples one after the other; warnings, errors."""
     for library in ("matplotlib", "onnxruntime", "onnxscript"):
         pytest.importorskip(library)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    small = ["--model.levels", "2", "--model.base_channels", "2", "--train.epochs", "1"]
-    for command in COMMANDS:
-        assert main([command, "--help"]) == 0
-        out = capsys.readouterr().out
-        words = out.splitlines()[-1].split()[1:]  # of "  tiledseg COMMAND FLAG ..."
-        assert main(words + small * (command == "train")) == 0
-        assert [line for line in [*out.splitlines(), *capsys.readouterr().out.splitlines()] if len(line) > 80] == []
+    helps = [[command, "--help"] for command in COMMANDS]
+    helps += [["--help"], *([*words, "all"] for words in helps)]
+    helps += [["train", "--help", name] for name in (*KEYS, *GROUPS)]
+    shown = shown_on_a_terminal(tmp_path, helps)
+    examples = [shown[number + 1].split()[1:] for number, line in enumerate(shown) if line == "example:"]
+    for words in (examples := examples[: len(COMMANDS)]):
+        words += SMALL * (words[0] == "train")
+    plans = [f"plan --size 10000 --grid 8 {more}".split() for more in PLANS]
+    batch = ["--config", "runs/run/config.yaml", *BATCH]
+    wrong = [["plan", "--sizee", "9"], ["trian"], ["train", *batch[:-2], "--run.output", "b"]]
+    shown += shown_on_a_terminal(tmp_path, [*examples, *plans, ["doctor", "--rehearse", *batch], *wrong])
+    codes = [line.split()[1] for line in shown if line.startswith("code ")]
+    assert codes == ["0"] * (len(helps) + len(COMMANDS) + len(plans) + 1) + ["2"] * len(wrong)
+    assert [line for line in shown if len(line) > 80] == []
+    assert [line.split()[:3] for line in shown if "model.norm is batch" in line] == [
+        ["warning:", "not", "exact:"],
+        ["error:", "model.norm", "is"],
+    ]
 
 
 def test_the_commands_are_the_modules_that_run() -> None:

@@ -90,7 +90,7 @@ def test_a_store_that_nothing_goes_to_is_refused(keys: dict[str, Any]) -> None:
     config.check()
     for key, value in keys.items():
         setattr(config.parallel, key, value)
-    with pytest.raises(ConfigError, match=r"memory\.store is /scratch, but with parallel\..*nothing would lie there"):
+    with pytest.raises(ConfigError, match=r"memory\.store is /scratch, but with parallel\..*would be stored there"):
         config.check()
 
 
@@ -183,5 +183,5 @@ def test_nothing_left_to_find_is_refused(tmp_path: Path) -> None:
     given = [f"--{name}" for name in FOUND]
     values = ["4", "layer", "[2,2]", "1", "1", "modelled", "1f1b", "3", "never"]
     line = [word for pair in zip(given, values, strict=True) for word in pair]
-    with pytest.raises(ConfigError, match=r"parallel is auto, but all .* is given: tiling\.grid, "):
+    with pytest.raises(ConfigError, match=r"parallel is auto, but all .* are given: tiling\.grid, "):
         parse("--parallel", "auto", *line)

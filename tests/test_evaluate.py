@@ -161,7 +161,7 @@ def test_a_class_that_has_two_numbers_is_refused(
         assert main([*files, *classes]) == 2
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
-        assert "p.tif holds class field as 1, but of " in err
+        assert "p.tif holds class field as 1, but " in err
         assert "b.tif it is 0" in err
     with pytest.raises(LabelError, match="holds class field as 1"):
         evaluate_map(tmp_path / "p.tif", tmp_path / "b.tif")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.parser import Parser, add_format_option, run
 from tiledseg.errors import ConfigError
-from tiledseg.planning.answer.text import columns, rehearsal_words
+from tiledseg.planning.answer.text import columns, rehearsal_words, wrapped
 from tiledseg.system.console import answer, counted
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = Parser(
         "tiledseg doctor",
         "--rehearse -n 4 --config runs/run/config.yaml",
-        description="Shows the ranks of a job and measures all-reduces.",
+        description="Show the ranks of a job and measure all-reduces.",
     )
     add_format_option(parser)
     parser.add_argument("--transport", default="auto", help="auto, nccl, xccl, gloo or mpi (default auto)")
@@ -94,7 +94,7 @@ def _table(diagnosis: dict[str, Any]) -> str:
     blocks = [
         f"{counted(len(rows) - 1, 'rank')}, launcher {diagnosis['launcher']}, transport {diagnosis['transport']}",
         columns(rows),
-        "\n".join(f"  {name:{width}}  {version}" for name, version in versions.items()),
+        "\n".join(wrapped(version, f"  {name:{width}}  ", " " * (width + 4)) for name, version in versions.items()),
     ]
     if diagnosis["transfers"]:
         times: list[tuple[str, ...]] = [("all-reduce bytes", "milliseconds", "GB/s", "bus GB/s")]
@@ -104,5 +104,5 @@ def _table(diagnosis: dict[str, Any]) -> str:
         blocks.append(columns(times))
     else:
         blocks.append("one rank alone: no bandwidth measured")
-    blocks += [f"warning: {line}" for line in diagnosis["warnings"]]
+    blocks += [wrapped(f"warning: {line}", "") for line in diagnosis["warnings"]]
     return "\n\n".join(blocks)

@@ -83,8 +83,10 @@ def _parser() -> Parser:
         metavar="Q",
         help="Q, or rows and columns of tiles, or auto (default where a memory is known; else 8)",
     )
-    raster.add_argument("--window", type=int, metavar="N", help="side of crops (px) that map --build where not traced")
-    raster.add_argument("--overlap", type=float, metavar="PART", help="share of a side that crops have in common")
+    raster.add_argument("--window", type=int, metavar="N", help="side (px) of the one image size that --build takes")
+    raster.add_argument(
+        "--overlap", type=float, metavar="PART", help="share of its side that a crop has in common with the next"
+    )
     raster.add_argument("--bands", type=int, default=4, help="input bands (default 4)")
     raster.add_argument("--classes", type=int, default=2, help="classes (default 2)")
     model = parser.add_argument_group("network")
@@ -102,8 +104,10 @@ def _parser() -> Parser:
     model.add_argument(
         "--encoder", choices=ENCODERS, help=f"with residual_unet, gated_scnn (default {default.encoder})"
     )
-    model.add_argument("--build", metavar="PACKAGE.MODULE:FUNCTION", help="code that builds a network, which is run")
-    model.add_argument("--series", type=int, help="times that the network takes in a dim of their own, with --build")
+    model.add_argument(
+        "--build", metavar="PACKAGE.MODULE:FUNCTION", help="function that builds a network; it is imported and run"
+    )
+    model.add_argument("--series", type=int, help="with --build: number of times, a dim of their own")
     model.add_argument("--arguments", type=json_map, metavar="MAP", help='arguments of --build, {"width": 16}')
     model.add_argument("--stride", type=int, default=1, help="S of the paper's formula (default 1; others: no plan)")
     cluster = parser.add_argument_group("memory and cluster")
@@ -134,10 +138,8 @@ def _parser() -> Parser:
     again = "as memory.recompute: auto, none, compact, all; with --stages never, except_last, always, or a list"
     pipeline.add_argument("--recompute", metavar="MODE", help=again)
     found = parser.add_argument_group("search")
-    found.add_argument("--search", action="store_true", help="the best settings for --gpus of a --machine, not a plan")
-    found.add_argument(
-        "--scaling", metavar="A:B", help="time and efficiency on A to B GPUs, 64:1536 say, in place of it"
-    )
+    found.add_argument("--search", action="store_true", help="finds the best settings for --gpus of a --machine")
+    found.add_argument("--scaling", metavar="A:B", help="time and efficiency on A to B GPUs, as 64:1536")
     job = parser.add_argument_group("batch job")
     job.add_argument("--emit", choices=SYSTEMS, help="prints a batch script for the plan in place of the plan")
     job.add_argument("--site", help="generic (default), frontier, perlmutter; under lsf generic, summit")

@@ -86,11 +86,11 @@ def test_impossible_halos_name_both_values() -> None:
 
 @pytest.mark.parametrize(
     ("last", "words"),
-    [(MaxPool(2, 2, 0), "1 pixels of output of 2"), (Upsample("nearest", 3), "3 pixels of output of 1")],
+    [(MaxPool(2, 2, 0), "turns 2 pixels of input into 1"), (Upsample("nearest", 3), "turns 1 pixels of input into 3")],
 )
 def test_an_output_of_another_resolution_is_refused(last: Layer, words: str) -> None:
     """Its halo came out as 258 pixels."""
-    with pytest.raises(GeometryError, match=rf"makes {words} of its input; resize its output to the size of the input"):
+    with pytest.raises(GeometryError, match=f"{words}; resize its output to the size of the input"):
         network_footprint(line(Convolution(2, 3, padding=1), last))
 
 

@@ -275,7 +275,7 @@ def test_what_cannot_be_computed_once_more_is_refused(model: object, words: str)
         ({"budget": "much"}, "budget is 'much'; give 16GiB"),
         ({"budget": -1}, "budget is -1; give 16GiB"),
         ({"store_limit": "x"}, "store_limit is 'x'; give 16GiB"),
-        ({"store": "host"}, "store is host, the memory beside a GPU's own"),
+        ({"store": "host"}, "store is host, which is for tensors of a GPU"),
         ({"store": "/nowhere"}, "the store cannot be in /nowhere: No such file or directory"),
     ],
 )

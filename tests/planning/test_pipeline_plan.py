@@ -73,7 +73,7 @@ def test_memory_moves_the_cuts_and_then_refuses() -> None:
     assert plan(tight, stages=3, balance="modelled").balance != free.balance
     with pytest.raises(ConfigError, match=r"stage \d needs at least [\d.]+ \w+, but the memory of a stage is"):
         plan(tight // 4, stages=3, balance="modelled")
-    with pytest.raises(ConfigError, match=r"stage \d of parallel.balance .* needs about .* GiB, but .* are to be had"):
+    with pytest.raises(ConfigError, match=r"stage \d of parallel.balance .* needs about .* GiB, but .* are free"):
         plan(tight // 4, stages=3, balance=list(free.balance))
 
 

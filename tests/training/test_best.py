@@ -125,7 +125,7 @@ def test_a_best_of_other_images_is_none(
 
 
 def test_what_cannot_be_found(material: Material, whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is one checkpoint, of which none is the best"):
+    with pytest.raises(CheckpointError, match="is one checkpoint, not a run with a best one"):
         find_checkpoint(find_checkpoint(whole).path, "best")
     assert run(judged(material, tmp_path / "run", 1, best="none")) == 0
     with pytest.raises(CheckpointError, match=r"keeps no best checkpoint.*leave --which out"):

@@ -49,7 +49,7 @@ def test_a_plan_fits_the_memory(network: UNet) -> None:
 def test_what_does_not_fit_is_said_or_refused() -> None:
     asked = question(UNETS[0], 1 << 20)
     assert "use a finer tiling.grid" in plan_run(asked).warnings[0]
-    with pytest.raises(BudgetError, match=r"memory.budget is 1048576 bytes, .* needs \d+, and \d+ with all rebuilt"):
+    with pytest.raises(BudgetError, match=r"memory.budget is 1048576 bytes, .* needs \d+, and \d+ with all recomputed"):
         plan_run(question(UNETS[0], 1 << 20, budgeted=True))
     layer = question(UNETS[0], 1 << 20, budgeted=True, parallel=Parallelism(halo="layer"), ranks=2)
     with pytest.raises(BudgetError, match=r"largest block of an image needs \d+, and \d+ .* more ranks an image"):

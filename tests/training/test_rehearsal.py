@@ -182,9 +182,9 @@ def test_labels_output_folder_and_network_are_looked_at(config: Path, capsys: py
     assert out.endswith("rasters, open files, output folder, and 3 of 3 blocks of labels")
     assert sorted(config.parent.iterdir()) == before
     assert doctor.main([*flags, "--data.classes", "2", "--run.output", "/proc/nope"]) == 1
-    out = capsys.readouterr().out
-    assert re.search(r"^would fail: \S+-labels.tif holds value 2 at \(row \d+, col \d+\), outside the cl", out, re.M)
-    assert "\nwould fail: run.output is /proc/nope, but /proc is not writable (No such file" in out
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"would fail: \S+-labels.tif holds value 2 at \(row \d+, col \d+\), outside the cl", out)
+    assert " would fail: run.output is /proc/nope, but /proc is not writable (No such file" in out
     assert "nothing found" not in out
 
 
@@ -201,14 +201,14 @@ def test_memory_that_is_too_small_is_named_once(
     flags = ["--rehearse", "-n", "8", "--gpu-memory", memory, "--config", str(config), *WHOLE, "--tiling.grid", grid]
     assert doctor.main(flags) == 1
     out, err = capsys.readouterr()
-    assert (out + err).count(words) == 1
+    assert " ".join((out + err).split()).count(words) == 1
     assert re.search(r"memory of a step +[\d.]+ [KM]iB of [\d.]+ KiB on the rank", out)
 
 
 def test_a_budget_above_the_gpu_is_not_the_remedy(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--rehearse", "-n", "8", "--gpu-memory", "300KiB", "--config", str(config), *WHOLE, "--tiling.grid", "1"]
     assert doctor.main([*flags, "--memory.budget", "2MiB"]) == 1
-    out = "".join(capsys.readouterr())
+    out = " ".join(capsys.readouterr().out.split())
     assert re.search(r"of 300.00 KiB; use (tiling.grid \[|memory.budget \d{1,6}\b)", out), out
 
 

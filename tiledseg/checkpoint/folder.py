@@ -183,7 +183,7 @@ def find_checkpoint(path: str | Path, which: str | None = _LATEST) -> Checkpoint
             "a checkpoint"
         )
     if which not in (None, _LATEST):
-        raise CheckpointError(f"{path} is one checkpoint, of which none is the {which}; give the run's folder")
+        raise CheckpointError(f"{path} is one checkpoint, not a run with a {which} one; give the run's folder")
     return verified(path)
 
 

@@ -137,8 +137,8 @@ def help_of_key(key: str) -> str:
     """Return the help of one key on 80 columns: meaning, default, values and an example."""
     field = KEYS[key]
     rows = ("default", default(field)), ("takes", takes(field)), ("example", example(key))
-    lines = (textwrap.fill(f"  {name:8} {text}", 80, subsequent_indent=" " * 11) for name, text in rows)
-    return "\n".join([textwrap.fill(f"{key}: {meaning(key)}", 80), *lines])
+    words = [(f"{key}: {meaning(key)}", ""), *((f"  {name:8} {text}", " " * 11) for name, text in rows)]
+    return "\n".join(textwrap.fill(text, 80, subsequent_indent=other, break_on_hyphens=False) for text, other in words)
 
 
 def keys_to_show(words: Sequence[str]) -> Sequence[str] | None:
@@ -289,7 +289,7 @@ def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str
         left = values.setdefault("parallel", {})["auto"] = [name for name in FOUND if name not in given]
         if not left:
             raise ConfigError(
-                f"parallel is auto, but all that could be found is given: {', '.join(FOUND)}; leave one out"
+                f"parallel is auto, but all keys that it chooses are given: {', '.join(FOUND)}; leave one out"
             )
     return Config(**{group: GROUPS[group](**keys) for group, keys in values.items()})
 
@@ -339,13 +339,8 @@ def parse_config(words: Sequence[str], command: str, description: str, example: 
 
     Raise ConfigError for an unknown key, a value of a wrong kind or an unreadable file.
     """
-    parser = Parser(
-        command,
-        example,
-        description=description,
-        usage=f"{command} [--config FILE] [--GROUP.KEY VALUE ...]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    usage = f"{command} [--config FILE] [--GROUP.KEY VALUE ...]"
+    parser = Parser(command, example, description=description, usage=usage)
     help_of = keys_to_show(words)
     if help_of is not None:
         if len(help_of) == 1:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterable
 from types import ModuleType
 from typing import IO, Any, NoReturn
@@ -19,13 +20,18 @@ from tiledseg.system.files import allow_open_files
 from tiledseg.system.signals import Stopped, ending, listening, swallowed
 
 
+class _Formatter(argparse.HelpFormatter):
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # names of pages stay whole
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ConfigErrors, without abbreviations; rank 0 alone prints its help."""
 
     def __init__(self, prog: str, example: str = "", main: Collection[str] = (), **options: Any) -> None:
         """`example`: flags shown as an example. `main`: flags shown by --help (none: all); `--help all` shows all."""
         self.example, self.main = example, main
-        super().__init__(prog, **{"allow_abbrev": False, **options})
+        super().__init__(prog, **{"allow_abbrev": False, "formatter_class": _Formatter, **options})
 
     def format_help(self) -> str:
         """Return the help: required flags, purpose, options, an example."""

@@ -54,31 +54,29 @@ class DataConfig(Group):
             (.gpkg, .geojson, .shp, .fgb)
         val_images: images to validate on
         val_labels: their labels
-        classes: number of classes; or a list of {name, colour, values}; or a file of classes (.csv:
-            docs/how-to/own-data.md)
+        classes: number of classes, a list of {name, colour, values}, or a .csv file (docs/how-to/own-data.md)
         assets: names of the assets of a STAC item that are an image's bands, in this order
-        mosaic: the rasters of each entry of images (a glob, a folder, a list) are one image: pieces of one pixel grid
-        valid: pixels of an image that count, and that a map has: a band's number; a pattern such as clouds/{stem}.tif,
-            or a folder, of rasters that are 0 elsewhere; an asset of STAC items
-        valid_values: values of `valid` that count (default: all but 0)
+        mosaic: join the rasters of each entry of images (glob, folder, list) to one image; they share a pixel grid
+        valid: mask of pixels that count, and that a map has: a band's number, an asset of STAC items, or rasters by a
+            folder or a pattern such as clouds/{stem}.tif
+        valid_values: values of the mask that count (default: all but 0)
         label_layer: layer of labels that are polygons (default: the file's only one)
-        label_attribute: attribute of labels that are polygons: its values, or the classes' names, tell the class
-            (default: there is but one class)
+        label_attribute: attribute of polygons that holds the class, by name or by value (default: one class alone)
         background: class of pixels in no polygon, by name or number; ignored: they count nowhere
         warp: bring labels of another grid, or CRS, to the image's: the nearest pixel
         warp_images: bring images of another grid, or CRS, to their labels': bilinear
         area: polygons (.gpkg, .geojson, .shp, .fgb): pixels outside count nowhere, in training and validation
-        split: blocks of each image along rows and columns, [R, C], or the side of a block, as 512 px or 250 m: some are
-            validated on, the others trained on; {blocks: 250 m, share: 0.2, gap: auto, seed: 0} says how many, how far
-            apart (pixels, or 30 m; auto: the network's halo), and by which draw (docs/how-to/own-data.md)
+        split: hold out some blocks of each image to validate on: [R, C] blocks along rows and columns, or the side of a
+            block, as 512 px or 250 m; {blocks: 250 m, share: 0.2, gap: auto, seed: 0} says how many, how far apart
+            (pixels, or 30 m; auto: the network's halo), and by which draw (docs/how-to/own-data.md)
         ignore_index: class number of pixels that count nowhere
-        times: texts that {time} in images and val_images stands for: rasters of all times are joined, bands of the
-            first one first (docs/how-to/own-data.md)
+        times: texts that replace {time} in images and val_images: an image is the rasters of all times, the bands of
+            the first time first (docs/how-to/own-data.md)
         nodata: value of image pixels without data (default: what the raster says)
         bands: band numbers to read, from 1 (default: all but alpha)
-        references: open formats that read further files and URLs, such as VRT and WMS (docs/explanation/security.md)
-        normalize: standardise each band by its mean and deviation over the training images; imagenet: the first three,
-            red, green and blue of 8 bits, by those that published encoders were trained with
+        references: open formats that name further files and URLs, such as VRT and WMS (docs/explanation/security.md)
+        normalize: standardise each band by its mean and deviation over the training images; imagenet: by those of
+            published encoders for the first three bands, which are red, green and blue of 8 bits
         workers: reading threads a rank, each one tile ahead
     """
 

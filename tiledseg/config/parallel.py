@@ -48,23 +48,21 @@ class ParallelConfig(Group):
         mesh: ranks along rows and columns that share an image, in all modes but read: [R, C], or auto
         fusion: layers that share one exchange in mode layer: 1 (a thin halo each), more, whole (one exchange of the
             input), or auto (by the cost model)
-        overlap: compute the interior of convolutions while their halos travel, in mode layer; whether it pays depends
-            on the machine (benchmarks/spatial/README.md)
-        stages: ranks over which the network's layers are split in a pipeline, through which tiles go as micro-batches
-        balance: layers a stage as a list (folded: a chunk); auto or modelled by the machine's profile, else by
-            multiply-adds
+        overlap: in mode layer, compute the interior of convolutions while their halos travel, which is quicker on some
+            machines (benchmarks/spatial/README.md)
+        stages: ranks that share the network's layers as a pipeline; tiles are its micro-batches
+        balance: layers a stage (folded: a chunk) as a list; auto or modelled: by the profile, else by multiply-adds
         schedule: 1f1b, gpipe or folded (the encoder's part of a stage and its mirror in the decoder on one rank)
         micro_batches: micro-batches between two flushes of the pipeline (default: all tiles of a step)
         recompute: compute a stage's forward pass again in place of keeping its activations: never, except_last (the
             newest micro-batch) or always, for all stages, or a list with one of them for each
-        idle_ranks: let ranks that own nothing wait in place of refusing a job that has more ranks than its mesh
+        idle_ranks: accept a job of more ranks than its mesh; the others wait
         transport: auto, nccl, xccl, gloo or mpi
-        deadline: seconds after which a job ends in which no rank makes progress, naming the rank that is stuck or dead
-            (default: 600)
-        machine: the profile of the machine, a file of plan --calibrate or a name that plan --machine knows, by which
-            fusion auto and auto choose (docs/how-to/find-settings.md)
-        auto: keys that get the values of least predicted time when the run starts, as [tiling.grid,parallel.halo];
-            `--parallel auto` names tiling.grid and all of this group that are not given (docs/how-to/find-settings.md)
+        deadline: seconds without progress of any rank after which the job ends and names a lost rank (default: 600)
+        machine: profile of the machine, by which `auto` and `fusion: auto` choose: a file of plan --calibrate, or a
+            name of plan --machine (docs/how-to/find-settings.md)
+        auto: keys to set by predicted time at the start, as [tiling.grid,parallel.halo]; `--parallel auto`: tiling.grid
+            and all keys of this group that are not given (docs/how-to/find-settings.md)
     """
 
     exact: bool = True
@@ -187,7 +185,7 @@ class MemoryConfig(Group):
             raise ConfigError("memory.store is empty; give host, or a folder on a local disk")
         if self.in_file and not (self.in_blocks or self.may_block or self.offloads):
             other = f"memory.recompute {shown(self.recompute)}" if self.blocks == AUTO else "memory.blocks none"
-            unused = f"with {other} and memory.offload none nothing would lie there"
+            unused = f"with {other} and memory.offload none nothing would be stored there"
             refuse("memory.store", self.store, unused, "leave one of them out")
         if self.offloads and self.in_blocks:
             refuse("memory.offload", self.offload, f"{blocks}, which keeps nothing but blocks", "leave offload out")

@@ -70,22 +70,22 @@ class ModelConfig(Group):
         kernel: side of the square kernel, odd
         base_channels: channels of the first level; each level doubles them
         padding: same (padded) or valid (unpadded)
-        norm: none, pixel, or batch, instance, group (these need parallel.exact=false where tiles are several); auto:
-            none in a U-Net, batch in the other networks
+        norm: none, pixel, or instance, group, batch, which see the whole image: with several tiles they need
+            parallel.halo layer; auto: none in a U-Net, batch in the other networks
         upsampling: transposed, nearest or bilinear; auto: transposed in a U-Net, nearest in a residual one
         dropout: probability to drop a channel
-        freeze_norm: running statistics of batch norms are constants, in training too (docs/how-to/fine-tune.md)
+        freeze_norm: keep the running statistics of batch norms constant in training too (docs/how-to/fine-tune.md)
         encoder: resnet18, resnet34 or resnet50; of gated_scnn wide38 too; auto: resnet34, and wide38 there
         pretrained: a file of published weights to begin the encoder with (docs/reference/networks.md)
-        build: a network of your own: package.module:function, which is imported, called with bands, classes and
-            `arguments`, and returns a torch.nn.Module (docs/how-to/own-network.md)
-        arguments: further names and values that the function is called with; or fields of gated_scnn, {image_mean: true
-            (the pyramid takes the mean of the whole image too), edge_band: false (the last band is edges, made before)}
-        series: the module takes (batch, channels, times, height, width), of so many times; the first bands are those of
+        build: a network of your own: package.module:function, which gets bands, classes and `arguments`, and returns a
+            torch.nn.Module (docs/how-to/own-network.md)
+        arguments: further arguments of the function, by name; or fields of gated_scnn, {image_mean: true (the pyramid
+            takes the mean of the whole image too), edge_band: false (the last band is edges, computed before)}
+        series: number of times, for a module of (batch, channels, times, height, width); the first bands are those of
             the first time (docs/how-to/own-network.md)
         verify: compare the traced graph with the module itself before the first step
-        window: side in pixels of the one input size that `build` makes a module for, which is not traced then: trained
-            on windows, mapped by blended crops (docs/how-to/maps.md)
+        window: side in pixels of the one image size that the module of `build` takes. It is not traced: it trains on
+            windows and maps by blended crops (docs/how-to/maps.md)
         overlap: part of a crop's side that it shares with the next one, from 0 to below 1
         blend: weight of a pixel by its place in a crop: gaussian, cosine, mean, or centre (of the nearest crop alone)
         ends: inside (the last crop is shifted into the image) or mirrored (crops reach half an overlap beyond it)
@@ -120,9 +120,8 @@ class OptimizerConfig(Group):
     Args:
         name: adamw or sgd
         lr: learning rate
-        scale_lr: none, or linear: the rate is lr times the windows, tiles, or else images, of a step
-            (docs/how-to/fine-tune.md)
-        lr_factors: a map of name pattern to factor of the rate (0 freezes), as {"encoder*": 0.1}; the first that fits
+        scale_lr: none, or linear: multiply lr by the windows, tiles or images of a step (docs/how-to/fine-tune.md)
+        lr_factors: a map of name pattern to factor of the rate (0 freezes), as {"encoder*": 0.1}; the first fit counts
         momentum: momentum of sgd
         weight_decay: decoupled for adamw, L2 for sgd
         decay_norms: let weights of norms, and biases, decay too
@@ -233,7 +232,7 @@ class Config:
             "parallel.overlap true": parallel.overlap,
         }
         for key in (key for key, holds in against.items() if holds):
-            unused = f"with {key} nothing is computed in blocks, and memory.offload is none: nothing would lie there"
+            unused = f"with {key} nothing is computed in blocks or offloaded: nothing would be stored there"
             refuse("memory.store", memory.store, unused, "leave store out, or give memory.offload")
 
     def _check_windows(self) -> None:

@@ -37,23 +37,20 @@ class TrainConfig(Group):
             or fewer where tiling.grid is auto too and tiles change nothing, else null (docs/reference/training.md)
         images_per_step: the global batch in whole images, where tiles_per_step is not given
         loss: cross_entropy, focal, dice, tversky or boundary; {name: focal, gamma: 2} with the fields of a loss; or a
-            map of some to how much each counts, as {cross_entropy: 1, dice: {weight: 0.5}} (docs/reference/losses.md)
-        ema: decay of an average of the weights, with which the run validates and maps; 0: none
-        best: none, or the score whose best validation is kept (checkpoints/best): mean_iou, mean_f1, accuracy, loss or
-            iou.CLASS
+            map of losses to weights, as {cross_entropy: 1, dice: {weight: 0.5}} (docs/reference/losses.md)
+        ema: decay of a moving average of the weights, which validates and maps; 0: none
+        best: none, or the score by which the best checkpoint is kept: mean_iou, mean_f1, accuracy, loss or iou.CLASS
         early_stop: epochs without a better score after which the run ends (default: never)
-        largest_loss: loss of a step above which the run ends and names the tile, as where loss or gradient is not
-            finite (default: any finite one)
+        largest_loss: loss of a step above which the run ends and names the tile (default: any finite loss)
         class_weights: none, median_frequency (the median of all classes' frequencies over the class's own), a list of
             one weight a class, or a map of class to weight, 1 for others (docs/how-to/rare-classes.md)
-        tiles_per_batch: tiles of one shape, or images and small windows under a batch norm over a step, that run as one
-            batch, at most; auto: one (docs/how-to/find-settings.md)
-        compile: on (the passes of a step become a few kernels of torch.compile's, equal up to rounding), off, or auto,
-            which is off as long as nothing has been measured (docs/how-to/gpu.md)
+        tiles_per_batch: most tiles of one shape that run as one batch (under a batch norm over a step: images, small
+            windows); auto: one (docs/how-to/find-settings.md)
+        compile: on (torch.compile, equal up to rounding), off, or auto, which is off (docs/how-to/gpu.md)
         precision: fp32, bf16 or fp16 (autocast; fp16 with a loss scale, docs/reference/training.md), or fp64
         seed: seed of weights, shuffling and dropout
-        checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal
-        keep_checkpoints: how many to keep, the newest first
+        checkpoint_every: steps between checkpoints; one more is written at the end, or at a signal to stop
+        keep_checkpoints: number of newest checkpoints to keep
         validate_every: epochs between validations
         resume: auto (go on from the newest checkpoint of run.output), never, or the path of a checkpoint
         deterministic: use deterministic kernels only, no TF32

@@ -85,7 +85,7 @@ def traced(module: nn.Module, bands: int | None = None) -> GraphNetwork:
     if isinstance(module, GraphNetwork):
         return module
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"a {type(module).__name__} is no torch.nn.Module; give one, built")
+        raise ConfigError(f"a {type(module).__name__} is no torch.nn.Module; give an instance of one")
     from tiledseg.tracing.trace import trace
 
     if bands is None:

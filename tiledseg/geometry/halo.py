@@ -92,8 +92,8 @@ def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True)
         scale = scales(each)[each.results[0]]
         if scale != 1:
             raise GeometryError(
-                f"the network makes {scale.denominator} pixels of output of {scale.numerator} of its input; resize its "
-                "output to the size of the input"
+                f"the network turns {scale.numerator} pixels of input into {scale.denominator}; resize its output to "
+                "the size of the input"
             )
     sides = minimum_halo(graph)
     minimum = max(sides)

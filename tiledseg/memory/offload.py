@@ -268,7 +268,7 @@ def large_model_support(
             f"tensors of {device.type} go nowhere; large_model_support moves those of CPU, CUDA, ROCm, XPU"
         )
     if on_host and on_cpu and model is None:
-        raise ConfigError("store is host, the memory beside a GPU's own; give a folder on a local disk, or model")
+        raise ConfigError("store is host, which is for tensors of a GPU; give a folder on a local disk, or model")
     if not on_host and not on_cpu:
         raise ConfigError(f"store is {store}, but tensors of {device} go to no file; give host")
     if not on_host:

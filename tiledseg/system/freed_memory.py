@@ -1,6 +1,6 @@
 """Freed memory: the C library keeps it for the next tensor instead of returning it to the system.
 
-By default the C library maps each large block anew and unmaps it when it is freed. The system then clears every page
+The C library maps each large block anew by default and unmaps it when it is freed. The system then clears every page
 of every tensor of every step, up to half of all time (decision 0012). Standard library only.
 """
 

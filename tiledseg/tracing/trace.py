@@ -219,7 +219,7 @@ def _outputs(lowering: Lowering, one: Record, indices: Sequence[int] | None) -> 
     values = [lowering.values.get(each) if isinstance(each, Made) else None for each in wanted]
     outputs = [value for value in values if value is not None]
     if len(outputs) < len(values):
-        faults.append("the module returns a tensor that does not depend on its input; leave it away")
+        faults.append("the module returns a tensor that does not depend on its input; leave it out")
     if any(value.pairs for value in outputs):
         faults.append("the module returns weights of attention; return what is made of them")
     if any(value.node is None for value in outputs) and not faults:

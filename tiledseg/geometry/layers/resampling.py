@@ -168,7 +168,7 @@ class PixelShuffle(Enlarging):
 
     def output_channels(self, channels: int, *others: int) -> int:
         if channels % self.factor**2:
-            raise GeometryError(f"it shuffles {channels} channels; give a multiple of {self.factor**2}")
+            raise GeometryError(f"{channels} channels are not divisible by {self.factor**2}; use a multiple")
         return channels // self.factor**2
 
 
@@ -183,7 +183,7 @@ class PixelUnshuffle(Layer):
 
     def output_size(self, size: int, *others: int) -> int:
         if size % self.factor:
-            raise GeometryError(f"it makes channels of blocks of {self.factor} of {size} pixels; give a multiple")
+            raise GeometryError(f"{size} pixels are not divisible by {self.factor}; use a multiple")
         return size // self.factor
 
     def output_edge(self, edge: int, *others: int) -> int:

@@ -258,8 +258,8 @@ def rehearsal_words(figures: Mapping[str, Any]) -> str:
     shown = {**figures, **{name: size(figures[name]) for name in ("memory", "gpu_memory", "bytes", "summed")}}
     table = [wrapped(w.format(**shown), f"  {name:{width}}  ", " " * (width + 4)) for name, w in rows.items()]
     lines = [f"{figures['ranks']} ranks rehearsed in {figures['seconds']:.1f} s", *table]
-    lines += [f"warning: {line}" for line in figures["warnings"]]
     nothing = "nothing found that would fail in messages, memory, rasters, open files, output folder, and "
     nothing += "{labels_read} of {label_blocks} blocks of labels"
-    lines += [f"would fail: {line}" for line in figures["fails"]] or [wrapped(nothing.format(**figures), "")]
-    return "\n".join(lines)
+    found = [f"warning: {line}" for line in figures["warnings"]]
+    found += [f"would fail: {line}" for line in figures["fails"]] or [nothing.format(**figures)]
+    return "\n".join([*lines, *(wrapped(line, "") for line in found)])

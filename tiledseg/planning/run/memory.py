@@ -126,7 +126,7 @@ def plan_rebuilt(
     least = besides + images * (largest.least - fixed)
     error = BudgetError(
         f"memory.budget is {budget} bytes, but a training step on the largest {what} needs {needed}, and {least} with "
-        f"all rebuilt that helps; use {use}, or a smaller model{question.or_bf16}"
+        f"all recomputed that helps; use {use}, or a smaller model{question.or_bf16}"
     )
     error.least = least
     raise error

@@ -316,7 +316,7 @@ def plan_pipeline(
         if rank is not None:
             raise BudgetError(
                 f"stage {rank} of parallel.balance [{','.join(map(str, staged.balance))}] needs about "
-                f"{needed[rank] / 2**30:.2f} GiB, but {memory_bytes / 2**30:.2f} GiB are to be had; move layers to "
+                f"{needed[rank] / 2**30:.2f} GiB, but {memory_bytes / 2**30:.2f} GiB are free; move layers to "
                 "other stages, use more stages, a finer tiling.grid, parallel.recompute always, or balance auto"
             )
     return _planned(parallel, staged, largest, measured)

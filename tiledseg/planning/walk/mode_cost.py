@@ -261,8 +261,8 @@ def statistic_sums(graph: Graph, bands: int, ranks: int, size: tuple[int, int], 
 
     Each rank gives count, means and variances of a norm, in a slot of its own, in float64. Backward it gives the
     gradients of the mean and of the deviation, which are summed (`models.normalise`). Other layers say how many values
-    they give. Of attention keys and values of each rank are broadcast, forward and backward, and their gradients summed
-    (`models.layers.attention`). Of a leaf that sees the whole image its input is, forward alone.
+    they give. Attention broadcasts each rank's keys and values, forward and backward, and sums their gradients
+    (`models.layers.attention`). A leaf that sees the whole image broadcasts its input, forward alone.
     """
     channels, traffic = tensor_channels(graph, bands), Traffic()
     for layer, sources in zip(graph.layers, graph.sources, strict=True):

@@ -160,8 +160,8 @@ def training_memory(graph: Graph, bands: int, context: tuple[int, int], bytes_pe
 @lru_cache(maxsize=256)
 def memory_of(walk: ForwardWalk, run: tuple[int, int] | None = None) -> StepMemory:
     """Return the bytes of a training step that goes forward as `walk` does, by the memory policy of the graph. `run`:
-    of the nodes (first, stop) alone, those of a stage. Of a rank's block, strips and the block of the input are left
-    out."""
+    of the nodes (first, stop) alone, those of a stage. A rank's block counts without strips and the block of
+    the input."""
     policy, uses = walk.graph.memory, _Uses(walk, run)
     if policy is None or policy.keeps_all:
         base, rebuilding = uses.always(None)

@@ -105,7 +105,7 @@ def _with_constants(step: Step, inputs: Sequence[Any], others: Sequence[Any], di
     numbers = {number for value in constants for number in value.tensor.unique().tolist()}
     other = len(places) > 1 or inputs[places[0]].layout != WHOLE or dim % 4 != 1 or len(numbers) > 1
     other = other or any(value.name or value.from_weights for value in constants)
-    refuse(other, "joins a tensor that does not depend on the input; compute it from the input, or leave it away")
+    refuse(other, "joins a tensor that does not depend on the input; compute it from the input, or leave it out")
     ends = inputs[: places[0]], inputs[places[0] + 1 :]
     before, after = (sum(value.tensor.shape[1] for value in end) for end in ends)
     return pixelwise(step, "pad", (inputs[places[0]], (0, 0, 0, 0, before, after)), {"value": numbers.pop()})

@@ -1,7 +1,7 @@
 """Positions: tensors that a module computes from the image's size, in the place of a tensor of the graph.
 
 Two runs say which numbers of a tensor's calls are sizes, and runs of other sizes must follow the rule. A node makes the
-tensor anew for the whole image. What weights make of it is lowered as of any other tensor."""
+tensor anew for the whole image. Layers with weights take it as any other tensor."""
 
 from __future__ import annotations
 

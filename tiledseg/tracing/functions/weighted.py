@@ -141,8 +141,8 @@ def right(module: nn.Module) -> nn.Module:
     """Return the module; for one of torch's whose numbers are not right everywhere, one of ours with its weights.
 
     On a CPU torch 2.13's instance norm reads one image's gradient that comes channels last in the wrong order, and its
-    group and batch norm lose digits where tensors lie channels last (decision 0007). Of its convolutions see
-    `models.layers.convolution.thinned`, of its average pooling `models.layers.pooling.average_pool`.
+    group and batch norm lose digits where tensors lie channels last (decision 0007). Convolutions have
+    `models.layers.convolution.thinned`, average pooling `models.layers.pooling.average_pool`.
     """
     if type(module) not in RIGHT:
         return module
@@ -188,7 +188,7 @@ def _group_norm(step: Step) -> list[Value]:
         module: nn.Module = GroupNorm(step.argument(1, "num_groups"), value.shape[1], eps, device="meta")
     else:
         keeps = step.argument(1, "running_mean") is not None
-        refuse(keeps, "keeps running statistics of instances; leave them away")
+        refuse(keeps, "keeps running statistics of instances; leave them out")
         module = InstanceNorm(value.shape[1], eps, device="meta")
     return _of_images(step, _with(module, weight=weight, bias=bias), value, "norm")
 

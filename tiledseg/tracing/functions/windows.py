@@ -69,7 +69,7 @@ def _reduce(step: Step) -> list[Value]:
     value, name = step.value(), step.call.function
     first = 2 if name in ("norm", "kthvalue") else 1
     dims, keep = step.argument(first, "dim"), bool(step.argument(first + 1, "keepdim", False))
-    refuse(dims is None, "reduces all dims, images too; say which")
+    refuse(dims is None, "reduces all dims, images too; give dim=")
     numbers = {dim % len(value.layout.dims) for dim in (dims if isinstance(dims, tuple) else (dims,))}
     names = tuple(sorted(atom for number in numbers for atom in value.layout.dims[number]))
     kept = [(at, dim) for at, dim in enumerate(value.layout.dims) if keep or at not in numbers]
