@@ -98,7 +98,7 @@ def test_a_store_has_the_pixels_and_the_classes(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tiledseg.raster.map_writer.write_chunks", full)
+    monkeypatch.setattr("tiledseg.inference.predictor.write_chunks", full)
     assert predict(folder, tmp_path / "m.zarr", "--format", "zarr") == 1
     assert "make room" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == names

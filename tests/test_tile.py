@@ -110,7 +110,7 @@ def test_a_grid_may_be_written_as_in_every_other_place() -> None:
 
 def test_labels_are_warped_where_there_are_some(flags: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*flags[:3], *flags[6:], "--warp", "--output", flags[1] + ".h5"]) == 2
-    assert "--warp is given, but no labels are" in capfd.readouterr().err
+    assert "--warp is given, but no labels" in capfd.readouterr().err
 
 
 def test_a_zarr_store_takes_no_halo_and_holds_all_images(

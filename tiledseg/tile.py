@@ -226,7 +226,7 @@ def _planned(config: Config, output: str, inputs: Sequence[str], classes_given: 
     files = [file for _, info, _ in plan.rasters() for file in info.files]
     check_outputs([whole("--output", output, plan.bytes)], [*files, *inputs])
     if os.path.exists(output):
-        raise OutputError(f"--output {output} exists; remove it, or choose another output")
+        raise OutputError(f"--output {output} is there; remove it, or choose another output")
     return plan, reading, names
 
 
