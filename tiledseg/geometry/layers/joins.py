@@ -172,7 +172,7 @@ class ImageMax(ImageLayer):
         return (0,) if self.even else ()
 
 
-WEIGHTS_AT_ONCE = 1 << 22  # the most weights of queries and keys in memory, over ranks: 16 MiB in float32
+WEIGHTS_AT_ONCE = 1 << 22  # the most weights of queries and keys in memory of all ranks: 16 MiB in float32
 
 
 @dataclass(frozen=True)
@@ -180,13 +180,13 @@ class ImageAttention(ImageLayer):
     """softmax(`factor` x queries x keys) x values, in `heads` parts of the channels, from queries, keys and values.
 
     Keys and values are `ratio` times smaller along the dim, as SegFormer reduces them. Over ranks, each rank's keys and
-    values are broadcast in turn to all (`models.layers.attention`); `passing`: True in the plan of such a run.
+    values are broadcast in turn to all (`models.layers.attention`); `passing`: their number in a plan.
     """
 
     heads: int = 1
     ratio: int = 1
     factor: float = 1.0
-    passing: bool = False
+    passing: int = 0
 
     arity = 3
     takes = "attention over an image"
@@ -227,5 +227,5 @@ class ImageAttention(ImageLayer):
         if not self.passing:
             return 0
         queries = shape[1] * shape[2]
-        weights = min(WEIGHTS_AT_ONCE, self.heads * queries * max(1, queries // self.ratio**2))
+        weights = min(WEIGHTS_AT_ONCE // self.passing, self.heads * queries * max(1, queries // self.ratio**2))
         return 4 * inputs[0] + 4 * sum(inputs[1:]) + 2 * SINGLE_BYTES * weights

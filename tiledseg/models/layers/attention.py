@@ -107,7 +107,7 @@ class _Passing(torch.autograd.Function):
         total, made = torch.zeros_like(most), queries.new_zeros(*queries.shape[:3], v_BAME.shape[3])
         with torch.autocast(q_BAND.device.type, enabled=False):
             for keys, values in _passing(k_BAMD, v_BAME, counts, ranks, wide):
-                for part in _parts(queries, keys):
+                for part in _parts(queries, keys, len(counts)):
                     weights = queries[:, :, part] @ keys.mT
                     higher = torch.maximum(most[:, :, part], weights.amax(3, keepdim=True))
                     weights = weights.sub_(higher).exp_()
@@ -133,7 +133,7 @@ class _Passing(torch.autograd.Function):
             for source, (keys, values) in enumerate(blocks):
                 of_both = torch.cat([keys, values], 3).zero_()
                 of_keys, of_values = of_both.split([keys.shape[3], values.shape[3]], 3)
-                for part in _parts(queries, keys):
+                for part in _parts(queries, keys, len(ctx.counts)):
                     weights = (queries[:, :, part] @ keys.mT).sub_(level[:, :, part]).exp_()
                     of_values += weights.mT @ gradients[:, :, part]
                     weights *= (gradients[:, :, part] @ values.mT).sub_(mean[:, :, part])
@@ -157,10 +157,10 @@ def _passing(
         yield keys, values
 
 
-def _parts(queries: torch.Tensor, keys: torch.Tensor) -> Iterator[slice]:
-    """Yield runs of queries whose weights fit `WEIGHTS_AT_ONCE`."""
+def _parts(queries: torch.Tensor, keys: torch.Tensor, ranks: int) -> Iterator[slice]:
+    """Yield runs of queries whose weights fit a rank's part of `WEIGHTS_AT_ONCE`."""
     batch, heads, count, _ = queries.shape
-    step = max(1, WEIGHTS_AT_ONCE // (batch * heads * max(1, keys.shape[2])))
+    step = max(1, WEIGHTS_AT_ONCE // (ranks * batch * heads * max(1, keys.shape[2])))
     yield from (slice(first, first + step) for first in range(0, count, step))
 
 

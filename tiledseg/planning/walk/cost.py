@@ -232,7 +232,7 @@ class ForwardWalk:
         reread = sum([before[index] for index in layer.kept_inputs]) + made.bytes * layer.keeps_output
         looks = 0 if layer.hands_on or not math.prod(shape) else 1 + over_ranks
         if over_ranks and isinstance(layer, ImageAttention):
-            layer = replace(layer, passing=True)
+            layer = replace(layer, passing=self.ranks)
         elif over_ranks:
             # Of narrow values the gradient and a factor are made in float32, before the gradient is cast.
             narrow = copy_bytes(given[0].value_bytes) > 0
