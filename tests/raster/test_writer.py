@@ -159,7 +159,7 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
     out = RasterWriter(layout)
     for box, pixels_CHW, words in (
         (Box.of_shape((30, 40)), np.zeros((1, 30, 40), np.int64), "uint8"),
-        (Box.of_shape((30, 40)), np.zeros((2, 30, 40), np.uint8), "wants"),
+        (Box.of_shape((30, 40)), np.zeros((2, 30, 40), np.uint8), "but the layout has"),
         (Box.of_shape((31, 40)), np.zeros((1, 31, 40), np.uint8), "inside"),
     ):
         with pytest.raises(ValueError, match=words):
