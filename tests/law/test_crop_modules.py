@@ -173,7 +173,7 @@ def test_a_run_maps_by_its_crops_or_by_others(
     with pytest.raises(ConfigError, match="runs on crops of one size"):
         tiledseg.export(str(folder), str(tmp_path / "net.pt2"), build=build)
     run(configuration(shared, "unet"), one_rank())
-    with pytest.raises(ConfigError, match="window is 12, but the network is one of this program's"):
+    with pytest.raises(ConfigError, match="window is 12, but this program's own networks map exactly"):
         tiledseg.predict_raster(shared / "unet", shared / "image.tif", tmp_path / "unet.tif", window=SIDE)
 
 
