@@ -300,11 +300,6 @@ class _Anything(metaclass=_AnyKind):
     """A stand-in for names that are imported for type checkers alone."""
 
 
-class _Names(dict[str, Any]):
-    def __missing__(self, name: str) -> Any:
-        return _Anything
-
-
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function so that an argument of a wrong kind is a ConfigError in one line, before anything is done."""
     signature = inspect.signature(function)
@@ -312,8 +307,9 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @cache
     def kinds() -> dict[str, Any]:
-        names = _Names(vars(builtins) | vars(sys.modules[function.__module__]))
-        return {name: eval(text, {}, names) for name, text in function.__annotations__.items()}  # our own source
+        words = re.findall(r"\w+", " ".join(function.__annotations__.values()))
+        known = vars(builtins) | vars(sys.modules[function.__module__])
+        return get_type_hints(function, dict.fromkeys(words, _Anything) | known)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -23,7 +23,7 @@ from tiledseg.system.files import STORE_FILES, irregular_kind
 
 CODECS = """bytes transpose sharding_indexed crc32c crc32 adler32 fletcher32 vlen-utf8 zstd blosc gzip zlib lz4 lzma bz2
 shuffle delta fixedscaleoffset quantize bitround astype"""
-"""Allowed codecs, which only decode bytes; not pickle, which runs code, nor codecs registered by other packages."""
+"""Allowed codecs, which only decode bytes. Not pickle, which runs code, nor codecs registered by other packages."""
 
 # Warnings on consolidated metadata. A process-wide filter, because `catch_warnings` is not safe with threads.
 warnings.filterwarnings("ignore", message="Failed to open Zarr store with consolidated|Consolidated metadata is")
