@@ -97,7 +97,7 @@ def test_bytes_go_out_and_come_back_while_the_gpu_computes() -> None:
     flat_P = data + 1  # made after the sleep, which the copy waits for
     expected_P = flat_P.clone()
     sent = mover.send(flat_P)
-    assert "PRETEND_GPU" in os.environ or not sent.copying.done()
+    assert "PRETEND_GPU_DEVICES" in os.environ or not sent.copying.done()
     brought = mover.bring(sent)
     sent.copying.wait()
     flat_P.zero_()

@@ -1,5 +1,4 @@
-// torch's side of the pretend GPU: a device under CUDA's key in torch's CPU build. `device.py` keeps its memory, streams and
-// events; its functions, asked here by their names, do what these say.
+// torch's side of the pretend GPU: a device under CUDA's key. Functions of `device.py`, asked by name, keep all its state.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
@@ -41,7 +40,6 @@ struct Memory final : c10::Allocator {  // of the device, or pinned memory of th
     return {start, start, &release, pinned ? Device(kCPU) : Device(kCUDA, here)};
   }
   static void release(void* start) { start && ask("free", (size_t)start); }
-  DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t size) const override { memcpy(to, from, size); }
 };
 Memory &device_memory = *new Memory(false), &pinned_memory = *new Memory(true);  // never destroyed: threads outlive them
@@ -49,7 +47,6 @@ Memory &device_memory = *new Memory(false), &pinned_memory = *new Memory(true); 
 struct Guard final : c10::impl::DeviceGuardImplInterface {  // an event is a number, which stays after its end
   static int index(Device device) { return device.has_index() ? device.index() : here; }
   static Stream stream(int device, c10::StreamId id) { return Stream(Stream::UNSAFE, Device(kCUDA, device), id); }
-  static size_t moment(const Stream& stream) { return ask<size_t>("record", 0, number(stream)); }
 
   DeviceType type() const override { return kCUDA; }
   DeviceIndex deviceCount() const noexcept override { return devices; }
@@ -58,14 +55,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {  // an event is a num
   void uncheckedSetDevice(Device device) const noexcept override { here = index(device); }
   Device exchangeDevice(Device next) const override { return Device(kCUDA, std::exchange(here, index(next))); }
   Stream getStream(Device device) const override { return stream(index(device), currents[index(device)]); }
-  Stream getDefaultStream(Device device) const override { return stream(index(device), 0); }
   Stream getNewStream(Device device, int) const override { return stream(index(device), streams++); }
   Stream exchangeStream(Stream next) const override {
     return stream(next.device_index(), std::exchange(currents[next.device_index()], next.id()));
   }
-  bool queryStream(const Stream& stream) const override { return ask("query_event", moment(stream)); }
-  void synchronizeStream(const Stream& stream) const override { ask("synchronize_event", moment(stream)); }
-  void synchronizeDevice(const DeviceIndex) const override { ask("synchronize"); }
+  void synchronizeStream(const Stream& s) const override { synchronizeEvent((void*)ask<size_t>("record", 0, number(s))); }
   void recordDataPtrOnStream(const c10::DataPtr& data, const Stream& stream) const override {
     ask("record_stream", (size_t)data.get(), number(stream));
   }
@@ -87,11 +81,7 @@ struct PretendHooks : CUDAHooksInterface {
   PretendHooks(CUDAHooksArgs) {}
   void init() const override {}
   bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
   bool hasCUDA() const override { return true; }
-  int getNumGPUs() const override { return devices; }
-  DeviceIndex deviceCount() const override { return devices; }
-  DeviceIndex getCurrentDevice() const override { return here; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
   Generator getNewGenerator(DeviceIndex) const override { return at::detail::createCPUGenerator(); }
   Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
@@ -161,7 +151,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 }
 }  // namespace
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+PYBIND11_MODULE(pretend_device, m) {
   c10::SetAllocator(kCUDA, &device_memory, 1);
   m.def("connect", [](pybind11::object function, int count) {
     devices = count;

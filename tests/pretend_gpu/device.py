@@ -3,33 +3,25 @@
 A stream's clock counts its launches. An access (stream, count) comes before what a stream does now if the stream's
 clock has reached that count: by an event, by a host wait, or in the stream itself. Any other pair of accesses to the
 same bytes, one of them a write, is a race. The host has a clock too; each launch joins it to its stream's.
-
-`device.cpp` asks the functions here by their names. Importing this loads it, and torch after it.
 """
 
 from __future__ import annotations
 
 import collections
 import ctypes
-import importlib.util
 import itertools
 import os
 import random
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-assert "torch" not in sys.modules, "the pretend GPU comes before torch, which looks for a GPU once"
-_spec = importlib.util.spec_from_file_location("pretend_device", os.environ["PRETEND_GPU"])
-native: Any = importlib.util.module_from_spec(_spec)  # type: ignore[arg-type]
-_spec.loader.exec_module(native)  # type: ignore[union-attr]
-
-import torch  # noqa: E402
+import pretend_device as native  # before torch, which looks for a GPU once
+import torch
 
 # torch's list in `use_deterministic_algorithms`, as far as it raises on CUDA; and what reads a number or a size back.
 UNORDERED = """put_ cumsum histc kthvalue median.dim max_unpool2d nll_loss2d_forward nll_loss2d_backward
@@ -38,20 +30,10 @@ reflection_pad2d_backward _adaptive_avg_pool2d_backward adaptive_max_pool2d_back
 max_pool3d_with_indices_backward grid_sampler_2d_backward fractional_max_pool2d_backward"""
 WAITING = """_local_scalar_dense bincount equal is_nonzero masked_select nonzero _unique2 unique_dim unique_consecutive
 repeat_interleave.Tensor"""
-COUNT = int(os.environ.get("PRETEND_GPU_DEVICES", "1"))
+COUNT = int(os.environ["PRETEND_GPU_DEVICES"])
 HOST = -1  # as a device: pinned memory's; as a stream: the host
-Clock = dict[int, int]
-
-
-class Access(NamedTuple):
-    """What a launch does with bytes."""
-
-    low: int
-    high: int
-    stream: int
-    count: int
-    writes: bool
-    op: str
+Clock = collections.Counter[int]  # launches by stream
+Access = collections.namedtuple("Access", "low high stream count writes op")  # what a launch does with bytes
 
 
 @dataclass(eq=False)
@@ -59,9 +41,7 @@ class Block:
     """Memory of a device, or of the host and pinned."""
 
     memory: Any
-    device: int
-    stream: int
-    size: int
+    key: tuple[int, int, int]  # device, stream, size
     recorded: set[int] = field(default_factory=set)
     accesses: list[Access] = field(default_factory=list)
 
@@ -73,17 +53,16 @@ class Gpu:
         self.races: list[str] = []
         self.waits: collections.Counter[tuple[str, str]] = collections.Counter()  # by kind and place
         self.contexts: dict[int, str] = {}  # each device with the place that took it first
-        self.failures: dict[str, tuple[str, str]] = {}  # op (or `allocate`, `pin`): the error's class and words, once
-        self.query = "coin"  # what `Event.query` says: never, always, or by coin
-        self.coin = random.Random(1)
+        self.failures: dict[str, tuple[str, str]] = {}  # op: the error's class and words, once
+        self.query, self.coin = 0.5, random.Random(1)  # how often `Event.query` says that what is not over is over
         self.allocated, self.peak = [0] * COUNT, [0] * COUNT
-        self.clocks: collections.defaultdict[int, Clock] = collections.defaultdict(dict)  # by stream, and the host's
+        self.clocks = collections.defaultdict[int, Clock](collections.Counter)  # by stream, and the host's
         self.copies: dict[Access, bytes] = {}  # which the host has not waited for, with what they bring there or read
         self._lock = threading.RLock()
         self._freed: collections.deque[int] = collections.deque()
         self._blocks: dict[int, Block] = {}  # by their first bytes
-        self._pool: collections.defaultdict[tuple[int, int, int], list[int]] = collections.defaultdict(list)
-        self._events: dict[int, tuple[Clock, float]] = {0: ({}, 0.0)}  # a stream's clock; 0: never recorded
+        self._pool = collections.defaultdict[tuple[int, int, int], list[int]](list)
+        self._events = {0: (Clock(), 0.0)}  # a stream's clock; 0: never recorded
         self._numbers = itertools.count(1)
 
     def answer(self, function: str, *given: Any) -> Any:
@@ -97,18 +76,10 @@ class Gpu:
 
     @staticmethod
     def _place() -> str:
-        """Return the innermost lines of the program that are not torch's, and the test that runs."""
+        """Return the innermost lines of the program that are not torch's."""
         others = ("/torch/", f"{Path(__file__).parent}/", "/pluggy", "_pytest", "<frozen", "/contextlib.py")
-        root, test = str(Path(__file__).parents[2]) + "/", os.environ.get("PYTEST_CURRENT_TEST", "")
         frames = [f for f in reversed(traceback.extract_stack()) if not any(part in f.filename for part in others)]
-        places = (f.filename.rpartition("/site-packages/")[2].removeprefix(root) for f in frames)  # of a wheel, a clone
-        lines = " < ".join(f"{place}:{f.lineno}" for place, f in zip(places, frames[:4], strict=False))
-        return f"{lines} [{test}]" if test else lines
-
-    # ---- clocks and copies
-    def _join(self, stream: int, other: Clock) -> None:
-        clock = self.clocks[stream]
-        clock.update({each: max(count, clock.get(each, 0)) for each, count in other.items()})
+        return " < ".join(f"{'/'.join(Path(f.filename).parts[-3:])}:{f.lineno}" for f in frames[:4])
 
     def _wait(self, kind: str, clock: Clock) -> None:
         """Have the host wait for a clock, and count it."""
@@ -116,12 +87,12 @@ class Gpu:
         self._reach(clock)
 
     def _reach(self, clock: Clock) -> None:
-        self._join(HOST, clock)
+        self.clocks[HOST] |= clock
         self._settle([copy for copy in self.copies if self._is_before(copy, HOST)])
 
     def _is_before(self, access: Access, stream: int) -> bool:
         """Return True if what the stream does now comes after the access."""
-        return access.stream == stream or self.clocks[stream].get(access.stream, 0) >= access.count
+        return access.stream == stream or self.clocks[stream][access.stream] >= access.count
 
     def _settle(self, over: Sequence[Access]) -> None:
         """End copies: until then bytes on the host are 0xCD, or must stay as they are."""
@@ -137,27 +108,25 @@ class Gpu:
         """Begin a launch on the device's current stream; return the stream, and its count."""
         stream = native.stream_number(device)
         self.take_context(device)
-        self._join(stream, self.clocks[HOST])
-        count = self.clocks[stream][stream] = self.clocks[stream].get(stream, 0) + 1
-        return stream, count
+        self.clocks[stream] |= self.clocks[HOST]
+        self.clocks[stream][stream] += 1
+        return stream, self.clocks[stream][stream]
 
     def take_context(self, device: int) -> None:
         if device not in self.contexts:
             self.contexts[device] = f"{threading.current_thread().name}: {self._place()}"
 
-    # ---- memory
     def allocate(self, size: int, pinned: bool, device: int, stream: int) -> int:
         """Return the address of bytes that are all 0xFF, as numbers NaN."""
         self.take_context(device)
         if not size and not pinned:
             return 0
-        self._fail_if_told("pin" if pinned else "allocate")
         size = max(1, -(-size // 512)) * 512
         key = (HOST, 0, size) if pinned else (device, stream, size)
         if not self._pool[key]:
-            memory = ctypes.create_string_buffer(size + 512)
-            self._pool[key].append(-(-ctypes.addressof(memory) // 512) * 512)
-            self._blocks[self._pool[key][-1]] = Block(memory, *key)
+            memory = ctypes.create_string_buffer(size)
+            self._pool[key].append(ctypes.addressof(memory))
+            self._blocks[ctypes.addressof(memory)] = Block(memory, key)
         start = self._pool[key].pop()
         self._blocks[start].recorded.clear()
         ctypes.memset(start, 0xFF, size)
@@ -167,23 +136,18 @@ class Gpu:
         return start
 
     def _free(self, start: int) -> None:
-        block = self._blocks[start]
-        self._pool[block.device, block.stream, block.size].append(start)
-        if block.device == HOST:
-            self._settle([copy for copy in self.copies if start <= copy.low < start + block.size])
+        block, (device, _, size) = self._blocks[start], self._blocks[start].key
+        self._pool[block.key].append(start)
+        if device == HOST:
+            self._settle([copy for copy in self.copies if start <= copy.low < start + size])
             block.accesses = []
         else:
-            self.allocated[block.device] -= block.size
+            self.allocated[device] -= size
             # torch's allocator waits for the recorded streams' work before it gives the memory out again.
             block.accesses = [each for each in block.accesses if each.stream not in block.recorded]
 
-    def _fail_if_told(self, op: str) -> None:
-        if op in self.failures:
-            kind, message = self.failures.pop(op)
-            raise getattr(torch, kind, RuntimeError)(message)
-
     def is_pinned(self, start: int) -> bool:
-        return start in self._blocks and self._blocks[start].device == HOST
+        return start in self._blocks and self._blocks[start].key[0] == HOST
 
     def record_stream(self, start: int, stream: int) -> None:
         self._blocks[start].recorded.add(stream)
@@ -203,11 +167,9 @@ class Gpu:
         for other in block.accesses if block else ():
             before = self._is_before(other, stream)
             if other.low < access.high and access.low < other.high and (other.writes or writes) and not before:
-                words = ("reads", "writes")
-                what = (
-                    f"{op} {words[writes]} on stream {stream} what {other.op} {words[other.writes]} on {other.stream}"
-                )
-                self.races.append(f"{what}{' (pinned)' if block.device == HOST else ''} at {self._place()}")
+                does, did = ("writes" if each else "reads" for each in (writes, other.writes))
+                what = f"{op} {does} on stream {stream} what {other.op} {did} on {other.stream}"
+                self.races.append(f"{what} at {self._place()}")
             replaced = before and access.low <= other.low and other.high <= access.high and (writes or not other.writes)
             left += [] if replaced else [other]
         if block:
@@ -217,7 +179,6 @@ class Gpu:
         """Note an access of an operation outside torch, on the current stream."""
         self._note(tensor, *self._launch(tensor.device.index), writes, op)
 
-    # ---- operations
     def begin(self, op: str, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Look at the arguments of an operation that the CPU's kernel is to run: mixed devices, waits, planned
         failures. Return True if a GPU's kernel adds in no order."""
@@ -233,7 +194,9 @@ class Gpu:
         if len(places) > 1:
             words = "Expected all tensors to be on the same device, but found at least two devices"
             raise RuntimeError(f"{words}, {' and '.join(sorted(places))}! ({op})")
-        self._fail_if_told(op)
+        if op in self.failures:
+            kind, message = self.failures.pop(op)
+            raise getattr(torch, kind, RuntimeError)(message)
         for kind in kinds:
             self._wait(kind, self.clocks[self._launch(next(each.device.index for each in given if each.is_cuda))[0]])
         return bool(names & {*UNORDERED.split()})
@@ -261,21 +224,19 @@ class Gpu:
         elif not within and not running:
             self._wait(f"{op}, {'pinned' if pinned else 'pageable'}", self.clocks[stream])
 
-    # ---- events
     def record(self, event: int, stream: int) -> int:
         event = event or next(self._numbers)
-        self._join(stream, self.clocks[HOST])
-        self._events[event] = dict(self.clocks[stream]), time.perf_counter()  # kernels run at once
+        self.clocks[stream] |= self.clocks[HOST]
+        self._events[event] = self.clocks[stream].copy(), time.perf_counter()  # kernels run at once
         return event
 
     def wait_event(self, event: int, stream: int) -> None:
-        self._join(stream, self._events[event][0])
+        self.clocks[stream] |= self._events[event][0]
 
     def query_event(self, event: int) -> bool:
         clock = self._events[event][0]
-        is_over = all(self.clocks[HOST].get(stream, 0) >= count for stream, count in clock.items())
-        is_over = is_over or self.query == "always" or (self.query == "coin" and self.coin.random() < 0.5)
-        self._reach(clock if is_over else {})
+        is_over = clock <= self.clocks[HOST] or self.coin.random() < self.query
+        self._reach(clock if is_over else Clock())
         return is_over
 
     def synchronize_event(self, event: int) -> None:
@@ -284,7 +245,7 @@ class Gpu:
     def synchronize(self) -> None:
         for clock in list(self.clocks.values()):
             self._reach(clock)
-        self._wait("device", {})
+        self._wait("device", Clock())
 
     def elapsed_time(self, begin: int, end: int) -> float:
         return 1000 * (self._events[end][1] - self._events[begin][1])

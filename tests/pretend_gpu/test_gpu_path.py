@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,13 @@ import tiledseg
 from tests.conftest import NIGHTLY
 from tests.crash.runs import Material
 from tests.law.fixed_size import fixed_size
-from tests.pretend_gpu.harness import ROOT, PretendGpu
+from tests.pretend_gpu.harness import PretendGpu
 from tests.small_files import write_raster, write_yaml
 
 
 def test_every_traced_function_trains_in_one_order_or_is_refused_in_a_line(any_gpu: PretendGpu) -> None:
     """In deterministic mode, with the CPU's values and gradients: also of formulas that weights are computed by."""
-    output = any_gpu.run(["-m", "tests.pretend_gpu.traced_functions"]).sound().output
+    output = any_gpu.run(["-m", "tests.pretend_gpu.traced_functions"]).sound().out
     found = dict(line.split(": ", 1) for line in output.splitlines())
     refused = {name for name, end in found.items() if end.startswith("refused")}
     assert refused <= {"local_response_norm", "weights' bicubic", "weights' reflection"}, output
@@ -53,14 +52,13 @@ def test_a_network_without_an_order_is_refused_in_a_line(
     any_gpu: PretendGpu, material: Material, tmp_path: Path
 ) -> None:
     (material.root / "built.py").write_text(BUILT)
-    there = os.environ.get("PYTHONPATH", "")
-    path = f"{ROOT / 'tests/pretend_gpu/start'}:{ROOT}:{material.root}:{there}"
     runs = [command(material, tmp_path / f"run{k}", {}, model={"build": "built:unordered"})[1:] for k in range(2)]
     runs[1] += ["--train.deterministic", "false"]
-    ran = any_gpu.python(f"{MAIN}print([main(words) for words in {runs!r}])", PYTHONPATH=path)
-    assert ran.sound().output == "[2, 0]\n"
-    assert ran.errors.count("error: train.deterministic is true, but") == ran.errors.count("error: ") == 1, ran.errors
-    assert "Traceback" not in ran.errors
+    path = f"import sys\nsys.path.append({str(material.root)!r})\n"
+    ran = any_gpu.python(f"{path}{MAIN}print([main(words) for words in {runs!r}])")
+    assert ran.sound().out == "[2, 0]\n"
+    assert ran.err.count("error: train.deterministic is true, but") == ran.err.count("error: ") == 1, ran.err
+    assert "Traceback" not in ran.err
 
 
 def test_the_host_waits_once_a_step_and_a_checkpoint(
@@ -146,10 +144,10 @@ for failure, words in {runs!r}:
     print(main(words))
 """
     ran = pretend_gpu.python(code)
-    assert ran.output == "1\n1\n", ran.errors
-    assert [line.partition("; ")[0] for line in ran.errors.splitlines()] == ["error: memory has run out"] * 2
-    assert "memory.budget" in ran.errors, ran.errors
-    assert "Traceback" not in ran.errors, ran.errors
+    assert ran.out == "1\n1\n", ran.err
+    assert [line.partition("; ")[0] for line in ran.err.splitlines()] == ["error: memory has run out"] * 2
+    assert "memory.budget" in ran.err, ran.err
+    assert "Traceback" not in ran.err, ran.err
 
 
 CROPS = """
@@ -173,7 +171,7 @@ def test_crops_go_in_batches_of_one_size(pretend_gpu: PretendGpu, tmp_path: Path
     write_raster(image, np.random.default_rng(2).integers(1, 256, (3, 45, 67), np.uint8))
     files = {name: [str(tmp_path / f"{name}{end}.tif") for end in ("", "-shares")] for name in ("gpu", "cpu")}
     ran = pretend_gpu.run(["-c", CROPS, str(image), *files["gpu"]]).sound()
-    assert ran.output.splitlines()[-1] == "[1, 2, 16]"  # alone, and in twos, where the module is looked at
+    assert ran.out.splitlines()[-1] == "[1, 2, 16]"  # alone, and in twos, where the module is looked at
     tiledseg.predict_raster(fixed_size(), image, files["cpu"][0], probabilities=files["cpu"][1], window=12)
     for _, path in files.values():
         with rasterio.open(path) as file:

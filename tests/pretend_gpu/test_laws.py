@@ -68,4 +68,4 @@ TOO_LARGE = "a_loop_ends or allocators_peak or rates_of or a_calibration"
 def test_tests_of_a_gpu(file: str, pretend_gpu: PretendGpu) -> None:
     words = ["-q", "--color=no", "-x", "-p", "no:cacheprovider", "-m", "cuda", "-k", f"not ({TOO_LARGE})"]
     ran = pretend_gpu.run(["-m", "pytest", *words, file], timeout=380).sound()
-    assert "skipped" not in ran.output.splitlines()[-1]
+    assert "skipped" not in ran.out.splitlines()[-1]

@@ -45,7 +45,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "pixel norm, bilinear": ("--model.norm", "pixel", "--model.upsampling", "bilinear"),
     "segnet": (*LAYER, "--model.name", "segnet", "--model.base_channels", "2", "--model.levels", "2"),
 }
-QUERIES = ("never", "always", "coin")
+QUERIES = {"never": 0.0, "always": 1.0, "coin": 0.5}
 BOUNDS = {"bf16": 5e-2, "fp32": 1e-4, "fast kernels": 1e-4}
 JOURNALS = "tiledseg.training.run_journal", "tiledseg.training.run_page"
 Command = tuple[str, str, list[str], str]
@@ -101,7 +101,7 @@ def folders(any_gpu: PretendGpu, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 def test_no_run_fails_or_races(folders: tuple[Path, Path, Ran]) -> None:
     ran = folders[2].sound()
-    statuses = {name: status for name, status, _ in map(json.loads, ran.output.splitlines())}
+    statuses = {name: status for name, status, _ in map(json.loads, ran.out.splitlines())}
     assert len(statuses) == len(SETTINGS) + 2 + len(QUERIES)
     assert not any(statuses.values()), statuses
 
@@ -147,7 +147,7 @@ def test_a_step_makes_the_host_wait_once(folders: tuple[Path, Path, Ran]) -> Non
     """By line, with each norm and mode; times of a step that is over, validations and checkpoints wait besides."""
     _, gpu, ran = folders
     assert ran.report
-    for name, _, waits in map(json.loads, ran.output.splitlines()):
+    for name, _, waits in map(json.loads, ran.out.splitlines()):
         if name not in SETTINGS or name == "blocks":
             continue
         steps = sum("loss" in line for line in lines(gpu / name))
@@ -162,15 +162,14 @@ def test_a_step_makes_the_host_wait_once(folders: tuple[Path, Path, Ran]) -> Non
 
 def run(commands: list[Command]) -> None:
     """Print for each command its name, its status, and how often the host waited, by kind and place."""
-    gpu: Any = import_module("tests.pretend_gpu.device").gpu if "PRETEND_GPU" in os.environ else None
+    gpu: Any = import_module("tests.pretend_gpu.device").gpu if "PRETEND_GPU_DEVICES" in os.environ else None
     offload, journal, page = map(import_module, ("tiledseg.memory.offload", *JOURNALS))
     offload.LEAST = 1  # these networks have no large tensors
     journal.plot_progress = page.write_report = lambda *given: True
     for name, command, arguments, query in commands:
-        os.environ["PYTEST_CURRENT_TEST"] = name
         if gpu:
             gpu.waits.clear()
-            gpu.query = query
+            gpu.query = QUERIES[query]
         status = import_module(f"tiledseg.{command}").main(arguments)
         waits = [[f"{kind} at {place}", count] for (kind, place), count in gpu.waits.items()] if gpu else []
         print(json.dumps([name, status, waits]), flush=True)
