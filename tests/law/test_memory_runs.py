@@ -156,7 +156,7 @@ def test_what_a_budget_has_leave_changes_no_loss(
     ("store", "device", "words"),
     [
         ("host", "cpu", r"memory.offload is all, but memory.store is host, the memory that it would free"),
-        ("/scratch", "cuda:0", r"memory.store /scratch, but tensors on cuda:0, .* use memory.store"),
+        ("/scratch", "cuda:0", r"memory.store /scratch, but tensors on cuda:0 can only go .* use memory.store host"),
     ],
 )
 def test_what_has_no_way_to_its_store_is_refused(store: str, device: str, words: str) -> None:
