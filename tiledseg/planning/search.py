@@ -1,12 +1,13 @@
-"""The best settings for a run: for each mode those grids and meshes that can keep the ranks busy, compared.
+"""The search for the best settings of a run: grids and meshes that keep the ranks busy, compared over all modes.
 
-All candidates are sorted by an estimate. The dozen of least estimate that fit are planned, the best of each kind first,
-so that an estimate that is off for one kind does not hide it. The winner is the best of those: about the best of all.
+All candidates are sorted by an estimate. The dozen of least estimate that fit are planned, and the fastest plan wins.
+The best of each kind is planned first, so that an estimate that is off for one kind does not hide it.
 
-The images of a step decide the result, and are not searched. Grids are nearly square. Mode `read` has those that give
-each rank 1 to 8 tiles, and coarser and finer ones for the memory. The shared modes have a block a rank, of one tile or
-of 2 x 2, for as many images at once as divide the step's in other rounds. Pipelines have 2, 3, 4 ranks or a host. Where
-blocks may be taken, modes `read` and `layer` have them too. A given setting is kept, also where it is none of these.
+The images of a step decide the result, and are not searched. Grids are nearly square. Mode `read` has grids of 1 to 8
+tiles a rank, and coarser and finer ones for the memory. In modes `exchange` and `layer` a rank owns a block of one tile
+or of 2 x 2; a mesh is tried for each number of rounds that the images of a step can take. Pipelines have 2, 3 or 4
+stages, or as many as a host has ranks. Modes `read` and `layer` are also tried in blocks, where these are allowed. A
+setting that the user gives is kept, even where it is none of these.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
 from tiledseg.units import size
 
-BEST, PLANNED, MOST_PLANNED = 5, 12, 24  # settings shown; those that fit and are compared; plans, once one fits
-TILES_A_RANK, MESHES = (1, 2, 3, 4, 6, 8), 3  # of mode `read`; for each number of ranks an image
+BEST, PLANNED, MOST_PLANNED = 5, 12, 24  # settings shown; plans that fit and are compared; plans made, once one fits
+TILES_A_RANK, MESHES = (1, 2, 3, 4, 6, 8), 3  # tiles a rank in mode `read`; meshes for each number of ranks an image
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
-MOST_TILES, MOST_PASSES = 2**13, 256  # of an image, each of which is looked at; of a pipeline a step, each simulated
+MOST_TILES, MOST_PASSES = 2**13, 256  # tiles of an image; micro-batches of a pipeline in a step, each simulated
 FREE = frozenset(("halo", "mesh", "fusion", "stages", "schedule", "micro_batches", "recompute"))
 TERMS = {
     "forward": "computing forward",
@@ -48,9 +49,9 @@ TERMS = {
     "all_reduce": "the all-reduce",
     "waiting": "waiting in the pipeline",
 }
-_MOST_OVER = 3  # times the memory: no recomputation saves more
-_MESSAGES = 4  # of a layer in mode `layer`, about: halos of some layers, to four sides, forward and backward
-_BLOCKS_MORE = 1.4  # times the time of a step: in blocks, about
+_MOST_OVER = 3  # times the memory that a step may need before tensors are recomputed: no choice saves more
+_MESSAGES = 4  # about the messages a layer in mode `layer`: some layers send halos to four sides, forward and backward
+_BLOCKS_MORE = 1.4  # about the time of a step in blocks, by that of a step on whole tiles
 Grid = tuple[int, int]
 PLAIN = Parallelism()
 
@@ -105,8 +106,8 @@ class Candidate:
 
 
 class Priced(NamedTuple):
-    """Settings with their plan: seconds of a step by the clock, their terms on the slowest rank, bytes of the rank that
-    needs most, and the `ranks` that have work."""
+    """Settings with their plan. `seconds`: of a step by the clock. `time`: their terms on the slowest rank. `memory`:
+    bytes of the rank that needs most. `ranks`: those that have work."""
 
     candidate: Candidate
     plan: RunPlan
@@ -147,9 +148,9 @@ class Searched(NamedTuple):
 
 
 def candidates(question: RunQuestion, footprint: Footprint, host: int, free: Collection[str]) -> list[Candidate]:
-    """List the settings to compare, those included that memory or a norm forbids. `host`: ranks of one. `free`: the
-    settings that are searched; the others are as the question has them, but for a mesh and a fusion that it leaves to
-    the plan."""
+    """List the settings to compare, also those that the memory or a norm forbids. `host`: ranks of a host. `free`: the
+    settings that are searched. The others are the question's own; a mesh and a fusion that it leaves open stay
+    open."""
     asked, finest = question.parallel, finest_grid(question.shape, footprint)
     one_rank = {"stages": 1, "schedule": "1f1b", "micro_batches": None, "recompute": ("never",)}
     plain = replace(asked, halo="read", mesh=None, fusion=1, **one_rank)  # type: ignore[arg-type]  # names of its fields
@@ -171,6 +172,7 @@ def candidates(question: RunQuestion, footprint: Footprint, host: int, free: Col
 
 
 def _read_grids(question: RunQuestion, finest: Grid, ranks: int) -> list[Grid]:
+    """List the grids of mode `read`."""
     if question.grid:
         return [question.grid]
     (height, width), images = question.shape, question.images_per_step
@@ -180,6 +182,7 @@ def _read_grids(question: RunQuestion, finest: Grid, ranks: int) -> list[Grid]:
 
 
 def _shared(question: RunQuestion, finest: Grid, plain: Parallelism, free: Collection[str]) -> Iterator[Candidate]:
+    """Yield the candidates of modes `exchange` and `layer`."""
     together = question.images_per_step > 1 and bool(of_steps(question.graph))
     for mesh in _meshes(question, finest, free):
         if mesh == (1, 1) and "halo" in free and not together:
@@ -193,17 +196,20 @@ def _shared(question: RunQuestion, finest: Grid, plain: Parallelism, free: Colle
 
 
 def _meshes(question: RunQuestion, finest: Grid, free: Collection[str]) -> list[Grid]:
-    images, ranks, given = question.images_per_step, question.ranks, question.parallel.mesh
-    if given and "mesh" not in free:
-        return [given] if math.prod(given) <= ranks else []
-    most, at_once = math.prod(question.grid or (MOST_TILES, 1)), {-(-images // n) for n in range(1, images + 1)}
-    counts = {min(ranks // replicas, most) for replicas in at_once}
+    """List the meshes of ranks that share an image."""
+    images, ranks, set_mesh = question.images_per_step, question.ranks, question.parallel.mesh
+    if set_mesh and "mesh" not in free:
+        return [set_mesh] if math.prod(set_mesh) <= ranks else []
+    most = math.prod(question.grid or (MOST_TILES, 1))
+    replicas = {-(-images // rounds) for rounds in range(1, images + 1)}
+    counts = {min(ranks // number, most) for number in replicas}
     return sorted({mesh for n in counts for mesh in near_squares(question.shape, finest, n, MESHES)})
 
 
 def _staged(
     question: RunQuestion, finest: Grid, plain: Parallelism, host: int, free: Collection[str]
 ) -> Iterator[Candidate]:
+    """Yield the candidates of pipelines, in mode `read`."""
     asked, most = question.parallel, min(host, len(question.graph) // 2)
     schedules = SCHEDULES if "schedule" in free else (asked.schedule,)
     words = ("never", "always") if "recompute" in free else asked.recompute[:1]
@@ -270,8 +276,8 @@ class Pricing:
         return self._tile((height, width), owned).times(share)._replace(messages=messages).times(turns)
 
     def estimate(self, candidate: Candidate) -> float:
-        """Return about the seconds of a step. A pipeline takes its first micro-batch through all layers, the others at
-        the pace of the slowest stage."""
+        """Estimate the seconds of a step. In a pipeline one micro-batch passes through all layers, the others follow
+        at the pace of the slowest stage."""
         parallel, ranks, time = candidate.parallel, self.question.ranks, self.passes(candidate)
         if parallel.stages > 1:
             again = parallel.recompute[0] == "always"
@@ -284,7 +290,7 @@ class Pricing:
         return self.prices.seconds(self.prices.step(time, 1, time.backward)) * (_BLOCKS_MORE if candidate.blocks else 1)
 
     def price(self, candidate: Candidate) -> Priced | Discarded:
-        """Return the cost by the plan of a run with these settings."""
+        """Plan a run with these settings, and return its price, or why it cannot be."""
         question, parallel, step = candidate.question(self.question), candidate.parallel, self.passes(candidate)
         try:
             plan = plan_run(question)
@@ -314,12 +320,12 @@ class Pricing:
 def search(
     question: RunQuestion, host: int, free: Collection[str] = FREE, tick: Callable[[], None] = lambda: None
 ) -> Searched:
-    """Return the best settings for a run that trains, a step of whole images, on images like the question's largest.
+    """Return the best settings for training in steps of whole images, by the largest image of the question.
 
-    `host`: ranks of one host, which pipelines do not leave. `free`: settings that are searched; the others are as the
-    question has them. `tick` is called for each plan, which takes a tenth of a second, or some where memory is short.
+    `host`: ranks of a host, which no pipeline leaves. `free`: settings that are searched; the others are the question's
+    own. `tick` is called before each plan, which takes a tenth of a second, or several where memory is short.
 
-    Raises ConfigError where none can be, with what is lacking.
+    Raises ConfigError where no settings can be, with the bytes that are lacking.
     """
     pricing = Pricing(question)
     space = candidates(pricing.question, pricing.footprint, host, free)

@@ -13,7 +13,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.question import Extent
-from tiledseg.planning.run.spread import measuring, said
+from tiledseg.planning.run.spread import measuring, norm_words
 from tiledseg.raster.composed import Inside, MaskedReader
 from tiledseg.raster.finding import as_list, check_assets, pair_sources
 from tiledseg.raster.info import RasterInfo, along
@@ -144,13 +144,13 @@ def split_of(
     seeing, keyed = measuring(graph), config.model.build is None
     if seeing and config.parallel.exact:
         raise ConfigError(
-            f"data.split is {split.blocks}, but {said(seeing[0], keyed)}: its statistics over an image hold pixels "
-            f"that are validated on; use {'model.norm none or pixel, ' if keyed else ''}data.val_images, or accept it: "
-            "parallel.exact false"
+            f"data.split is {split.blocks}, but {norm_words(seeing[0], keyed)}: its statistics over an image hold "
+            f"pixels that are validated on; use {'model.norm none or pixel, ' if keyed else ''}data.val_images, or "
+            "accept it: parallel.exact false"
         )
     notes: tuple[str, ...] = ()
     if seeing:
-        notes += (f"data.split: {said(seeing[0], keyed)}, and sees all blocks of an image",)
+        notes += (f"data.split: {norm_words(seeing[0], keyed)}, and sees all blocks of an image",)
     auto = math.ceil(halo * reach) + (reach != 1)  # pixels of the raster: augmentation may scale or rotate the halo
     gap = parse_length(split.gap) if isinstance(split.gap, str) else Length(split.gap)
     cuts = []

@@ -18,15 +18,15 @@ from tiledseg.planning.walk.mode_cost import fusion_word
 from tiledseg.planning.walk.rank_steps import MOST_VALUES, check_countable
 
 MOST_TRIED = 64  # blocks a side
-MOST_WORSE = 4  # shapes in a row that need more than one before, after which no better one is looked for
+MOST_WORSE = 4  # shapes tried without one that needs less, after which the search ends
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class BlocksAsked:
-    """The settings of blocks. `shape`: at most so many rows and columns, None for the fewest that fit; `in_file`: they
-    lie in a file between segments, not in memory, whose rates are those of `store` where they are known. `if_needed`:
-    tiles stay whole unless that does not fit."""
+    """The settings of blocks. `shape`: the most (rows, cols) of blocks, None for the fewest that fit. `in_file`: blocks
+    lie in a file between segments, not in memory. `store`: the rates of that file, None for assumed ones. `if_needed`:
+    tiles stay whole where a step on them fits the memory."""
 
     shape: tuple[int, int] | None
     in_file: bool = False
@@ -36,9 +36,9 @@ class BlocksAsked:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """At most `shape` (rows, cols) blocks of a tile. Bytes: `memory` of a step, and `stored` of blocks between
-    segments, which `memory` holds too unless they lie in a file. `extra`: the seconds by which a step is longer than on
-    the whole, as a share of its own."""
+    """At most `shape` (rows, cols) blocks of a tile. `memory`: bytes of a step. `stored`: bytes of blocks between
+    segments, a part of `memory` unless they lie `in_file`. `extra`: the further seconds of a step in blocks, as a share
+    of the seconds of a step on whole tiles."""
 
     shape: tuple[int, int]
     memory: int
@@ -78,8 +78,8 @@ def choose_blocks(
     trains: bool = True,
     together: int | None = None,
 ) -> BlockPlan:
-    """Plan the blocks of images cut by `tilings`, where a rank has `memory` bytes, to train or to map; so many of its
-    images may go `together`. Raises ConfigError where ranks hold halos of tiles, or some of the layers."""
+    """Plan the blocks of images cut by `tilings`, where a rank has `memory` bytes. `together`: images of a rank that go
+    through the network together. Raises ConfigError where a rank has halos of whole tiles, or some layers only."""
     conflict = None
     if spread.shares_images and not spread.shares_layers:
         conflict = f"halo {spread.mode} a rank has halos of whole tiles; use parallel.halo layer or read"
@@ -103,7 +103,7 @@ def choose_blocks(
 
 
 def seen_whole(graph: Graph) -> str | None:
-    """Return the first node that takes all of an image at once, which no blocks give it."""
+    """Return the name of the first node that reads the whole image at once, as no block can; None without one."""
     names = (each.name for each in graph.nodes if each.layer.sees_all or isinstance(each.layer, ImageProducts))
     return next(names, None)
 
@@ -119,8 +119,9 @@ def blocks_of(
     shared: tuple[Partition, Partition] | None = None,
     together: int | None = None,
 ) -> BlockPlan:
-    """Plan the blocks of one context of (height, width), which ranks may own as `shared` says: the first shape that
-    fits, else the one that needs least. With many small blocks halos need more memory again."""
+    """Plan the blocks of one context of (height, width). `shared`: the rows and columns that each rank owns, None for
+    one rank. Shapes are tried from few blocks to many. The first one that fits is taken, else the one that needs least:
+    the halos of many small blocks need more memory again."""
     from tiledseg.planning.walk.segment_memory import BlockedStep
 
     own = context if shared is None else tuple(max(block.size for block in cut.blocks) for cut in shared)

@@ -16,13 +16,13 @@ from tiledseg.planning.walk.rank_steps import check_countable, is_countable, lar
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.units import size
 
-USUAL_SIDE, USUAL_HALOS = 512, 8  # of a tile to learn from: pixels, or halos where these are more
-ENOUGH_TILES = 256  # to learn from: of fewer, tiles of half the side
-MAP_SIDE, MAP_HALOS = 2048, 16  # of a tile of a map on a CPU, at most: a larger one clears more memory than it saves
-CROPS_SIDE, CROPS_BATCHED = 1024, 2048  # of a tile of crops: on a CPU, and on a GPU, where batches of crops are larger
-MOST_TILES_A_SIDE = 2**18  # of the finest grid: more are not looked at
-MOST_TRIALS, MOST_STEPS = 2**20, 2**13  # grids looked at; contexts whose memory is calculated, some ms each
-LONGEST_TILE = 2.0  # sides of a tile: narrow strips would need fewer tiles now and then, but compute far more halo
+USUAL_SIDE, USUAL_HALOS = 512, 8  # default side of a training tile: pixels, or halos where these are longer
+ENOUGH_TILES = 256  # fewer default tiles than this are made half as long
+MAP_SIDE, MAP_HALOS = 2048, 16  # longest side of a map's tile on a CPU, in pixels or halos: longer ones are slower
+CROPS_SIDE, CROPS_BATCHED = 1024, 2048  # side of a tile of crops on a CPU, and on a GPU, whose batches are larger
+MOST_TILES_A_SIDE = 2**18  # along a side of the finest grid that is searched
+MOST_TRIALS, MOST_STEPS = 2**20, 2**13  # grids tried; contexts whose memory is calculated, a few ms each
+LONGEST_TILE = 2.0  # a tile's length by its width: narrow strips sometimes need fewer tiles, but compute far more halo
 
 Grid = tuple[int, int]
 
@@ -36,13 +36,13 @@ def choose_grid(
     least_tiles: int,
     bands: int = 4,
 ) -> Grid:
-    """Return the grid (rows, cols) with the fewest tiles of which each fits `memory_bytes` in a training step, and has
-    no tensor too large for a kernel.
+    """Return the grid (rows, cols) with the fewest tiles. A training step on each tile fits `memory_bytes`, and no
+    tensor is too large for a kernel.
 
-    At least `least_tiles`, where the alignment allows so many. No tile is longer than twice its width, or than the
-    raster is in proportion. Among equally many tiles: the fewest pixels computed, then the fewest columns. Depends on
-    nothing but its arguments, so every rank chooses the same. Raises GeometryError where not even the smallest context
-    fits.
+    The grid has at least `least_tiles`, where the alignment allows so many. No tile is more than twice as long as it is
+    wide, unless the raster is. Of equally many tiles, those with the fewest computed pixels are chosen, then those in
+    the fewest columns. The arguments alone decide, so every rank chooses the same. Raises GeometryError where not even
+    the smallest context fits.
     """
     finest = finest_grid(raster, footprint)
     too_many = GeometryError(
@@ -74,7 +74,7 @@ def choose_grid(
         fits = is_countable(graph, bands, (height, width)) and step_bytes(height, width) <= memory_bytes
         return along * across if fits else None
 
-    # Every tile of a coarser grid contains one of the finest, and its context that one's context.
+    # Each tile of a coarser grid contains a tile of the finest grid, and its context: if this is too large, so are all.
     height, width = (
         context_sizes(side, 1, footprint)[0] for side in largest_window(raster, footprint.alignment, footprint)
     )
@@ -99,7 +99,8 @@ def choose_grid(
 
 
 def near_squares(shape: tuple[int, int], finest: Grid, most: int, count: int) -> list[Grid]:
-    """Return the `count` best grids of at most `most` parts: by the largest part's pixels, then by its edges."""
+    """Return the `count` best grids of at most `most` parts: the largest part has the fewest pixels, then the shortest
+    edges."""
     (height, width), square = shape, math.sqrt(most * shape[0] / shape[1])
     ordered = []
     for rows in range(max(1, int(square / LONGEST_TILE)), int(square * LONGEST_TILE) + 2):
@@ -111,8 +112,8 @@ def near_squares(shape: tuple[int, int], finest: Grid, most: int, count: int) ->
 
 
 def usual_grids(rasters: Sequence[Grid], footprint: Footprint) -> list[Grid]:
-    """Return the grids (rows, cols) that a network learns from where the user sets none. They depend on the rasters and
-    on the halo alone, and so does the result of the training."""
+    """Return the default grids (rows, cols) of training rasters. They depend on the rasters and the halo alone, so the
+    result of the training does not depend on the machine."""
 
     def cut(side: int) -> list[Grid]:
         return [
@@ -142,8 +143,8 @@ def finer_grid(tiling: Tiling, graph: Graph, bands: int, memory_bytes: int, byte
 def check_tiles(
     tiling: Tiling, graph: Graph, bands: int, memory_bytes: int | None = None, bytes_per_value: int = 1
 ) -> None:
-    """Raise GeometryError, with a grid that would do (and fit the memory, where it is known), where a tensor of a tile
-    is too large for a kernel."""
+    """Raise GeometryError where a tensor of a tile is too large for a kernel. The message names a grid without such a
+    tensor, which also fits the memory where that is known."""
     if is_countable(graph, bands, tiling.context_max):
         return
     memory = memory_bytes or sys.maxsize

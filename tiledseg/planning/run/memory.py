@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from tiledseg.planning.walk.choice import MemoryChoice
 
 MIB = 2**20
-_TRIES = 4  # choices for the largest step, each with less room, where another step needs more
+_TRIES = 4  # choices for the largest step: the next one has less room, where another step did not fit
 
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """The bytes that a rank offloads: `kept` a micro-batch, of which at most `staying` wait in memory. A step needs
-    `memory`. `chosen`: the memory policy says which are offloaded."""
+    """The bytes that a rank offloads: `kept` of a micro-batch, of which at most `staying` wait in memory. `memory`:
+    bytes of a step. `chosen`: the memory policy names the offloaded tensors; False where all are offloaded."""
 
     kept: int
     staying: int
@@ -58,14 +58,14 @@ def why_alone(graph: Graph, spread: Spread, wide: bool) -> str | None:
             "in parallel.halo exchange a rank has the tiles of its block, so the number of ranks would round the "
             "gradients' sums; use parallel.halo read"
         )
-    asking = (node for node in graph.nodes if node.layer.asks_place and not isinstance(node.layer, Crops))
-    placed = next((node.name for node in asking), None)  # windows of crops' size are images
+    placed_nodes = (node for node in graph.nodes if node.layer.asks_place and not isinstance(node.layer, Crops))
+    placed = next((node.name for node in placed_nodes), None)  # windows of crops' size are images
     if placed is not None:
         return f"'{placed}' depends on its place in the image, and each tile has its own; leave the network without"
-    measured = of_steps(graph)
-    if measured:
+    step_norms = of_steps(graph)
+    if step_norms:
         return (
-            f"{measured[0].name} takes its statistics over a batch, which would be others; use model.freeze_norm, or "
+            f"{step_norms[0].name} takes its statistics over a batch, which would be others; use model.freeze_norm, or "
             "another norm"
         )
     return None
@@ -77,8 +77,9 @@ def plan_rebuilt(
     """Choose the tensors that are recomputed or offloaded so that a step fits the memory: one choice for the steps on
     all `tilings`.
 
-    `needed`: bytes of a step of `images` or tiles at once that keeps everything. Return None where everything fits, no
-    choice does, or the user has set what is recomputed. Raises BudgetError where a budget of the user does not suffice.
+    `needed`: bytes of a step that keeps everything, with `images` (or tiles) at once. Return None where everything
+    fits, where no choice fits, or where the user sets `recompute`. Raises BudgetError where the user's budget is too
+    small.
     """
     budget = question.memory
     if spread.mesh.stages > 1:  # each stage has a choice of its own: see `plan.balanced`
@@ -101,20 +102,20 @@ def plan_rebuilt(
 
     graph, bands, value = task.graph, task.bands, task.value_bytes
     if spread.shares_layers:  # the steps of each kind of rank on the largest image
-        every = block_choices(task, spread.fusion, spread.overlap, question.store)
+        steps = block_choices(task, spread.fusion, spread.overlap, question.store)
     else:
         contexts = {tiling.context_max for tiling in tilings}
-        every = [step_choices(graph, bands, context, value, question.store) for context in contexts]
-    largest, fixed = max(every, key=lambda step: step.kept), fixed_memory(graph, bands, value)
-    besides = needed - images * (largest.kept - fixed)
-    room = left = fixed + (budget - besides) // images
+        steps = [step_choices(graph, bands, context, value, question.store) for context in contexts]
+    largest, fixed = max(steps, key=lambda step: step.kept), fixed_memory(graph, bands, value)
+    other_bytes = needed - images * (largest.kept - fixed)
+    room = left = fixed + (budget - other_bytes) // images
     for _ in range(_TRIES):  # the choice for the largest step by which all others fit too
         choice = largest.choose(left)
         if choice is None:
             break
-        peak = max(step.peak(choice.policy) for step in every)
+        peak = max(step.peak(choice.policy) for step in steps)
         if peak <= room:
-            return replace(choice, kept=needed, peak=besides + images * (peak - fixed))
+            return replace(choice, kept=needed, peak=other_bytes + images * (peak - fixed))
         left -= peak - room
     if not question.budgeted:
         return None
@@ -123,7 +124,7 @@ def plan_rebuilt(
         what, use = "block of an image", "more ranks an image, memory.blocks"
     if images > 1:
         use = f"a smaller train.tiles_per_batch or train.images_per_step, {use}"
-    least = besides + images * (largest.least - fixed)
+    least = other_bytes + images * (largest.least - fixed)
     error = BudgetError(
         f"memory.budget is {budget} bytes, but a training step on the largest {what} needs {needed}, and {least} with "
         f"all recomputed that helps; use {use}, or a smaller model{question.or_bf16}"
@@ -161,9 +162,9 @@ def plan_offload(
 ) -> OffloadPlan:
     """Plan steps that offload all that the backward pass needs, of `tiles` micro-batches at once.
 
-    `needed`: bytes of a step on one that keeps everything. That is also the plan where ranks share layers, in stages,
-    and where tensors are recomputed: the step then needs less. Raises BudgetError where a budget of the user is too
-    small.
+    `needed`: bytes of a step on one micro-batch that keeps everything. They are also the plan's bytes, an upper bound,
+    where ranks share layers, in stages, and where tensors are recomputed. Raises BudgetError where the user's budget is
+    too small.
     """
     graph, bands, context, value = question.graph, question.network.bands, largest.pixels, largest.value_bytes
     forward = tile_walk(graph, bands, context, value)
@@ -173,14 +174,13 @@ def plan_offload(
     staying, memory = min(sum(leaving), STAYING * max(leaving, default=0)), needed
     if not spread.shares_layers and spread.mesh.stages == 1 and (graph.memory is None or graph.memory.keeps_all):
         step = training_memory(graph, bands, context, value)
-        # The tensors that the forward pass itself holds at its worst moment cannot be offloaded: those that later nodes
-        # take, and the one just made.
+        # The forward pass's own tensors cannot be offloaded: those that later nodes read, and the one just made.
         sizes = [forward.input_bytes, *(cost.output_bytes for cost in forward.costs)]
-        place, alive, most = homes(graph), {0}, 0
+        place, held, most = homes(graph), {0}, 0
         for k, released in enumerate(graph.released):
-            alive.add(k + 1)
-            most = max(most, sum(sizes[home] for home in {place[tensor] for tensor in alive}))
-            alive -= set(released)
+            held.add(k + 1)
+            most = max(most, sum(sizes[home] for home in {place[tensor] for tensor in held}))
+            held -= set(released)
         peak = staying + max(price(walk, words).peak, most)
         memory = min(needed, max(needed, step.total) - step.activations - step.backward + peak)
     memory += (tiles - 1) * (memory - fixed_memory(graph, bands, value))

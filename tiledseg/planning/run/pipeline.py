@@ -1,8 +1,7 @@
 """The pipeline of a run, decided and checked before any rank starts: balance, messages, time of a step, memory.
 
-Bytes kept for the backward pass follow `walk.cost`, but a run of nodes that starts in the middle receives its input.
-Where a node before has kept that tensor already, this rank has to keep it once more. `plan` uses modelled times, a run
-measured ones.
+Bytes kept for the backward pass follow `walk.cost`. A stage that starts in the middle of the network also keeps the
+tensors that it receives, even where the rank before keeps them too. `plan` uses modelled times, a run measured ones.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ MessageTime = Callable[[int], float]  # bytes -> time of one message
 
 @dataclass(frozen=True)
 class StageMemory(StepMemory):
-    """Bytes of a stage on one micro-batch; `inputs`: all that it received, which is kept of one that is recomputed."""
+    """Bytes of a stage on one micro-batch. `inputs`: tensors that it received, all that a recomputed one keeps."""
 
     inputs: int
 
@@ -65,7 +64,7 @@ class StageMemory(StepMemory):
 
 
 class StagePrices:
-    """Prices of runs of nodes (first, stop), half-open, on one micro-batch with this forward walk."""
+    """Memory and messages of runs of nodes (first, stop), half-open, on one micro-batch."""
 
     def __init__(self, forward: ForwardWalk) -> None:
         self.forward, self.graph, self.costs = forward, forward.graph, forward.costs
@@ -90,7 +89,7 @@ class StagePrices:
         return sum(map(self.tensor_bytes, self.graph.entering(first, stop))) if first else 0
 
 
-stage_prices = lru_cache(maxsize=32)(StagePrices)  # they serve all pipelines on micro-batches of one size
+stage_prices = lru_cache(maxsize=32)(StagePrices)  # shared by all pipelines on micro-batches of one size
 
 
 @dataclass(frozen=True)
@@ -187,9 +186,9 @@ def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
 
 
 def choose(case: PipelineCase) -> StagedPipeline:
-    """Return the pipeline with the automatic balance: of the fastest slowest stage, and of those somewhat slower that
-    send fewer bytes, the one with the shortest simulated step. Raises ConfigError where none fits the network or the
-    limit."""
+    """Return the pipeline with the automatic balance: the shortest simulated step of several candidates. They are the
+    balance whose slowest stage is fastest, and somewhat slower ones that send fewer bytes. Raises ConfigError where
+    none fits the network or the limit."""
     tolerances = TOLERANCES if case.message else TOLERANCES[:1]  # the fastest alone, where messages take no time
     both = [f + b for f, b in zip(case.forward, case.backward, strict=True)]
     recomputing = frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank))
@@ -208,7 +207,7 @@ def choose(case: PipelineCase) -> StagedPipeline:
 
 
 def torn_skips(case: PipelineCase, balance: Sequence[int]) -> list[str]:
-    """Return, in words, the skips of a folded pipeline that would leave their rank; others' skips travel."""
+    """Return, in words, the skips of a folded pipeline that would leave their rank, as other schedules' skips may."""
     if not case.folds:
         return []
     stages = [case.ranks[chunk] for chunk, count in enumerate(balance) for _ in range(count)]
@@ -252,7 +251,7 @@ def choose_stages(case: PipelineCase, balance: Sequence[int], budget: int) -> Me
     return MemoryChoice(policy, max(needed), max(totals), items, max(each.extra for each in chosen))
 
 
-_OVER = 110, 130, 160, 200, 300, 500  # per cent of the memory that a balance may need before tensors are recomputed
+_PERCENTS = 110, 130, 160, 200, 300, 500  # of the memory that a balance may need before tensors are recomputed
 
 
 @dataclass(frozen=True)
@@ -319,14 +318,14 @@ def plan_pipeline(
                 f"{needed[rank] / 2**30:.2f} GiB, but {memory_bytes / 2**30:.2f} GiB are free; move layers to "
                 "other stages, use more stages, a finer tiling.grid, parallel.recompute always, or balance auto"
             )
-    return _planned(parallel, staged, largest, measured)
+    return _pipeline_plan(parallel, staged, largest, measured)
 
 
-def _planned(
+def _pipeline_plan(
     parallel: Parallelism, staged: StagedPipeline, largest: MicroBatchSize, measured: MeasuredTimes | None
 ) -> PipelinePlan:
-    """Return the plan of a balance. Its seconds are those of all flushes of a step: as simulated, or as long as cores
-    that ranks take turns on are busy."""
+    """Return the plan of a balance. Its seconds are those of all flushes of a step: simulated ones, or the busy time of
+    cores that ranks share, where that is longer."""
     case, seconds = staged.case, None
     if measured:
         busy = measured.takes_turns * case.alone / case.stages
@@ -345,16 +344,16 @@ def rebuilt_pipeline(
     memory_bytes: int,
     measured: MeasuredTimes | None,
 ) -> tuple[PipelinePlan, MemoryChoice] | None:
-    """Plan a pipeline where no balance fits the memory with everything kept: the first balance for somewhat more memory
-    whose stages fit by recomputing tensors, and their choice. Return None where there is none."""
-    for percent in _OVER:
+    """Plan a pipeline whose stages fit the memory by recomputing tensors, and return their choice too. Balances for
+    more and more memory are tried, and the first one that fits is taken; None where there is none."""
+    for percent in _PERCENTS:
         try:
             staged = balanced_pipeline(parallel, graph, bands, largest, memory_bytes * percent // 100, measured)
         except ConfigError:
             continue
         choice = choose_stages(staged.case, staged.balance, memory_bytes)
         if choice is not None:
-            return _planned(parallel, staged, largest, measured), choice
+            return _pipeline_plan(parallel, staged, largest, measured), choice
         if parallel.balance is not None:
             break
     return None

@@ -43,15 +43,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The decisions on a run, the same on all ranks: a value that one of them computes.
+    """The decisions on a run. One rank computes them, and all ranks follow them.
 
-    `tilings` of the question's rasters, then of those that are turned too, rows for columns; `held_out` of those
-    validated on. `cost`: predicted of a training step without stages, its `memory` that of the rank that needs most.
-    `seconds`: of a step on the largest rasters, None without a machine and where it is not one of whole images; with
-    stages, see `PipelinePlan`. `pipeline`: None without stages. With windows `tilings` are those that a step computes
-    (see `WindowSteps`). `validation`: how the rasters held out are spread. `blocks`: None where tiles are computed
-    whole. `rebuilt`: the tensors that are recomputed so that a step fits the memory, None where everything is kept.
-    `offloaded`: how much of it stays in memory, None where all does.
+    `tilings`: of the question's rasters, then of the transposed ones; with windows, the tilings of a step (see
+    `WindowSteps`). `held_out`: of the rasters validated on, spread as `validation` says. `cost`: predicted of a
+    training step without stages; its `memory` is that of the rank that needs most. `seconds`: of a step on the largest
+    rasters; with stages, see `PipelinePlan`. They are None without a machine, and for a step of tiles. `pipeline`: None
+    without stages. `blocks`: None where tiles are computed whole. `rebuilt`: the tensors that are recomputed so that a
+    step fits the memory, None where everything is kept. `offloaded`: the offloaded bytes, None without offload.
     """
 
     network: Network
@@ -76,8 +75,8 @@ class RunPlan:
 
 
 def plan_run(question: RunQuestion) -> RunPlan:
-    """Plan a run; where blocks are allowed if needed, in blocks if no plan of whole tiles fits the memory. Raises
-    ConfigError or GeometryError for the first thing that cannot be."""
+    """Plan a run. Blocks that are allowed `if_needed` are planned where no plan of whole tiles fits the memory. Raises
+    ConfigError or GeometryError for the first setting that cannot be."""
     if question.blocks is None or not question.blocks.if_needed:
         return _plan(question)
     whole, plan, refused = replace(question, blocks=None), None, None
@@ -102,25 +101,25 @@ def plan_run(question: RunQuestion) -> RunPlan:
 
 
 def _plan(question: RunQuestion) -> RunPlan:
-    """Plan a run with tiles whole, or in blocks."""
-    network, parallel, value, asked = question.network, question.parallel, question.value_bytes, question.blocks
+    """Plan a run with whole tiles, or in blocks where the question has settings of them."""
+    network, parallel, value, settings = question.network, question.parallel, question.value_bytes, question.blocks
     graph, bands, images, budget = question.graph, network.bands, question.images_per_step, question.memory
     footprint, batch = network_footprint(graph, question.halo, parallel.exact), 1
     if any(isinstance(layer, Crops) for layer in graph.layers):  # a module that is not traced
         cuts = {
             f"parallel.halo is {parallel.halo}": parallel.halo == "layer",
             f"parallel.stages is {parallel.stages}": parallel.stages > 1,
-            "memory.blocks is given": asked is not None,
+            "memory.blocks is given": settings is not None,
         }
         for key in (key for key, holds in cuts.items() if holds):
             raise ConfigError(f"{key}, but the module is not traced, and runs whole; leave {key.split()[0]} out")
-    cut, held_out = _cut(question, footprint)
+    cut, held_out = _tilings(question, footprint)
     tilings = cut if question.validates_alone else (*cut, *held_out)
     if question.trains and goes_together(parallel, graph, images):
         batch = min(question.tiles_per_batch or 1, images)
     items = question.items_per_step if parallel.halo == "read" else images
     of_run = question.ranks, items, bands, value, question.figures
-    spread = choose_spread(parallel, graph, tilings, *of_run, asked is None, batch)
+    spread = choose_spread(parallel, graph, tilings, *of_run, settings is None, batch)
     check_statistics(graph, bands, tilings, spread.mode, question.trains, question.keyed)
     mesh = spread.mesh
     if not spread.shares_images:  # tiles are dealt out: to each rank about as many as a block of the image has
@@ -130,10 +129,10 @@ def _plan(question: RunQuestion) -> RunPlan:
     task, cost = _step_task(question, mesh, cut, batch), step_cost(question, spread, mesh, cut, batch)
     needed = most = cost.memory
     if held_out:
-        own = choose_mesh(None, held_out, question.ranks, 1, parallel.stages) if question.validates_alone else mesh
-        most = max(most, step_cost(question, validation, own, held_out, batch).memory)
-    in_step = question.tiles_per_step or max(map(len, cut)) * images
-    largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
+        own_mesh = choose_mesh(None, held_out, question.ranks, 1, parallel.stages) if question.validates_alone else mesh
+        most = max(most, step_cost(question, validation, own_mesh, held_out, batch).memory)
+    tiles_per_step = question.tiles_per_step or max(map(len, cut)) * images
+    largest = micro_batch_size(spread, graph, tilings, tiles_per_step, images, value)
     idle = idle_note(spread, question.ranks, images, batch, question.trains)
     if idle and not parallel.idle_ranks:
         raise ConfigError(f"{idle}, or set parallel.idle_ranks true")
@@ -141,7 +140,7 @@ def _plan(question: RunQuestion) -> RunPlan:
 
     blocks = rebuilt = offloaded = None
     at_once = 1
-    if asked is not None:
+    if settings is not None:
         if question.tiles_per_batch not in (None, 1):
             raise ConfigError(
                 f"train.tiles_per_batch is {question.tiles_per_batch}, but memory.blocks computes a part of one tile "
@@ -149,44 +148,44 @@ def _plan(question: RunQuestion) -> RunPlan:
             )
         together = None  # images of a rank that go through the network together
         if spread.together:  # tiles are dealt out by size: no rank has more pixels than so many of the largest
-            together = task.images if spread.shares_images else -(-in_step // question.ranks)
-        blocks = choose_blocks(asked, spread, graph, bands, tilings, value, budget, question.trains, together)
+            together = task.images if spread.shares_images else -(-tiles_per_step // question.ranks)
+        blocks = choose_blocks(settings, spread, graph, bands, tilings, value, budget, question.trains, together)
         if question.budgeted and blocks.memory > budget:
             raise BudgetError(
                 f"memory.budget is {budget} bytes, but a training step in at most {blocks.shape[0]} x "
                 f"{blocks.shape[1]} blocks a tile needs {blocks.memory}; use {blocks.remedy}, or a larger budget"
             )
-        memory, short = blocks.memory, blocks.note(budget)
+        memory, memory_warning = blocks.memory, blocks.note(budget)
     else:
-        tiles, further = question.tiles_per_batch or 1, 0
+        tiles, further_bytes = question.tiles_per_batch or 1, 0
         if spread.together or not question.trains:
             tiles = 1
         if tiles > 1:
             alone = why_alone(graph, spread, question.precision == "fp64")
             if alone is not None:
                 raise ConfigError(f"train.tiles_per_batch is {tiles}, but {alone}; or leave it out")
-            tiles = min(tiles, in_step)
+            tiles = min(tiles, tiles_per_step)
             tile = training_memory(graph, bands, largest.pixels, value)
-            further = (tiles - 1) * (tile.activations + tile.backward)
-        at_once, memory = batch if spread.together else tiles, most + further
+            further_bytes = (tiles - 1) * (tile.activations + tile.backward)
+        at_once, memory = batch if spread.together else tiles, most + further_bytes
         if question.offload:
             offloaded = plan_offload(question, spread, largest, needed, tiles)
             memory = offloaded.memory
         elif question.trains:
             together = task.images if spread.together else tiles
-            rebuilt = plan_rebuilt(question, spread, task, cut, needed + further, together)
+            rebuilt = plan_rebuilt(question, spread, task, cut, needed + further_bytes, together)
             memory, offloaded = rebuilt.peak if rebuilt else memory, offload_by(rebuilt)
         if offloaded is not None:
             offloaded = replace(offloaded, kept=offloaded.kept * at_once, staying=offloaded.staying * at_once)
-        short = memory_note(question, spread, memory)
+        memory_warning = memory_note(question, spread, memory)
 
-    longer, again = blocks or rebuilt, 0.0
-    if longer is not None:  # by computing once more, and waiting for a store
-        again = longer.extra * (cost.time.forward + cost.time.backward)
+    slower, again = blocks or rebuilt, 0.0
+    if slower is not None:  # by computing once more, and waiting for a store
+        again = slower.extra * (cost.time.forward + cost.time.backward)
         cost = replace(cost, seconds=cost.seconds + again, time=cost.time._replace(again=again))
     whole = question.trains and question.tiles_per_step is None and parallel.stages == 1
     known = question.figures.known or (question.machine is not None and not spread.together)
-    seconds, notes = cost.seconds if whole and known else None, tuple(filter(None, (short, idle, inexact)))
+    seconds, notes = cost.seconds if whole and known else None, tuple(filter(None, (memory_warning, idle, inexact)))
     cost, of_memory = replace(cost, memory=memory), (at_once, blocks, rebuilt, offloaded)
     decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, notes, validation
     return balanced(question, RunPlan(*decided, *of_memory))
@@ -197,13 +196,13 @@ def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | Non
     else by multiply-adds. Raises ConfigError where no stages fit the memory."""
     if question.parallel.stages == 1:
         return plan
-    graph, bands, once = question.graph, plan.network.bands, 0.0
+    graph, bands, update_seconds = question.graph, plan.network.bands, 0.0
     machine = question.figures
     if machine.known and question.trains:
         measured = measured or modelled(machine, graph, bands, plan.micro_batch, question.ranks)
         ranks, stages = plan.spread.mesh.ranks, plan.spread.mesh.stages
         prices = Prices(graph, bands, question.value_bytes, machine, ranks // stages)
-        once = prices.step(StepTime(), 0, 0.0).seconds / stages  # after the passes; stages have about as many weights
+        update_seconds = prices.step(StepTime(), 0, 0.0).seconds / stages  # stages have about equally many weights
     limit, rebuilt = question.memory if question.trains else None, plan.rebuilt
     of_pipeline = question.parallel, graph, bands, plan.micro_batch
     try:
@@ -214,7 +213,7 @@ def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | Non
         if again is None:
             raise
         pipeline, rebuilt = again
-    seconds = None if pipeline.seconds is None else pipeline.seconds + once
+    seconds = None if pipeline.seconds is None else pipeline.seconds + update_seconds
     return replace(plan, pipeline=pipeline, seconds=seconds, rebuilt=rebuilt)
 
 
@@ -223,21 +222,19 @@ def step_cost(
 ) -> ModeCost:
     """Predict a training step without stages on images like the largest of `tilings`, over `mesh`.
 
-    `memory` is of the tiling that needs most, and of as many images as go through the network together, `batch` of them
-    at once.
+    `memory` is that of the tiling that needs most. It holds all images that go through the network together, in batches
+    of `batch`.
     """
     task = _step_task(question, mesh, tilings, batch)
-    largest, images, of_network = task.decomposition.tiling, task.images, (task.graph, task.bands)
+    largest, images, value = task.decomposition.tiling, task.images, task.value_bytes
+    of_network = task.graph, task.bands
     cost = mode_cost(task, question.figures, spread.mode, spread.fusion)
     if spread.together:
-        weights, copies = (
-            fixed_memory(*of_network, task.value_bytes),
-            weight_memory(*of_network, task.value_bytes).copies,
-        )
-        further = (-(-images // batch) - 1) * copies  # each batch has a use of the weights of its own
+        weights, copies = fixed_memory(*of_network, value), weight_memory(*of_network, value).copies
+        further = (-(-images // batch) - 1) * copies  # each batch casts the weights anew
         return replace(cost, memory=images * cost.memory - (images - 1) * weights + further)
     others = {tiling.context_max for tiling in tilings if not spread.shares_layers} - {largest.context_max}
-    needed = [training_memory(*of_network, context, task.value_bytes).total for context in others]
+    needed = [training_memory(*of_network, context, value).total for context in others]
     return replace(cost, memory=max([cost.memory, *needed]))
 
 
@@ -250,7 +247,7 @@ def _step_task(question: RunQuestion, mesh: MeshShape, tilings: Sequence[Tiling]
     return Task(question.graph, question.network.bands, cut, width, images, mesh.replicas)
 
 
-def _cut(question: RunQuestion, footprint: Footprint) -> tuple[tuple[Tiling, ...], tuple[Tiling, ...]]:
+def _tilings(question: RunQuestion, footprint: Footprint) -> tuple[tuple[Tiling, ...], tuple[Tiling, ...]]:
     """Return the tilings of the rasters that are trained on or mapped, and of those held out."""
     cut, held_out = (
         tuple(make_tiling(extent.shape, run_grid(question, footprint, extent), footprint) for extent in extents)
@@ -263,8 +260,8 @@ def _cut(question: RunQuestion, footprint: Footprint) -> tuple[tuple[Tiling, ...
 
 
 def _validation(question: RunQuestion, held_out: Sequence[Tiling], spread: Spread) -> Spread:
-    """Return how rasters held out are spread: as the training is, or, beside windows that are images, tiles dealt out.
-    Raises ConfigError where a norm would see less than its image then."""
+    """Return the spread of the rasters held out: that of the training, or tiles dealt out beside windows that are
+    images. Raises ConfigError where a norm would then see less than its image."""
     if not question.validates_alone:
         return spread
     graph, bands, tiles = question.graph, question.network.bands, max(map(len, held_out), default=1)
@@ -278,9 +275,9 @@ def _validation(question: RunQuestion, held_out: Sequence[Tiling], spread: Sprea
 
 
 def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tuple[int, int]:
-    """Return rows and columns of tiles of a raster: as set, as the raster has been cut, or auto: the fewest that fit.
+    """Return the (rows, cols) of tiles of a raster: as set, as a tile store was cut, or by auto the fewest that fit.
 
-    Auto leaves the image whole where a norm would see less of it than it must, and where blocks take its place.
+    Auto leaves the image whole where a norm has to see all of it, and where the image is computed in blocks.
     """
     preset, parallel, graph = question.grid or extent.grid, question.parallel, question.graph
     if preset is not None:
@@ -302,7 +299,8 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
 
 
 def _inexact(question: RunQuestion, tilings: Sequence[Tiling], footprint: Footprint, spread: Spread) -> str | None:
-    """Return a warning on what tiling would change, where `parallel.exact` is false; else raise ConfigError."""
+    """Return a warning of a result that tiling changes; None where it changes nothing. Raises ConfigError for a norm
+    that sees less than it has to, unless `parallel.exact` is false."""
     graph, windows, tiles = question.graph, question.windows, max(map(len, tilings))
     if windows:
         tiles = max(tiles, windows.parts([extent.shape for extent in question.rasters], footprint))

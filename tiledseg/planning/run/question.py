@@ -20,7 +20,7 @@ from tiledseg.units import ACTIVATION_BYTES, MOST_BYTES
 
 
 class Extent(NamedTuple):
-    """A raster to cut: its (height, width) in pixels, and, of a tile store, the grid that it was cut by."""
+    """A raster to cut: its (height, width) in pixels. `grid`: the (rows, cols) of a tile store; None for a raster."""
 
     shape: tuple[int, int]
     grid: tuple[int, int] | None = None
@@ -28,25 +28,24 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class WindowSteps:
-    """Steps of `per_step` windows of `side` x `side` pixels, drawn anywhere: `exact` ones with the network's halo,
-    others each an image of its own with zeros beyond it."""
+    """Steps of `per_step` windows of `side` x `side` pixels, drawn anywhere in the rasters. An `exact` window has the
+    network's halo. Any other window is a small image of its own, with zeros beyond its edges."""
 
     side: int
     per_step: int
     exact: bool
 
     def tilings(self, rasters: Sequence[tuple[int, int]], footprint: Footprint) -> tuple[Tiling, ...]:
-        """Return a tiling of one tile for each image that is computed: the largest exact window of each raster, or all
-        windows of a step."""
+        """Return tilings of one tile each: the largest exact window of each raster, else every window of a step."""
         sizes = [(self.side, self.side)] * self.per_step
         if self.exact:
             sizes = [largest_window(raster, self.side, footprint) for raster in rasters]
         return tuple(make_tiling(size, (1, 1), footprint) for size in sizes)
 
     def parts(self, rasters: Sequence[tuple[int, int]], footprint: Footprint) -> int:
-        """Return 1 where each window shows a norm a whole image, else 2: the parts that it counts as."""
-        alone = not self.exact or all(max(raster) <= round_up(self.side, footprint.alignment) for raster in rasters)
-        return 1 if alone else 2
+        """Return 1 where a norm sees a whole image in each window, else 2: a window is then a part of an image."""
+        is_image = not self.exact or all(max(raster) <= round_up(self.side, footprint.alignment) for raster in rasters)
+        return 1 if is_image else 2
 
     @property
     def in_words(self) -> str:
@@ -59,18 +58,18 @@ class WindowSteps:
 class RunQuestion:
     """A run before it is planned: its network, rasters, ranks, memory and settings.
 
-    `rasters` are trained on or mapped, `held_out` ones validated on; `turned`: those also shown with rows for columns.
-    `memory`: bytes that each of `ranks` may use; `budgeted`: the user has set them, so a larger step is refused.
-    `grid`, `halo` (pixels): None for auto. A step has `tiles_per_step` tiles, or all tiles of `images_per_step` images;
-    a map is one step on one image. `windows`: drawn in place of the rasters' tiles. `tiles_per_batch`: tiles that run
-    at once, or images where these go through the network together; None for one.
-    `machine`: what a rank reaches, None where that is not known. `frozen`: nodes whose weights are not trained;
-    `still_norms`: running statistics are constants in training too; `loss`: bytes beyond the usual loss's.
-    `recompute`: auto (as `memory` demands), none, compact (what is nearly free), or all. `blocks`: tiles are computed
-    in blocks. `offload`: all that autograd keeps is offloaded; `store`: where tensors go if `memory` demands it.
+    `rasters` are trained on or mapped, `held_out` ones validated on. `turned`: numbers of the rasters that are also
+    shown transposed. `memory`: bytes that each of `ranks` may use. `budgeted`: the user has set these bytes, so a
+    larger step is refused. `grid`, `halo` (pixels): None for auto. A step has `tiles_per_step` tiles, or all tiles of
+    `images_per_step` images; a map is one step on one image. `windows`: drawn in place of the rasters' tiles.
+    `tiles_per_batch`: tiles that run at once, or images where these go through the network together; None for one.
+    `machine`: the speed of a rank, None where it is not known. `frozen`: nodes whose weights are not trained.
+    `still_norms`: running statistics are constants in training too. `loss`: bytes beyond those of the usual loss.
+    `recompute`: auto (as `memory` demands), none, compact (nearly free tensors), or all. `blocks`: settings of blocks
+    of a tile. `offload`: all kept tensors are offloaded. `store`: the place of tensors that `memory` does not hold.
 
-    `images`: of an epoch, for `plan`. There 0 `ranks` stand for one a tile, 0 `images_per_step` for as many as ranks
-    take at one a tile, and the most bytes of all for a `memory` that is not known.
+    `images`: images of an epoch, for the command `plan`. In its questions 0 `ranks` mean one rank a tile, and 0
+    `images_per_step` as many images as the ranks take at a tile each. An unknown `memory` is `MOST_BYTES`.
     """
 
     network: Network
@@ -120,7 +119,7 @@ class RunQuestion:
 
     @property
     def validates_alone(self) -> bool:
-        """True if validation is spread by itself: windows that are images do not fix how rasters are cut."""
+        """True if validation has a spread of its own: training windows that are images do not cut the rasters."""
         return self.windows is not None and not self.windows.exact
 
     @property
@@ -153,5 +152,5 @@ class RunQuestion:
 
     @property
     def or_bf16(self) -> str:
-        """The remedy of a narrower precision, where there is one."""
+        """The words for a narrower precision as a remedy; empty where values have 16 bits already."""
         return ", or train.precision bf16" if self.value_bytes > 2 else ""

@@ -10,8 +10,8 @@ Which norms are exact where: the one place that says so.
     | batch, mapped, or still | nothing: its statistics are constants | everywhere |
     | batch, without running statistics, mapped | the pixels of an image | as instance |
 
-Still: by `model.freeze_norm`. Several images: in mode `layer`, or where each is one tile, in mode `read` with
-`memory.blocks`; only without stages: these have one micro-batch after the other.
+Still: by `model.freeze_norm`. A batch norm is exact with several images a step in mode `layer`, and in mode `read`
+with `memory.blocks` where each image is one tile. In stages it never is: micro-batches run one after the other.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def parallelism(config: ParallelConfig) -> Parallelism:
 
 @dataclass(frozen=True)
 class Spread:
-    """The halo `mode`, and the `mesh` of ranks; in mode `read` without stages each rank is on its own. `fusion`: layers
-    that an exchange serves. `overlap`: convolutions compute while halos travel. `together`: all images of a step go
-    through the network together, since a batch norm's statistics are of all of them."""
+    """The halo `mode` and the `mesh` of ranks. In mode `read` without stages each rank works by itself. `fusion`:
+    layers that an exchange serves. `overlap`: convolutions compute while halos travel. `together`: all images of a step
+    go through the network together, for the statistics of a batch norm."""
 
     mode: str = "read"
     mesh: MeshShape = field(default_factory=lambda: MeshShape(1, 1, 1))
@@ -96,7 +96,7 @@ class Spread:
 
     @property
     def shares_layers(self) -> bool:
-        """True if they compute each layer together, on their blocks of its tensors."""
+        """True if the ranks of a replica compute each layer together, on their blocks of its tensors."""
         return self.mode == "layer"
 
     @property
@@ -120,11 +120,11 @@ def choose_spread(
 ) -> Spread:
     """Spread a job of `ranks` ranks on rasters cut by `tilings`, as `parallel` sets; fusion auto depends on `machine`.
 
-    `images_per_step`: where tiles are dealt out, it may be tiles. `whole_tiles`: a tile is computed at once, and not in
-    blocks. `batch`: images that run at once where they go through the network together: a replica takes so many.
+    `images_per_step`: images, or tiles where these are dealt out. `whole_tiles`: tiles are not computed in blocks.
+    `batch`: images that a replica runs at once, where images go through the network together.
 
-    Raises ConfigError where it cannot be: a mesh of more ranks than the job or than some image has tiles, or a rank
-    that would own nothing of some layer's output.
+    Raises ConfigError for a mesh of more ranks than the job, or than some image has tiles, and for a rank that would
+    own nothing of some layer's output.
     """
     pipelines = ranks // parallel.stages
     if pipelines == 0:
@@ -169,7 +169,7 @@ def goes_together(
 
 
 def idle_note(spread: Spread, ranks: int, images_per_step: int, batch: int = 1, trains: bool = True) -> str | None:
-    """Return the fault and the remedy where ranks own nothing; `batch`: images that run at once."""
+    """Return the fault and the remedy where ranks own nothing, else None. `batch`: images that run at once."""
     mesh, trained = spread.mesh, trains and spread.shares_images
     if mesh.ranks >= ranks or (not spread.shares_images and mesh.stages == 1):
         return None
@@ -214,8 +214,8 @@ def choose_mesh(
 
 @dataclass(frozen=True)
 class MicroBatchSize:
-    """The largest micro-batch of a pipeline: its pixels, the most of them in a step of one pipeline, and the bytes of a
-    value."""
+    """The largest micro-batch of a pipeline: its (height, width) in `pixels`, the most micro-batches of a step, and the
+    bytes of a value."""
 
     pixels: tuple[int, int]
     count: int
@@ -264,13 +264,13 @@ def spread_note(mesh: MeshShape, hosts: Sequence[str]) -> str | None:
 
 
 def measuring(graph: Graph, trains: bool = True) -> tuple[Node, ...]:
-    """Return the nodes that take statistics over the pixels of an image, where the network is trained or else mapped:
-    then running ones are constants."""
+    """Return the nodes that take statistics over the pixels of an image. Unless it `trains`, running statistics are
+    constants, and their nodes do not count."""
     return tuple(node for node in graph.nodes if node.layer.statistics and (trains or not node.layer.tracks))
 
 
 def of_steps(graph: Graph) -> tuple[Node, ...]:
-    """Return the nodes that, where the network is trained, take statistics over all images of a step."""
+    """Return the nodes that take statistics over all images of a training step."""
     return tuple(node for node in graph.nodes if node.layer.statistics == "batch")
 
 
@@ -284,8 +284,8 @@ def norm_fault(
 ) -> str | None:
     """Return why a norm would differ from that of the undivided run, and the remedy; None where it does not.
 
-    `tiles`: the most of an image; `at_once`: images that a step may take, each of which moves the running statistics of
-    a batch norm by itself. `keyed`: a key of the configuration names the norms, else the network's author.
+    `tiles`: the most tiles of an image. `at_once`: the most images of a step, each of which moves the running
+    statistics of a batch norm by itself. `keyed`: keys of the configuration set the norms, not the network's author.
     """
     nodes, several = measuring(graph, trains), of_steps(graph)
     if mode not in exact_modes(graph, tiles, trains):
@@ -300,18 +300,18 @@ def norm_fault(
     else:
         return None
     still = ", model.freeze_norm" if any(node.layer.tracks for node in nodes) else ""
-    return f"{said(nodes[0], keyed)}: {fault}{still}{others}{last}"
+    return f"{norm_words(nodes[0], keyed)}: {fault}{still}{others}{last}"
 
 
 def check_statistics(
     graph: Graph, bands: int, tilings: Iterable[Tiling], mode: str, trains: bool = True, keyed: bool = True
 ) -> None:
     """Raise ConfigError where a norm would see one pixel of a channel, whose variance is no statistic."""
-    wanting = {node.name for node in measuring(graph, trains) if node.layer.needs_pixels}
-    if not wanting:
+    names = {node.name for node in measuring(graph, trains) if node.layer.needs_pixels}
+    if not names:
         return
     whole, remedy = mode == "layer", ", fewer model.levels, or norm none or pixel" if keyed else ""
-    sizes = set[tuple[int, int]]()  # of what a norm sees at once, at the network's input
+    sizes = set[tuple[int, int]]()  # parts of the network's input that a norm sees at once
     for contexts in ([tile.context for tile in tiling.tiles] for tiling in tilings):
         rows, cols = [context.row for context in contexts], [context.col for context in contexts]
         height, width = (max(i.stop for i in dim) - min(i.start for i in dim) for dim in (rows, cols))
@@ -319,14 +319,14 @@ def check_statistics(
     for height, width in sorted(sizes):
         shapes = tensor_shapes(graph, bands, height, width)[1:]
         for node, shape in zip(graph.nodes, shapes, strict=True):
-            if node.name in wanting and shape[1] * shape[2] == 1:
+            if node.name in names and shape[1] * shape[2] == 1:
                 what = "an image" if whole else "a tile"
                 raise ConfigError(
-                    f"{said(node, keyed)}: it takes statistics over pixels, but {what} of {height} x {width} px, "
+                    f"{norm_words(node, keyed)}: it takes statistics over pixels, but {what} of {height} x {width} px, "
                     f"halo included, leaves 1 pixel at {node.name}; use larger ones{remedy}"
                 )
 
 
-def said(node: Node, keyed: bool) -> str:
+def norm_words(node: Node, keyed: bool) -> str:
     """Return the name of a node that takes statistics: the key that sets its kind, or its author's name."""
     return node.layer.in_words(None if keyed else node.name)

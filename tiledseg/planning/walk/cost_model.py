@@ -240,11 +240,8 @@ class Prices:
     def _ends(self, pixels: int, owned: int) -> tuple[float, float, float]:
         """Price the ends of a network on a context: from its raster, unless a free core reads meanwhile, to the input;
         the loss over the pixels that are owned, to which the output is cropped, forward and backward."""
-        machine, values, size = (
-            self.machine,
-            self.bands * pixels,
-            self.width * tensor_channels(self.graph, self.bands)[-1],
-        )
+        machine, values = self.machine, self.bands * pixels
+        size = self.width * tensor_channels(self.graph, self.bands)[-1]
         entering = machine.kernel(2 * values * wide_bytes(self.width))
         entering += 0.0 if machine.has_free_core(self.ranks) else machine.reading * values
         crop = machine.kernel(3 * size * pixels) if owned < pixels else 0.0

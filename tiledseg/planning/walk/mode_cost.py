@@ -218,14 +218,10 @@ def layer_ranks(
 ) -> tuple[tuple[ForwardWalk, int], ...]:
     """Return the walk of each kind of rank in layer mode, and how many there are. Raises GeometryError where a rank
     would own nothing of some tensor."""
-    along = rank_kinds(graph, rows, fusion).items(), rank_kinds(graph.along_columns, cols, fusion).items()
+    kinds = rank_kinds(graph, rows, fusion).items(), rank_kinds(graph.along_columns, cols, fusion).items()
     ranks = rows.parts * cols.parts
-    return tuple(
-        [
-            (rank_walk(graph, bands, row, col, ranks, value_bytes), m * n)
-            for (row, m), (col, n) in itertools.product(*along)
-        ]
-    )
+    pairs = [(row, col, above * beside) for (row, above), (col, beside) in itertools.product(*kinds)]
+    return tuple([(rank_walk(graph, bands, row, col, ranks, value_bytes), number) for row, col, number in pairs])
 
 
 @functools.lru_cache(maxsize=64)

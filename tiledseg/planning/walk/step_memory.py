@@ -47,11 +47,8 @@ def gradients_by_node(
     sent from each node that reads it, as if all were on stages of their own, and holds their sum until the end. It
     holds the gradients of what it received likewise.
     """
-    wants, bytes_of, wide = (
-        graph.wants_gradient,
-        [0, *[cost.output_bytes for cost in costs]],
-        wide_bytes(bytes_per_value),
-    )
+    wants, wide = graph.wants_gradient, wide_bytes(bytes_per_value)
+    bytes_of = [0, *[cost.output_bytes for cost in costs]]
     waiting: dict[int, int] = {}  # of each tensor with a gradient, the bytes that this holds alone
     scattered: set[int] = set()  # tensors whose gradients are views of larger ones, or the loss's
     sums = 0  # of gradients that later stages send
