@@ -10,7 +10,7 @@ from torch import nn
 from benchmarks.foreign_networks.networks import NETWORKS
 from benchmarks.large_model_support.network import PlainUNet
 
-BANDS, WIDTH, SIZE = 3, 4, (64, 96)
+BANDS, C, SIZE = 3, 4, (64, 96)
 
 
 def unet(width: int = 8, bands: int = BANDS, classes: int = 2) -> PlainUNet:
@@ -24,7 +24,6 @@ def halo_free(width: int = 16) -> nn.Sequential:
 
 
 COSTS: dict[str, Callable[[], nn.Module]] = {"U-Net": unet, "no halo": halo_free}
-C = WIDTH
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "convolution, kernel 3": lambda: nn.Conv2d(C, C, 3, padding=1),
     "convolution, kernel 3, no padding": lambda: nn.Conv2d(C, C, 3),
@@ -69,7 +68,7 @@ def build(name: str) -> nn.Module:
     """Return a layer or network, seeded, without dropout. Raises ImportError where its package is absent."""
     torch.manual_seed(0)
     if name in LAYERS:
-        module: nn.Module = nn.Sequential(nn.Conv2d(BANDS, WIDTH, 1), LAYERS[name]())
+        module: nn.Module = nn.Sequential(nn.Conv2d(BANDS, C, 1), LAYERS[name]())
     elif name in COSTS:
         module = COSTS[name]()
     else:

@@ -51,12 +51,9 @@ def module_of(way: str, folder: Path) -> nn.Module:
     torch.manual_seed(0)
     if "crops" in way:
         side, block = CROP // 16, nn.TransformerEncoderLayer((CROP // 16) ** 2, 4, 768, batch_first=True)
-        mixer = (
-            nn.Flatten(2),
-            nn.TransformerEncoder(block, 4, enable_nested_tensor=False),
-            nn.Unflatten(2, (side, side)),
-        )
-        patches = nn.Conv2d(BANDS, 192, 16, 16), *mixer, nn.ConvTranspose2d(192, CLASSES, 16, 16)
+        mixer = nn.TransformerEncoder(block, 4, enable_nested_tensor=False)
+        tokens = nn.Flatten(2), mixer, nn.Unflatten(2, (side, side))
+        patches = nn.Conv2d(BANDS, 192, 16, 16), *tokens, nn.ConvTranspose2d(192, CLASSES, 16, 16)
         return nn.Sequential(nn.BatchNorm2d(BANDS), *patches).eval()
     module = nn.Sequential(nn.BatchNorm2d(BANDS), unet(16, BANDS, CLASSES))  # which learns the scale of the values
     if (folder / "unet.pt").exists():
@@ -118,8 +115,7 @@ def load_terratorch() -> None:
 
 def mapped(folder: Path, way: str) -> dict[str, Any]:
     """Map the scene in this way."""
-    module, output = module_of(way, folder), folder / "map.tif"
-    image = folder / "scene.tif"
+    module, image, output = module_of(way, folder), folder / "scene.tif", folder / "map.tif"
     if way.startswith("terratorch"):
         load_terratorch()
     import_module("monai.inferers" if way.startswith("MONAI") else "tiledseg.inference.predictor")

@@ -102,12 +102,8 @@ def better(results: Results) -> Iterator[Row]:
             if theirs < CLEAR * ours:
                 named = zip(PHASES, sums, strict=True)
                 parts = ", ".join(f"{phase} {own:,} to {other:,}" for phase, (other, own) in named)
-                yield (
-                    f"{key} of a step: {item}",
-                    f"{peer}: {theirs:,}",
-                    f"{ours:,}",
-                    f"ours to its: {parts}; {why}; stays",
-                )
+                words = f"ours to its: {parts}; {why}; stays"
+                yield f"{key} of a step: {item}", f"{peer}: {theirs:,}", f"{ours:,}", words
         if less(found["ratio"], mine["ratio"]):
             why = OF_DISTDL if peer == "DistDL" else "not found"
             yield f"seconds of a step: {item}", f"{peer}: {statistics.median(found['ratio']):.3g}", "1", why
@@ -120,20 +116,15 @@ def better(results: Results) -> Iterator[Row]:
         peers = {way: each for way, each in near.items() if not way.startswith(OURS)}
         quick = [f"{way}: {ratios[way]:.2f}" for way, each in peers.items() if less(each["ratio"])]
         small = [f"{way}: {each['MiB']:.0f}" for way, each in peers.items() if each["MiB"] < CLEAR * near[base]["MiB"]]
-        words = {"near": near, "ratios": ratios}
         if quick:
-            yield "processor seconds of a map", "; ".join(quick), "1", of_seconds.format(**words)
+            yield "processor seconds of a map", "; ".join(quick), "1", of_seconds.format(ratios=ratios)
         if small:
-            yield "MiB of a map", "; ".join(small), f"{near[base]['MiB']:.0f}", of_memory.format(**words)
+            yield "MiB of a map", "; ".join(small), f"{near[base]['MiB']:.0f}", of_memory.format(near=near)
     runs = {peer: each["speed_up"] for peer, each in results.get("pipelines", {}).items() if "speed_up" in each}
     medians = {peer: statistics.median(speeds) for peer, speeds in runs.items()}
     for peer in (peer for peer, value in medians.items() if value * CLEAR > medians.get(OURS, value)):
-        yield (
-            "speed-up of a pipeline",
-            f"{peer}: {medians[peer]:.2f}",
-            f"{medians[OURS]:.2f}",
-            "see the spread of turns",
-        )
+        theirs, ours = f"{peer}: {medians[peer]:.2f}", f"{medians[OURS]:.2f}"
+        yield "speed-up of a pipeline", theirs, ours, "see the spread of turns"
 
 
 def pages(results: Results) -> dict[str, str]:

@@ -196,15 +196,13 @@ def by_turns(*runs: Callable[[], Any]) -> list[list[tuple[float, float]]]:
 
 def gathered(value: Any) -> list[Any]:
     """Return the values of all ranks."""
-    if not distributed.is_initialized() and "OMPI_COMM_WORLD_RANK" not in os.environ:
+    if distributed.is_initialized():
+        found: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(found, value)
+        return found
+    if "OMPI_COMM_WORLD_RANK" not in os.environ:
         return [value]  # of one process
-    if not distributed.is_initialized():
-        from mpi4py import MPI
-
-        return MPI.COMM_WORLD.allgather(value)
-    found: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, value)
-    return found
+    return list(import_module("mpi4py.MPI").COMM_WORLD.allgather(value))
 
 
 def compared(block: Block, expected: Block) -> dict[str, float]:
