@@ -35,7 +35,7 @@ Shape = tuple[int, int]
 @dataclass(frozen=True)
 class ModePlans:
     """The plans of a step in each halo mode that can be on the GPUs of a question, and the reasons of the others.
-    `mesh`: ranks that share an image, None where there are fewer GPUs than tiles: then as each plan spreads."""
+    `mesh`: ranks that share an image, the same in all plans; None where each plan has its own, with few GPUs."""
 
     question: RunQuestion
     tiling: Tiling
@@ -76,7 +76,7 @@ class ModePlans:
 
     @property
     def reason(self) -> str:
-        """The reason why a mode is chosen, or none."""
+        """The reason why a mode is chosen, or why none is."""
         if not self.plans:
             return "no mode takes a tile whole on this mesh"
         if self.best is None:
@@ -93,16 +93,16 @@ class ModePlans:
 
 
 def with_step(question: RunQuestion, tiles: int) -> RunQuestion:
-    """Return the question with its ranks, by default one for each of so many `tiles` of an image, and the images of a
-    step: by default as many as these ranks take at one a tile."""
+    """Return the question with defaults for ranks and images of a step. The ranks are one for each of the `tiles` of an
+    image. A step has as many images as the ranks take at a tile each."""
     ranks = question.ranks or tiles
     images = question.images_per_step or max(1, min(question.images, ranks // tiles))
     return replace(question, ranks=ranks, images_per_step=images)
 
 
 def mode_plans(question: RunQuestion, tiling: Tiling, exact: bool = True) -> ModePlans:
-    """Plan a step in each halo mode, in layer mode with the best fusion. Not `exact`: modes in which a norm sees less,
-    too. Raises ConfigError where a mesh has more ranks than the grid has tiles."""
+    """Plan a step in each halo mode, in mode `layer` with the best fusion. Unless `exact`, modes in which a norm sees
+    a part of its image are planned too. Raises ConfigError where a mesh has more ranks than the grid has tiles."""
     mesh = question.parallel.mesh or tiling.grid
     if mesh[0] > tiling.grid[0] or mesh[1] > tiling.grid[1]:
         raise ConfigError(

@@ -17,14 +17,14 @@ from tiledseg.units import size
 
 
 def rebuilding_part(question: RunQuestion, tiling: Tiling, budget: int) -> Section:
-    """Return, for the budget and the largest context of `tiling`, the choice of what is recomputed, that with a store,
-    and blocks. Each is None where none fits, or where kernels do not take the context `whole`. Times are shares of that
-    of a step that keeps everything."""
+    """Return three ways to a step within the budget on the largest context of `tiling`: tensors recomputed, tensors
+    recomputed or offloaded, and blocks. A way is None where it does not fit; the first two also where kernels do not
+    take the context `whole`. Times are shares of the time of a step that keeps everything."""
     graph, bands, context = question.network.graph(), question.network.bands, tiling.context_max
     machine, whole = question.figures, is_countable(graph, bands, context)
-    known, store = store_of(machine), store_of(machine) or _assumed(question)
+    known, store = store_of(machine), store_of(machine) or _assumed_store(question)
     ways = [step_choices(graph, bands, context, question.value_bytes, s, store.machine) for s in (None, store)]
-    choice, leaving = (way.choose(budget) if whole else None for way in ways)
+    choice, offloading = (way.choose(budget) if whole else None for way in ways)
     kept, blocks = ways[0].kept, blocks_within(question, context, budget)
     place = "the host's memory" if known and machine.has_devices else "a disk"
     basis = f"by the profile {machine.name}" if known else "assumed"
@@ -34,8 +34,8 @@ def rebuilding_part(question: RunQuestion, tiling: Tiling, budget: int) -> Secti
         "context": list(context),
         "kept_all": kept,
         "whole": whole,
-        "choice": _plain(choice),
-        "leaving": _plain(leaving),
+        "choice": _choice_values(choice),
+        "leaving": _choice_values(offloading),
         "store": rates,
         "blocks": None if blocks is None else asdict(blocks),
     }
@@ -44,23 +44,23 @@ def rebuilding_part(question: RunQuestion, tiling: Tiling, budget: int) -> Secti
         line = f"not whole: a tensor would have more values than {MOST_VALUES}, to which kernels count"
     elif choice is not None:
         again = f", recomputing {', '.join(name for name, _ in choice.items)}" if choice.items else ""
-        line = f"a step: {_words(choice)}, {size(kept)} where everything is kept{again}"
+        line = f"a step: {_peak_and_time(choice)}, {size(kept)} where everything is kept{again}"
     lines = [line]
-    if leaving is not None and leaving.away and kept > budget:  # else nothing is to be gained
-        away = f"{len(leaving.away)} tensors, {size(sum(each for _, each in leaving.away))} leave; {_words(leaving)}"
-        lines.append(f"with memory.offload auto, to {rates}: {away}")
+    if offloading is not None and offloading.away and kept > budget:  # else nothing is to be gained
+        away = f"{len(offloading.away)} tensors, {size(sum(each for _, each in offloading.away))} leave"
+        lines.append(f"with memory.offload auto, to {rates}: {away}; {_peak_and_time(offloading)}")
     if blocks is not None and (kept > budget or not whole):
         lines.append(f"in blocks: {blocks.in_words}")
     title = f"rebuilding: a training step on {words(context)} px in {size(budget)}"
     return Section(values, "\n".join([title, *map(wrapped, lines)]))
 
 
-def _assumed(question: RunQuestion) -> Store:
+def _assumed_store(question: RunQuestion) -> Store:
     return replace(ASSUMED_STORE, machine=question.figures) if question.figures.known else ASSUMED_STORE
 
 
-def _plain(choice: MemoryChoice | None) -> dict[str, Any] | None:
-    """Return a choice of a step as plain values, without its policy."""
+def _choice_values(choice: MemoryChoice | None) -> dict[str, Any] | None:
+    """Return the values of a choice for JSON, without its policy."""
     if choice is None:
         return None
     of_names = {"items": [name for name, _ in choice.items], "away": [*map(list, choice.away)]}
@@ -68,10 +68,10 @@ def _plain(choice: MemoryChoice | None) -> dict[str, Any] | None:
 
 
 def blocks_within(question: RunQuestion, context: tuple[int, int], budget: int) -> BlockPlan | None:
-    """Return blocks in memory, or where these do not fit in a file; None where none fit."""
+    """Return the blocks that fit the budget, in memory or else in a file; None where none fit."""
     graph, bands, disk = question.network.graph(), question.network.bands, disk_of(question.figures)
     for in_file in (False, True):
-        asked = BlocksAsked(None, in_file=in_file, store=disk or _assumed(question))
+        asked = BlocksAsked(None, in_file=in_file, store=disk or _assumed_store(question))
         try:
             blocks = blocks_of(asked, graph, bands, context, question.value_bytes, budget)
         except GeometryError:
@@ -81,5 +81,5 @@ def blocks_within(question: RunQuestion, context: tuple[int, int], budget: int) 
     return None
 
 
-def _words(choice: MemoryChoice) -> str:
+def _peak_and_time(choice: MemoryChoice) -> str:
     return f"{size(choice.peak)}, {100 * choice.extra:.2f} % more time"

@@ -42,15 +42,15 @@ from tiledseg.system.console import counted
 from tiledseg.units import size
 
 MOST_TILES = 2**15  # some 0.3 ms each
-SHORTER = 0.98  # times the epoch: what saves less is not named
+SHORTER = 0.98  # longest epoch of a proposal, by the epoch of the plan
 MOST_HEADING = 4  # lines of the raster and the network
 _LABEL = 11  # columns of the name of a line
-ALWAYS_SHOWN = "summary", "stages", "windows", "rebuilding"  # only the plans have these that ask for them
+ALWAYS_SHOWN = "summary", "stages", "windows", "rebuilding"  # the last three only where flags or the network need them
 
 
 class Planned(NamedTuple):
-    """The parts of an answer by name. The rest is empty for the formula alone: the tiling that it is about, the plans
-    of its modes, and its step and pipeline if there are stages."""
+    """The parts of an answer by name, its tiling, the plans of its halo modes, and with stages its step and pipeline.
+    The answer of the paper's formula has parts alone."""
 
     parts: dict[str, Section]
     tiling: Tiling | None = None
@@ -65,10 +65,11 @@ class Planned(NamedTuple):
 
     def text(self, show: str | None = None) -> str:
         """Return the first lines of the answer, and the sections `show`. Raises ConfigError for one that it lacks."""
-        there = [name for name in self.parts if name != "summary"]
+        sections = [name for name in self.parts if name != "summary"]
         shown = [] if show is None else [name.strip() for name in show.split(",")]
-        for name in (name for name in shown if name not in (*there, "all")):
-            raise ConfigError(f"--show names '{name}', but this plan has {','.join(there)}; give some of them, or all")
+        for name in (name for name in shown if name not in (*sections, "all")):
+            has = ",".join(sections)
+            raise ConfigError(f"--show names '{name}', but this plan has {has}; give some of them, or all")
         every = "all" in shown or "summary" not in self.parts
         return "\n\n".join(
             part.text for name, part in self.parts.items() if every or name in shown or name in ALWAYS_SHOWN
@@ -76,8 +77,8 @@ class Planned(NamedTuple):
 
 
 def plan(question: RunQuestion, stages: Parallelism | None = None, budget: int | None = None) -> Planned:
-    """Answer the question; with `stages` on a pipeline too, with a `budget` on ways to a step of so many bytes. Raises
-    GeometryError for a grid or size that cannot be."""
+    """Answer the question. `stages`: settings of a pipeline to plan too. `budget`: bytes of a step; the answer then
+    lists ways to meet it. Raises GeometryError for a grid or size that cannot be."""
     tiling = plan_tiling(question, budget)
     modes = mode_plans(question, tiling, exact=False)
     staged = None if stages is None else stage_pipeline(question, tiling, stages)
@@ -98,8 +99,8 @@ def plan(question: RunQuestion, stages: Parallelism | None = None, budget: int |
 
 
 def formula(question: RunQuestion, stride: int) -> Planned:
-    """Answer with the paper's figures only: this project's networks convolve with stride 1, so there is no network, and
-    no tiling, to be exact about for another `stride`."""
+    """Answer with the paper's figures only. Networks of this project convolve with stride 1, so another `stride` has
+    no exact tiling."""
     assert question.grid is not None, "the command refuses grid auto with another stride"
     reason = f"networks of this project convolve with stride 1, so nothing is exact for stride {stride}"
     cluster, paper = cluster_part(question, question.grid), paper_part(question, question.grid, stride)
@@ -112,7 +113,7 @@ def plan_tiling(question: RunQuestion, budget: int | None = None) -> Tiling:
     """Return the tiling of the given grid, or of the one that fits the memory. Kernels take its tiles whole, unless the
     `budget` of a step takes them in blocks."""
     graph, shape, grid, footprint = question.graph, question.shape, question.grid, network_footprint(question.graph)
-    if grid is None:  # of a run in the first of the halo modes that can be exact on several tiles
+    if grid is None:  # the grid of a run in the first halo mode that is exact on several tiles
         ranks = -(-max(1, question.ranks) // question.images)  # tiles of an image that give every GPU one
         asked = replace(question, ranks=ranks, parallel=Parallelism(halo=exact_modes(graph, tiles=2)[0]))
         grid = run_grid(asked, footprint, question.rasters[0])
@@ -129,8 +130,8 @@ def plan_tiling(question: RunQuestion, budget: int | None = None) -> Tiling:
 
 
 def paper_part(question: RunQuestion, grid: tuple[int, int], stride: int = 1) -> dict[str, Section]:
-    """Return the paper's d, epsilon, T', T and E, with its P = 0; for sides that differ, lengths are [rows, cols].
-    Nothing where the network is no U-Net of the paper's kind: its formula is about nothing else."""
+    """Return the paper's d, epsilon, T', T and E, with its P = 0. Lengths are [rows, cols] where the sides differ. The
+    formula holds for U-Nets alone; other networks have no such part."""
     network, shape = question.network, question.shape
     if not isinstance(network, UNet):
         return {}
@@ -152,7 +153,7 @@ def paper_part(question: RunQuestion, grid: tuple[int, int], stride: int = 1) ->
 
 
 def _exact_part(question: RunQuestion, tiling: Tiling) -> Section:
-    """Return the real tiles: snapped cores, the smallest halo that changes nothing, and E over the whole raster."""
+    """Return the figures of the real tiles: aligned cores, the smallest exact halo, and E over the whole raster."""
     footprint = tiling.footprint
     halo, border = max(footprint.before, footprint.after), "mirrored" if footprint.mirror else "clipped"
     core_min = [min(t.core.height for t in tiling.tiles), min(t.core.width for t in tiling.tiles)]
@@ -219,7 +220,7 @@ def _memory_part(question: RunQuestion, tiling: Tiling) -> Section:
 
 
 def _windows_part(question: RunQuestion, tiling: Tiling, grid: CropGrid) -> Section:
-    """Return the crops of a module that is not traced. Where each tile is another rank's, both compute shared ones."""
+    """Return the crops of a module that is not traced. Two ranks both compute a crop that their tiles share."""
     (height, width), tiles = tiling.raster, [tile.context for tile in tiling.tiles]
     computed = sum(len(grid.needed(at.row, height)) * len(grid.needed(at.col, width)) for at in tiles)
     every = len(grid.crops(height)) * len(grid.crops(width))
@@ -236,8 +237,8 @@ def _windows_part(question: RunQuestion, tiling: Tiling, grid: CropGrid) -> Sect
 
 
 def cluster_part(question: RunQuestion, grid: tuple[int, int]) -> Section:
-    """Return GPUs and nodes an image, one tile a GPU, and the rounds of an epoch: a tile for every GPU each, but the
-    last one may leave GPUs idle."""
+    """Return GPUs and nodes an image, at a tile a GPU, and the rounds of an epoch. Each round has a tile for every GPU;
+    in the last round GPUs may idle."""
     tiles, per_node = grid[0] * grid[1], question.figures.ranks_per_host
     gpus, every = question.ranks or tiles, question.images * tiles
     rounds = -(-every // gpus)
@@ -274,8 +275,8 @@ def staged_step(question: RunQuestion, part: dict[str, Any], tiles: int) -> tupl
 def summary_part(
     question: RunQuestion, modes: ModePlans, staged: tuple[PlannedStep, int] | None, sections: Sequence[str]
 ) -> Section:
-    """Return the figures of the first lines; bytes, milliseconds, seconds of an epoch. `staged`: the step of stages and
-    its micro-batches, if there are some."""
+    """Return the first lines of the answer; bytes, milliseconds, seconds of an epoch. `staged`: with stages their step,
+    and its micro-batches."""
     tiling, best, footprint = modes.tiling, modes.best, modes.tiling.footprint
     halo, context = max(footprint.before, footprint.after), tiling.context_max
     values = {"grid": list(tiling.grid), "tiles": len(tiling), "halo": halo, "context": list(context)}
@@ -332,7 +333,7 @@ def _mode(mode: str, fusion: int) -> dict[str, Any]:
 
 
 def _better(question: RunQuestion, here: ModePlans) -> list[dict[str, Any]]:
-    """Return a narrower precision, and a finer grid of uncounted GPUs, that fit where this does not, or are quicker."""
+    """Return a narrower precision, and a finer grid unless the GPUs are counted, that fit and take a shorter epoch."""
     found, footprint = list[dict[str, Any]](), here.tiling.footprint
     longest = SHORTER * here.step(here.best).epoch_seconds if here.best and here.fitting else math.inf
     question = replace(question, recompute="none" if question.recompute == "auto" else question.recompute)

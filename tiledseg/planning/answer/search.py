@@ -24,7 +24,7 @@ _STUDIES = (
 
 
 def searchable(question: RunQuestion) -> RunQuestion:
-    """Return the question with the stores of its machine, and the images of a step that a plan without a search has.
+    """Return the question with the stores of its machine, and the images of a step as a plan without a search has them.
     Raises ConfigError where a search lacks a figure."""
     machine = question.figures
     if not machine.known:
@@ -42,7 +42,7 @@ def searchable(question: RunQuestion) -> RunQuestion:
     except GeometryError:  # a norm needs an image whole that does not fit: a search may take it in blocks
         tiles = question.ranks
     asked = with_step(question, tiles)
-    if several:  # the same number of GPUs an image, where that takes few images off
+    if several:  # fewer images, by a quarter at most, give each the same number of GPUs
         most, ranks = asked.images_per_step, asked.ranks
         even = next((images for images in range(most, most * 3 // 4, -1) if ranks % images == 0), most)
         asked = replace(asked, images_per_step=even)
@@ -66,8 +66,8 @@ def priced_step(question: RunQuestion, priced: Priced) -> PlannedStep:
 
 
 def search_part(question: RunQuestion, result: Searched, proposed: bool) -> Section:
-    """Return the settings; bytes, milliseconds, seconds an epoch: a row for each of the best, one for the best of
-    another kind, and the reason. `proposed`: nobody has set the images of a step."""
+    """Return a row for each of the best settings, one for the best of another kind, and the reason of the choice;
+    bytes, milliseconds, seconds an epoch. `proposed`: the plan has chosen the images of a step."""
     best = [_row(question, each) for each in result.best]
     other = None if result.other is None else _row(question, result.other)
     narrow, winner = text.better_precision(question), priced_step(question, result.winner)
@@ -102,8 +102,8 @@ def search_part(question: RunQuestion, result: Searched, proposed: bool) -> Sect
         "#": lambda row: row["place"],
         "step": lambda row: shown(row["milliseconds"]),
         "epoch": lambda row: shown(1000 * row["epoch_seconds"]),
-        "computing": lambda row: shown(row["milliseconds"] - _talking(row) - row["by_term"]["waiting"]),
-        "communication": lambda row: shown(_talking(row)),
+        "computing": lambda row: shown(row["milliseconds"] - _communication(row) - row["by_term"]["waiting"]),
+        "communication": lambda row: shown(_communication(row)),
         "pipeline waits": lambda row: shown(row["by_term"]["waiting"]),
         "memory": lambda row: size(row["memory"]),
         "": _remarks,
@@ -150,7 +150,7 @@ def memory_keys(question: RunQuestion, priced: Priced) -> dict[str, Any]:
     return {"offload": "auto"} | ({"store": "host"} if question.figures.has_devices else {})
 
 
-def _talking(row: Mapping[str, Any]) -> float:
+def _communication(row: Mapping[str, Any]) -> float:
     return row["by_term"]["messages"] + row["by_term"]["all_reduce"]
 
 
@@ -163,8 +163,8 @@ def _remarks(row: Mapping[str, Any]) -> str:
 
 
 class Point(NamedTuple):
-    """A number of ranks: images of a step, its settings, `efficiency` per rank (1: as on the first number), and the
-    term that takes most of the loss; None where nothing is lost."""
+    """A number of ranks in a scaling study: images of a step, the settings, and the `efficiency` per rank, by that on
+    the first number. `limit`: the term that loses most time; None where nothing is lost."""
 
     ranks: int
     images: int
@@ -174,10 +174,10 @@ class Point(NamedTuple):
 
 
 def scaling(question: RunQuestion, numbers: Sequence[int], host: int) -> dict[str, list[Point]]:
-    """Return a strong and a weak scaling study over numbers of ranks, both in the mode that is best on the first: an
-    efficiency compares a mode with itself. Strong: the step keeps its images, so the result stays the same, and each
-    number has its best settings. Weak: the images of a step grow with the ranks, up to those of an epoch, and the
-    settings of an image stay those of the first number."""
+    """Return a strong and a weak scaling study over numbers of ranks. Both keep the mode that is best on the first
+    number, so an efficiency compares a mode with itself. Strong: the step keeps its images, so the result stays the
+    same, and each number has its best settings. Weak: the images of a step grow with the ranks, up to an epoch's, and
+    the settings of an image stay those of the first number."""
     images = question.images_per_step
     first = search(replace(question, ranks=numbers[0]), host).winner
     mode = {name: getattr(first.candidate.parallel, name) for name in ("halo", "stages")}
@@ -195,7 +195,7 @@ def scaling(question: RunQuestion, numbers: Sequence[int], host: int) -> dict[st
 
 
 def _point(first: tuple[int, int, Priced], ranks: int, images: int, priced: Priced) -> Point:
-    """Return a point, whose ranks would have `times` less work each than on the first number, were none lost."""
+    """Return a point. Without losses a term would take 1 / `times` of its seconds on the first number."""
     times, start = ranks / first[0] * first[1] / images, first[2]
     lost = {name: mine - one / times for name, mine, one in zip(TERMS, priced.time, start.time, strict=True)}
     most, idle = max(lost, key=lambda name: lost[name]), 1 - priced.ranks / ranks

@@ -17,9 +17,8 @@ from tiledseg.units import size
 
 
 def stage_pipeline(question: RunQuestion, tiling: Tiling, asked: Parallelism) -> StagedPipeline:
-    """Return the pipeline with its balance; by default of 4 micro-batches a stage, or the tiles of an image where these
-    are fewer. Raises ConfigError for a balance that does not fit the network or the schedule, or where none fits the
-    memory."""
+    """Return the pipeline with its balance. It has 4 micro-batches a stage by default, at most the tiles of an image.
+    Raises ConfigError for a balance that does not fit the network or the schedule, or where none fits the memory."""
     graph, bands = question.graph, question.network.bands
     tiles = asked.micro_batches or min(4 * asked.stages, len(tiling))
     largest = MicroBatchSize(tiling.context_max, tiles, question.value_bytes)
@@ -77,6 +76,7 @@ def stages_part(question: RunQuestion, tiling: Tiling, asked: Parallelism, stage
 
 
 def _stage(staged: StagedPipeline, rank: int, held: Sequence[int], limit: int | None) -> dict[str, Any]:
+    """Return the figures of a stage. `held`: micro-batches in flight of each chunk."""
     case, prices, every = staged.case, staged.case.prices, cuts(staged.balance)
     chunks = [chunk for chunk, place in enumerate(staged.pipeline.ranks) if place == rank]
     runs = [every[chunk] for chunk in chunks]

@@ -22,8 +22,9 @@ _COUNTS = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"
 
 
 class Row(NamedTuple):
-    """A figure of a part: its key in JSON ("exact.bytes" lies in a map "exact") and its value. Its line of text, if it
-    has a `label`: the value by a `form` (of `format`; B: bytes, #: a count with a prefix), and a remark."""
+    """A figure of a part: its `key` in JSON ("exact.bytes": the key "bytes" of the map "exact"), and its value. With a
+    `label` it has a line of text too: the value by its `form` (of `format`; B: bytes, #: a count with a prefix), and a
+    remark."""
 
     key: str
     value: Any
@@ -63,13 +64,13 @@ def tabled(
     shown: Mapping[str, Callable[[Mapping[str, Any]], str]],
     below: Sequence[str] = (),
 ) -> str:
-    """Return a title, a table of the rows whose columns are `shown` so, and lines below it."""
+    """Return a title, a table of the rows, and lines below it. `shown`: head and text of each column."""
     cells = [tuple(shown), *(tuple(show(row) for show in shown.values()) for row in rows)]
     return "\n".join([wrapped(title, ""), columns(cells), *map(wrapped, below)])
 
 
 def wrapped(text: str, first: str = "  ", other: str = "    ") -> str:
-    """Break a long line into lines, the first of which and the others begin so."""
+    """Break a long line into lines; they begin with `first`, and with `other`."""
     return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=other, break_on_hyphens=False)
 
 
@@ -79,8 +80,8 @@ def wrapped_lines(text: str) -> list[str]:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose first row is its head: the first column and remarks, which have no head, to the left.
-    Remarks that are too long for a line stand below their rows."""
+    """Return a table whose first row is its head. The first column and remarks, a last column without a head, are
+    aligned to the left. Remarks that are too long for a line stand below their rows."""
     widths = [max(map(len, column)) if column[0] else 0 for column in zip(*rows, strict=True)]
     cells = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
     lines = ["  " + "  ".join(row).rstrip() for row in cells]
@@ -111,7 +112,7 @@ def time_of(milliseconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the unit in which they are read."""
+    """Return seconds in days, h, min, s or ms, whichever reads best."""
     for unit, word in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.3g} {word}"
@@ -172,8 +173,8 @@ def epoch_steps(question: RunQuestion) -> int:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step on `gpus` that have work: bytes of the GPU that needs most, seconds, and those of an epoch. `rebuilt`: the
-    tensors that are recomputed, if any."""
+    """A step on the `gpus` that have work. `memory`: bytes of the GPU that needs most. `rebuilt`: the tensors that are
+    recomputed, if any."""
 
     question: RunQuestion
     gpus: int

@@ -23,13 +23,13 @@ from tiledseg.planning.walk.items import BACKWARD, Walk, Words, price
 from tiledseg.planning.walk.mode_cost import Task, layer_ranks, settled
 from tiledseg.planning.walk.step_memory import fixed_memory, network_walk
 
-SLACK = 0.1  # share of the way from the budget to the least peak: a start that drops more than needed
+SLACK = 0.1  # one start drops too much: it aims below the budget, by this share of the way to the least peak
 Change = tuple[tuple[int, str], ...]  # numbers of items, and their new words
 
 
-class Chosen(NamedTuple):
-    """A word for each item, with its seconds, and its peak bytes; on the way to it, the bytes above the budget, summed
-    over all moments."""
+class Outcome(NamedTuple):
+    """A word for each item, and the further seconds of a step. `bytes`: the peak, or in a search that still changes
+    words the bytes above the budget, summed over all moments."""
 
     words: Words
     seconds: float
@@ -66,31 +66,31 @@ class Greedy:
 
     @cached_property
     def leanest(self) -> Words:
-        """The choice of the least peak that is reached."""
+        """The choice of least peak among those reached from all starts."""
         budget = max(self.walk.base)
         starts = self.kept, self.rebuilt, *self._offloading(budget)
         return min((self._improved(start, budget) for start in starts), key=self.peak)
 
-    def choose(self, budget: int) -> Chosen | None:
-        """Return the cheapest choice that is reached from several starts, of a peak of at most `budget` bytes; None
-        where none is. One may be reached below the leanest's peak, as the leanest aims at a budget that is less."""
+    def choose(self, budget: int) -> Outcome | None:
+        """Return the cheapest choice reached from several starts whose peak is at most `budget` bytes; None where there
+        is none. A peak below that of `leanest` may be reached too, as its search aimed at another budget."""
         if self.peak(self.kept) <= budget:
-            return self._chosen(self.kept)
+            return self._outcome(self.kept)
         if budget < max(self.walk.base):
             return None
         lower = int(budget - SLACK * max(0, budget - self.peak(self.leanest)))
         starts = self.kept, self._improved(self.kept, lower), self.leanest
         ends = [self._improved(start, budget) for start in (*starts, *self._offloading(budget))]
-        fitting = [self._chosen(words) for words in dict.fromkeys(ends) if self.peak(words) <= budget]
+        fitting = [self._outcome(words) for words in dict.fromkeys(ends) if self.peak(words) <= budget]
         return min(fitting, key=lambda each: each.seconds, default=None)
 
-    def _chosen(self, words: Words) -> Chosen:
+    def _outcome(self, words: Words) -> Outcome:
         seconds, needs = self.needs(words)
-        return Chosen(words, seconds, max(needs))
+        return Outcome(words, seconds, max(needs))
 
     def _offloading(self, budget: int) -> list[Words]:
-        """Return a start for each size of tensors that may be offloaded, with no larger ones. Their way out and in is
-        reserved from the beginning, as the first one offloaded would free less than it reserves."""
+        """Return a start for each size of tensors that may be offloaded: it offloads no larger ones. Memory for tensors
+        on their way is reserved from the beginning, as the first one offloaded frees less than it reserves."""
         items, starts = self.walk.items, []
         for most in sorted({item.bytes for item in items if item.can_be(OFFLOAD)}):
             changes = [c for c in self.changes if all(word != OFFLOAD or items[i].bytes <= most for i, word in c)]
@@ -98,14 +98,14 @@ class Greedy:
         return starts
 
     def _improved(self, words: Words, budget: int, changes: Sequence[Change] | None = None, reserved: int = 0) -> Words:
-        """Return the choice after all changes that help, the best first: of least seconds per byte of excess, or,
-        where all fits, of least seconds. A change's score is only computed again when the change is first in line, as
-        scores rarely become better."""
+        """Return the choice after all changes that help, the best first. The best change takes the least seconds per
+        byte of excess, or the least seconds where all fits. Its score is computed anew only when it is first in line,
+        as scores rarely become better."""
         every = self.changes if changes is None else changes
 
-        def state_of(words: Words) -> Chosen:
+        def state_of(words: Words) -> Outcome:
             seconds, needs = self.needs(words, reserved)
-            return Chosen(words, seconds, sum([need - budget for need in needs if need > budget]))
+            return Outcome(words, seconds, sum([need - budget for need in needs if need > budget]))
 
         state, helped = state_of(words), True
         waiting: list[tuple[float, Change]] = []
@@ -182,7 +182,7 @@ class StepChoices:
 
     @cached_property
     def least(self) -> int:
-        """Bytes from which on there surely is a choice."""
+        """The smallest budget, in bytes, that a choice surely fits."""
         return self.fixed + self.greedy.peak(self.greedy.leanest)
 
     @property
@@ -217,15 +217,15 @@ def step_choices(
 ) -> StepChoices:
     """Return the choices of a step on a context of (height, width); tensors may be offloaded to `store`.
     `machine`: the rank's speed, the store's unless given. Raises GeometryError where this is no legal size."""
-    walk = _stored_walk(tile_walk(graph, bands, context, value_bytes), store, machine)
+    walk = _walk_with_store(tile_walk(graph, bands, context, value_bytes), store, machine)
     return StepChoices(walk, fixed_memory(graph, bands, value_bytes))
 
 
-def _stored_walk(forward: ForwardWalk, store: Store | None, machine: Machine | None = None) -> Walk:
+def _walk_with_store(forward: ForwardWalk, store: Store | None, machine: Machine | None = None) -> Walk:
     """Return the items of a walk; large tensors that the backward pass uses may be offloaded to `store`, if any."""
     walk = network_walk(forward, machine or (store.machine if store else ASSUMED))
-    away = [store is not None and i.home is not None and i.used and i.bytes >= LEAST for i in walk.items]
-    pairs = zip(walk.items, away, strict=True)
+    may_leave = [store is not None and i.home is not None and i.used and i.bytes >= LEAST for i in walk.items]
+    pairs = zip(walk.items, may_leave, strict=True)
     items = [replace(i, offload=store.waited(i.bytes, i.bytes)) if store and leaves else i for i, leaves in pairs]
     return replace(walk, items=tuple(items))
 
@@ -240,7 +240,7 @@ def block_choices(task: Task, fusion: int, overlap: bool, store: Store | None = 
     fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
     choices = []
     for forward, _ in layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes):
-        walk = _stored_walk(forward, store)
+        walk = _walk_with_store(forward, store)
         if overlap:
             items = [item if item.node is None else replace(item, rebuild=math.inf) for item in walk.items]
             walk = replace(walk, items=tuple(items))

@@ -84,12 +84,12 @@ class Tensor:
         return self.value_bytes * (self.values if self.stored is None else self.stored)
 
 
-class Ran(NamedTuple):
-    """A node of a forward walk. `moment`: its number among all steps; `first`: that of the first step done for it.
-    `fresh`: bytes that are made for it alone, `noted` of which arrive from other ranks.
+class NodeRun(NamedTuple):
+    """A node of a forward walk. `first`, `moment`: numbers of its first and of its last step. `fresh`: bytes that its
+    steps make for it alone. `received`: those of them that arrive from other ranks.
 
-    For its backward pass autograd keeps tensors as they are, each with its number in the graph (`kept`), and `large` or
-    `small` bytes besides: as many as a tensor has, or few. `copies`: the large ones are more than windows.
+    `kept`: tensors that autograd keeps for its backward pass, each with its number in the graph. `large`, `small`:
+    further bytes that it keeps, as many as a tensor has, or few. `copies`: the large ones are more than windows.
     """
 
     first: int
@@ -97,7 +97,7 @@ class Ran(NamedTuple):
     made: Tensor
     shape: Shape
     fresh: int
-    noted: int
+    received: int
     kept: tuple[tuple[Tensor, int], ...]
     large: int
     small: int
@@ -156,11 +156,11 @@ class ForwardWalk:
         self.made: dict[int, _Present] = {}
         self.nodes: list[Node] = []
         self.costs: list[LayerCost] = []
-        self.ran: dict[int, Ran] = {}
+        self.ran: dict[int, NodeRun] = {}
         self._seen: set[int] = set()  # tensors that are kept already
-        self._fresh = self._noted = 0  # of the present node
+        self._fresh = self._received = 0  # of the present node
         self.traffic = Traffic()  # messages of exchanges
-        self.besides = 0  # bytes of the strips of a step, one for each message: no more are alive at once
+        self.besides = 0  # bytes of all strips that a step sends and receives: the most that are alive at once
 
     @cached_property
     def walked(self) -> Graph:
@@ -179,7 +179,7 @@ class ForwardWalk:
         return sum([cost.multiply_adds for cost in self.costs])
 
     def enter(self, tensor: int, size: tuple[int, int]) -> None:
-        """Add a tensor made elsewhere, whose bytes count there. Its gradient is held until the end, if it needs one."""
+        """Add a tensor that another segment made and counts. Its gradient, if any, is held until the end."""
         channels, name = self.channels[tensor], f"entering {tensor}"
         made = Tensor(channels * size[0] * size[1], self.value_bytes, 0, home=self._homes[tensor])
         layer = MovedLayer(0, int(self.graph.wants_gradient[tensor]))
@@ -189,11 +189,11 @@ class ForwardWalk:
     def step(self, k: int, row: DimStep, col: DimStep) -> None:
         """Run node `k`, after the steps that bring its inputs."""
         graph, width, node, sources = self.graph, self.value_bytes, self.graph.nodes[k], self.graph.sources[k]
-        first, self._fresh, self._noted, layer = len(self.nodes), 0, 0, node.layer
-        given, before, names, crops = list[Tensor](), list[int](), list[str](), False
+        first, self._fresh, self._received, layer = len(self.nodes), 0, 0, node.layer
+        inputs, before, names, crops = list[Tensor](), list[int](), list[str](), False
         for index, (of_row, of_col) in enumerate(zip(row.inputs, col.inputs, strict=True)):
             present = self._bring(k, index, of_row, of_col)
-            given.append(present.tensor)
+            inputs.append(present.tensor)
             before.append(present.bytes)
             names.append(present.name)
             crops = crops or of_row.source < of_row.held or of_col.source < of_col.held
@@ -202,17 +202,17 @@ class ForwardWalk:
         kept, copies, besides = list[tuple[Tensor, int]](), 0, 0
         shares = layer.hands_on or (differentiated and graph.overwrites[k])
         if differentiated and shares and not layer.hands_on:
-            kept.append((given[0], sources[0]))
+            kept.append((inputs[0], sources[0]))
         elif differentiated and not shares:
             for index in layer.kept_inputs:
-                at_hand = given[index].value_bytes
+                at_hand = inputs[index].value_bytes
                 needed = at_hand if over_ranks else layer.input_width(at_hand, width)
                 if needed == at_hand:
-                    kept.append((given[index], sources[index]))
+                    kept.append((inputs[index], sources[index]))
                 else:
-                    copies += given[index].values * needed
+                    copies += inputs[index].values * needed
             besides = layer.kept_besides(shape, width)
-        made = given[0]
+        made = inputs[0]
         if not shares:
             stored = shape[0] if layer.is_flat and not over_ranks else None
             made = Tensor(math.prod(shape), layer.output_width(made.value_bytes, width), stored)
@@ -223,7 +223,7 @@ class ForwardWalk:
             self._seen.add(id(tensor))
         weights = layer.parameters(self.channels[sources[0]])
         each = layer.multiply_adds(self.channels[sources[0]])
-        each += sum(tensor.values for tensor in given[1:]) * self.ranks if layer.sees_all else 0
+        each += sum(tensor.values for tensor in inputs[1:]) * self.ranks if layer.sees_all else 0
         each *= self.ranks if isinstance(layer, WholeLeaf) else 1
         work = each * row.computed * col.computed
         passes = int(differentiated)  # the network's input counts as if a gradient were made of it
@@ -235,8 +235,8 @@ class ForwardWalk:
             layer = replace(layer, passing=self.ranks)
         elif over_ranks:
             # Of narrow values the gradient and a factor are made in float32, before the gradient is cast.
-            narrow = copy_bytes(given[0].value_bytes) > 0
-            size = 2 * SINGLE_BYTES * given[0].values if narrow else given[0].bytes
+            narrow = copy_bytes(inputs[0].value_bytes) > 0
+            size = 2 * SINGLE_BYTES * inputs[0].values if narrow else inputs[0].bytes
             layer = MovedLayer(layer.gradient_bytes(size, shape), layer.parameters(shape[0]))
         layer = layer.uncropped if crops else layer
         walked = node
@@ -247,12 +247,12 @@ class ForwardWalk:
         if made.home is None:
             made.home = self._homes[k + 1]
         windows = sum([tensor.memory for tensor, _ in kept if tensor.home is None])
-        is_large = besides >= INDEX_BYTES * min(math.prod(shape), max([tensor.values for tensor in given]))
+        is_large = besides >= INDEX_BYTES * min(math.prod(shape), max([tensor.values for tensor in inputs]))
         large, small = copies + windows + besides * is_large, besides * (not is_large)
         stays = tuple([pair for pair in kept if pair[0].home is not None])
         fresh = self._fresh + unfolded_bytes(layer, cost, width)
         moment = len(self.nodes) - 1
-        self.ran[k] = Ran(first, moment, made, shape, fresh, self._noted, stays, large, small, large > windows)
+        self.ran[k] = NodeRun(first, moment, made, shape, fresh, self._received, stays, large, small, large > windows)
         present, name = _Present(node.name, made, shape[0], shape[1:]), f"{node.name}: given"
         self.made[k + 1] = self._move(name, present, (row.given, col.given), view=True)
 
@@ -272,7 +272,7 @@ class ForwardWalk:
             backward = SentBytes(len(back), sum(back) * pixel) * passes
             self.traffic += Traffic(SentBytes(len(out), sum(out) * pixel), backward)
             self.besides += (sum(out) + sum(back)) * (1 + passes) * pixel
-            self._noted += made.channels * made.tensor.value_bytes * sum(back)
+            self._received += made.channels * made.tensor.value_bytes * sum(back)
             # The gradient of the block may be a part of the window's.
             in_place = layer.owns_gradient and whole and kept == (row.source, col.source)
             window = MovedLayer(None if in_place else made.bytes)
@@ -310,7 +310,7 @@ class ForwardWalk:
 @lru_cache(maxsize=256)
 def rank_walk(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: int, value_bytes: int) -> ForwardWalk:
     """Walk the block of a rank with these steps, one of `ranks` that share the image. `besides` also counts the block
-    of the input, where that is held for itself."""
+    of the input, where the first layer keeps another tensor."""
     walk, first = ForwardWalk(graph, bands, ranks, value_bytes), (row[0].inputs[0], col[0].inputs[0])
     held = first[0].held, first[1].held
     walk.made[0] = _Present(INPUT, Tensor(bands * held[0] * held[1], value_bytes, home=0), bands, held)
@@ -337,10 +337,10 @@ def layer_costs(graph: Graph, bands: int, context: tuple[int, int], bytes_per_va
 
 
 def unfolded_bytes(layer: Layer, cost: LayerCost, bytes_per_value: int) -> int:
-    """Return the bytes that a convolution's kernel lays out for the moment, forward and backward alike.
+    """Return the bytes of the matrix into which a convolution unfolds its input, forward and backward alike.
 
-    oneDNN has no float64 kernels, so PyTorch copies every window of the input into a matrix: of a kernel of 3 x 3 nine
-    times the input. So on a CPU; on a GPU nothing has been measured.
+    oneDNN has no float64 kernels, so PyTorch copies every window of the input into a matrix: nine times the input for a
+    kernel of 3 x 3. This holds on a CPU; on a GPU it has not been measured.
     """
     if bytes_per_value != DOUBLE_BYTES:
         return 0

@@ -120,13 +120,14 @@ class Machine:
 
 
 ASSUMED = Machine(memory_bandwidth=600e9)
-"""The speed by which the memory plan weighs computing again where no machine is known: its ratios decide."""
+"""The speed by which the memory plan prices recomputing where no machine is known. Only its ratios matter."""
 
 
-STAYING = 3  # tensors as large as the largest that leaves: half of them on their way out, half on their way in
-LEAST = 1 << 20  # bytes of the smallest tensor that is offloaded: of less, the calls would count
-# Share of a copy's seconds that a step waits for: about the most measured (benchmarks/large_model_support).
-WAITED = 0.35
+STAYING = 3  # offloaded tensors on their way out or in at once, each as large as the largest one
+LEAST = 1 << 20  # bytes of the smallest tensor that is offloaded: calls for smaller ones would cost too much
+WAITED = (
+    0.35  # a step waits for this share of a copy's seconds: about the most measured (benchmarks/large_model_support)
+)
 
 
 @dataclass(frozen=True)
@@ -209,16 +210,16 @@ class Prices:
 
     @cached_property
     def weights(self) -> list[int]:
-        """Count the weights of each node that are trained."""
+        """The number of each node's trained weights."""
         graph, channels = self.graph, tensor_channels(self.graph, self.bands)
         sources = [channels[first] for first, *_ in graph.sources]
         return [0 if n.frozen else n.layer.parameters(c) for n, c in zip(graph.nodes, sources, strict=True)]
 
     def nodes(self, context: tuple[int, int]) -> list[tuple[float, float]]:
-        """Price each node in a training step on one context of shape (height, width), forward and backward: the sum of
-        a weight's gradients counts for its node, reading for the first node, the loss for the last one."""
-        times, pixels = tile_walk(self.graph, self.bands, context, self.width).costs, context[0] * context[1]
-        nodes = [self.machine.node(cost) for cost in times]
+        """Return the seconds of each node, forward and backward, in a training step on a context of (height, width).
+        Summing the gradients of its weights counts for a node, reading for the first node, the loss for the last."""
+        costs, pixels = tile_walk(self.graph, self.bands, context, self.width).costs, context[0] * context[1]
+        nodes = [self.machine.node(cost) for cost in costs]
         nodes = [(f, b + self._weights(_GRADIENT, [n])) for (f, b), n in zip(nodes, self.weights, strict=True)]
         reading, ahead, back = self._ends(pixels, pixels)
         nodes[0] = nodes[0][0] + reading, nodes[0][1]
@@ -238,8 +239,8 @@ class Prices:
         return StepTime(forward, backward, reading, self._weights(_GRADIENT, self.weights))
 
     def _ends(self, pixels: int, owned: int) -> tuple[float, float, float]:
-        """Price the ends of a network on a context: from its raster, unless a free core reads meanwhile, to the input;
-        the loss over the pixels that are owned, to which the output is cropped, forward and backward."""
+        """Return the seconds of reading and preparing the input of a context, then those of the loss over its owned
+        pixels, forward and backward. Reading takes none where a free core does it meanwhile."""
         machine, values = self.machine, self.bands * pixels
         size = self.width * tensor_channels(self.graph, self.bands)[-1]
         entering = machine.kernel(2 * values * wide_bytes(self.width))
@@ -248,13 +249,13 @@ class Prices:
         return entering, machine.kernel(6 * size * owned), machine.kernel(4 * size * owned) + crop
 
     def _weights(self, moved: int, weights: Sequence[int]) -> float:
-        """Price a pass over the weights of nodes, of two tensors each, which moves so many bytes a weight."""
+        """Return the seconds of a pass over the weights of nodes, two tensors each; `moved`: bytes a weight."""
         launches = 2 * sum(map(bool, weights)) * self.machine.launch
         return launches + moved * sum(weights) / self.machine.memory_bandwidth
 
     def step(self, image: StepTime, images: int, backward: float) -> StepTime:
-        """Price a step of so many images a rank, one after the other, and what comes once a step; `backward`: seconds
-        of the last backward pass, which hides sums of gradients, of all buckets but the last one."""
+        """Price a step of `images` a rank, one after the other, with its optimizer and its all-reduce. `backward`:
+        seconds of the last backward pass, which hides the all-reduce of all buckets but the last one."""
         size, machine = DOUBLE_BYTES * sum(self.weights), self.machine
         whole, buckets, hidden = machine.all_reduce_seconds(1, size, self.ranks), ceil(size / BUCKET_BYTES), 0.0
         if machine.known and buckets and machine.has_free_core(self.ranks):
@@ -263,7 +264,7 @@ class Prices:
         return sum_of((image.times(images), once))
 
     def seconds(self, step: StepTime) -> float:
-        """Return a step's seconds by the clock, where ranks may share cores: what ranks do together takes its time
-        anyhow."""
+        """Return the seconds of a step by the clock. Ranks that share cores take turns in computing, but not in
+        messages, all-reduces and waiting."""
         together = step.messages + step.all_reduce + step.waiting
         return self.machine.taking_turns(self.ranks) * (step.seconds - together) + together

@@ -6,10 +6,10 @@ first use there, at moment `after`, until it is freed, an item is in memory what
 At the moments above `after` it only waits:
 
 - kept, it is in memory at all of them;
-- recomputed, at none, but for other items that are recomputed from it at such a moment. If that takes work (`stays`),
-  the item is computed then, once, and stays; if not, it is computed for the moment, as often as it is needed. Either
-  way its own parents must be there, or are recomputed first;
-- offloaded, at none: it is fetched just before its use.
+- recomputed, it is in memory only where another item is recomputed from it. An item of some work (`stays`) is then
+  computed once, and stays. A cheap one is computed for the moment, as often as it is needed. Either way its own parents
+  must be in memory, or are recomputed first;
+- offloaded, it is in memory at none of them: it is fetched just before its use.
 
 `walk.step_memory` makes the items of a network. Checked against `models.rebuild`, which recomputes so.
 """
@@ -26,7 +26,7 @@ from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy
 from tiledseg.geometry.memory_policy import spread
 
 NEVER = 1e6  # seconds that mark a tensor which cannot be recomputed here: it is kept where a recomputed one needs it
-BACKWARD = 2  # seconds of a backward pass, in forward passes, about
+BACKWARD = 2  # about the seconds of a backward pass, by those of a forward pass
 NO_GRAPH = Graph(())
 Words = tuple[str, ...]
 
@@ -36,11 +36,11 @@ class Item:
     """A tensor (`home`, see `geometry.memory_policy`), or bytes inside a `node`, that the backward pass needs.
 
     `after`: the moment of its first use there. `rebuild`: seconds to compute it once, infinite where it cannot be.
-    `parents`: the items, by their numbers, all lower than its own, from which it is computed; other tensors for that
-    are there anyway. `work`: bytes that this needs for the moment, besides the item. `offload`: seconds of sending it
-    away and fetching it, infinite where it cannot be. `used`: the backward pass uses it itself; else only items that
-    are recomputed from it do, and it stays, unless it is recomputed, until the last of these, at moment `after`.
-    `cheap`: it is computed anew rather than kept for later.
+    `parents`: numbers of the items from which it is computed, all lower than its own; other inputs are in memory
+    anyway. `work`: bytes that computing it takes for the moment, besides the item. `offload`: seconds of sending it
+    away and fetching it, infinite where it cannot be. `used`: the backward pass reads it; else only items recomputed
+    from it do, and unless it is recomputed itself it stays until the last of these, at moment `after`. `cheap`: it is
+    computed anew rather than kept for later.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Item:
 
     @property
     def stays(self) -> bool:
-        """True if it stays until its own use, once it was recomputed for another item."""
+        """True if it stays until its own use, once it is recomputed for another item."""
         return self.used and not self.cheap
 
     @property
@@ -106,8 +106,8 @@ class Walk:
         """Return the word of a policy for each item; an item that cannot be recomputed here is kept."""
 
         def word(item: Item) -> str:
-            found = policy.tensors[item.home] if item.home is not None else policy.inside[item.node or 0]
-            return KEEP if found == REBUILD and item.rebuild >= NEVER else found
+            chosen = policy.tensors[item.home] if item.home is not None else policy.inside[item.node or 0]
+            return KEEP if chosen == REBUILD and item.rebuild >= NEVER else chosen
 
         return tuple(map(word, self.items))
 
@@ -118,7 +118,7 @@ class Walk:
             if needed[index] and words[index] == REBUILD:
                 for parent in self.items[index].parents:
                     needed[parent] = True
-        return tuple(word if there else REBUILD for word, there in zip(words, needed, strict=True))
+        return tuple(word if is_needed else REBUILD for word, is_needed in zip(words, needed, strict=True))
 
     def kept(self, words: Sequence[str]) -> int:
         """Return the bytes in memory when the forward pass has ended, by a word for each item."""
@@ -128,9 +128,9 @@ class Walk:
 
 def price(walk: Walk, words: Sequence[str]) -> Price:
     """Price a choice of a word for each item."""
-    until, runs = _recomputed(walk, words)
-    more = [0] * (len(walk.base) + 1)  # bytes at each moment than at the one before
-    for item, word, last in zip(walk.items, words, until, strict=True):
+    last_waits, runs = _waits_and_runs(walk, words)
+    more = [0] * (len(walk.base) + 1)  # bytes that come at each moment, less those that go
+    for item, word, last in zip(walk.items, words, last_waits, strict=True):
         stop = len(walk.base) if word == KEEP else last + 1
         if (word != REBUILD or item.stays) and item.waits_from < stop:
             more[item.waits_from] += item.bytes
@@ -139,42 +139,42 @@ def price(walk: Walk, words: Sequence[str]) -> Price:
     needs = [base + here for base, here in zip(walk.base, waiting, strict=True)]
     seconds = sum(item.offload for item, word in zip(walk.items, words, strict=True) if word == OFFLOAD)
     for index, moment in runs:
-        taken, work = _run(walk, words, index, moment)
+        taken, work = _run_cost(walk, words, index, moment)
         needs[moment] = max(needs[moment], walk.rebuilding[moment] + waiting[moment] + work)
         seconds += taken
     return Price(seconds, tuple(needs))
 
 
-def _recomputed(walk: Walk, words: Sequence[str]) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the last moment, counted forward, at which each item that is not kept waits, and the items that are
-    recomputed to stay or to be used, each with its moment."""
-    until = [item.after for item in walk.items]
+def _waits_and_runs(walk: Walk, words: Sequence[str]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the last moment, counted forward, at which each item waits that is not kept. Return also the runs: items
+    that are recomputed to be used or to stay, each with its moment."""
+    last_waits = [item.after for item in walk.items]
     for_others: list[list[int]] = [[] for _ in walk.items]  # moments at which others are recomputed from an item
     runs = []
     for index in reversed(range(len(walk.items))):
         item, moments = walk.items[index], for_others[index]
         if words[index] == OFFLOAD or item.stays:
-            until[index] = max([item.after, *moments])
+            last_waits[index] = max([item.after, *moments])
         if words[index] != REBUILD:
             continue
-        own = [until[index]] if item.used else []
+        own = [last_waits[index]] if item.used else []
         runs += [(index, moment) for moment in own]
         if not item.stays:
             own += [moment for moment in moments if not (item.used and moment <= item.after)]
         for parent in item.parents:
             for_others[parent] += own
-    return until, runs
+    return last_waits, runs
 
 
-def _run(walk: Walk, words: Sequence[str], index: int, moment: int) -> tuple[float, int]:
-    """Return what recomputing an item at a moment takes: seconds, and bytes besides the item. Parents that do not stay
+def _run_cost(walk: Walk, words: Sequence[str], index: int, moment: int) -> tuple[float, int]:
+    """Return the seconds of recomputing an item at a moment, and the bytes besides the item. Parents that do not stay
     are recomputed first, one after the other, and freed after their use."""
     item = walk.items[index]
     seconds, held, most = item.rebuild, 0, 0
     for parent in item.parents:
         before = walk.items[parent]
         if words[parent] == REBUILD and not before.stays and not (before.used and moment <= before.after):
-            first, work = _run(walk, words, parent, moment)
+            first, work = _run_cost(walk, words, parent, moment)
             most = max(most, held + before.bytes + work)
             seconds, held = seconds + first, held + before.bytes
     return seconds, max(most - item.bytes, held + item.work)

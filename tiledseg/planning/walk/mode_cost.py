@@ -44,8 +44,8 @@ DEPTHS = (1, 2, 4, WHOLE)  # of fusion; depths between them change little
 
 @dataclass(frozen=True)
 class Task:
-    """A step of one network: `images` like that of `decomposition`, one after the other, over its ranks, and as many in
-    each other of `replicas`; `value_bytes` of a value that is sent and kept."""
+    """A training step: each of `replicas` takes `images` like that of `decomposition`, one after the other, over its
+    ranks. `value_bytes`: of a value that is sent or kept."""
 
     graph: Graph
     bands: int
@@ -69,14 +69,14 @@ class Task:
 
 @dataclass(frozen=True)
 class ModeCost:
-    """One mode, on one image. `fusion` is 0 but for layer mode.
+    """The cost of a mode on one image. `fusion`: 0 in other modes than `layer`.
 
     `work`, `work_max`: multiply-adds of a forward pass, of all ranks and of the busiest. `traffic`: of all ranks;
     `busiest`: of the rank that sends most bytes in a step. `norms`: all-reduces of norm statistics, calls and
     bytes a rank. `memory`: peak bytes of a training step on the rank that needs most. `seconds`: predicted
     for one step, of all its images, the all-reduce of gradients included. `read`, `read_max`: pixels of the raster that
-    all ranks, and the rank that reads most, read. `time`: the parts of `seconds`, of the rank that takes longest, were
-    it not to share its cores with more ranks than there are.
+    all ranks, and the rank that reads most, read. `time`: the parts of `seconds` on the rank that takes longest, with
+    cores of its own.
     """
 
     mode: str
@@ -94,8 +94,8 @@ class ModeCost:
 
 
 class RankCost(NamedTuple):
-    """The cost of a rank on one image, and of how many such ranks: multiply-adds of a forward pass, peak bytes of a
-    training step, its seconds, and what it sends."""
+    """The cost of each of `number` equal ranks on one image: multiply-adds of a forward pass, peak bytes of a training
+    step, its seconds, and its messages."""
 
     work: int
     memory: int
@@ -114,49 +114,49 @@ def mode_cost(task: Task, machine: Machine, mode: str, fusion: int = 1) -> ModeC
         return layer_cost(task, machine, fusion)
     graph, bands, width, cut = task.graph, task.bands, task.value_bytes, task.decomposition
     prices, (rows, cols) = task.prices(machine), cut.tile_sizes()
-    placed = whole_bytes(graph, bands, cut.whole.shape)
+    of_image = whole_bytes(graph, bands, cut.whole.shape)
     tile, kinds, ranks = functools.cache(prices.tile), dict[tuple[TileSizes, TileSizes], RankCost](), list[RankCost]()
     for row, col in itertools.product(rows, cols):  # ranks with tiles of the same sizes cost the same
         if (row, col) not in kinds:
             tiles = [((height, width), above * beside) for height, above in row for width, beside in col]
             walks = {at: tile_walk(graph, bands, at, width) for at, _ in tiles}
             work = sum([walks[at].work for at, _ in tiles])
-            memory = max([training_memory(graph, bands, at, width).total for at in walks]) + placed
+            memory = max([training_memory(graph, bands, at, width).total for at in walks]) + of_image
             times = [tile(*each).times(count) for each, count in Counter(tiles).items()]
             kinds[row, col] = RankCost(work, memory, sum_of(times))
         ranks.append(kinds[row, col])
     if mode == "read":  # beyond the raster's border contexts are mirrored
         raster, places = Box.of_shape(cut.tiling.raster), itertools.product(*map(range, cut.shape))
         read = [sum([tile.context.clip(raster).area for tile in cut.tiles(*at)]) for at in places]
-        return _of_ranks(task, machine, mode, 0, ranks, read, Traffic())
+        return _join_ranks(task, machine, mode, 0, ranks, read, Traffic())
     (row_windows, col_windows), exchanging = cut.context_windows(), list[RankCost]()
     for rank, ((i, j), messages) in zip(ranks, input_traffic(cut, bands, width), strict=True):
         window, owned = row_windows[i].size * col_windows[j].size, cut.owned(i, j).area
         held = window * (len(rows[i]) * len(cols[j]) > 1) + owned * (owned != window)
         time = rank.time._replace(messages=machine.message_seconds(messages, prices.ranks))
         exchanging.append(RankCost(rank.work, rank.memory + held * bands * wide_bytes(width), time, Traffic(messages)))
-    return _of_ranks(task, machine, mode, 0, exchanging, _blocks_read(task, cut.rows, cut.cols), Traffic())
+    return _join_ranks(task, machine, mode, 0, exchanging, _blocks_read(task, cut.rows, cut.cols), Traffic())
 
 
 def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
     """Return the cost of mode `layer`. Raises GeometryError where a rank would own nothing of some tensor."""
     graph, bands, width, prices = task.graph, task.bands, task.value_bytes, task.prices(machine)
     rows, cols = settled(graph, task.decomposition)
-    placed = whole_bytes(graph, bands, (rows.size, cols.size))
+    of_image = whole_bytes(graph, bands, (rows.size, cols.size))
     check_blocks(graph, rows, cols, fusion, bands)
     norms, ranks = statistic_sums(graph, bands, task.ranks, (rows.size, cols.size), width), list[RankCost]()
     sums = machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks)
     for walk, number in layer_ranks(graph, rows, cols, fusion, bands, width):
-        time = _time(walk, prices)
+        time = _rank_time(walk, prices)
         time = time._replace(messages=time.messages + sums)
-        memory = memory_of(walk).total + walk.besides + placed
+        memory = memory_of(walk).total + walk.besides + of_image
         ranks.append(RankCost(walk.work, memory, time, walk.traffic, number))
-    return _of_ranks(task, machine, "layer", fusion, ranks, _blocks_read(task, rows, cols), norms)
+    return _join_ranks(task, machine, "layer", fusion, ranks, _blocks_read(task, rows, cols), norms)
 
 
 def whole_bytes(graph: Graph, bands: int, size: tuple[int, int]) -> int:
-    """Return the bytes that a rank has of a whole image of that size: those in which it makes and keeps positions, and
-    all that a leaf, declared to see the image, keeps there, with its input."""
+    """Return the bytes that each rank holds of a whole image of (height, width): those of positions, and those of a
+    leaf that is declared to see the whole image, with its input."""
     whole = [(k, layer) for k, layer in enumerate(graph.layers) if isinstance(layer, Positions | WholeLeaf)]
     shapes, kept = tensor_shapes(graph, bands, *size) if whole else (), 0
     for k, layer in whole:
@@ -168,13 +168,13 @@ def whole_bytes(graph: Graph, bands: int, size: tuple[int, int]) -> int:
     return kept
 
 
-def _time(walk: ForwardWalk, prices: Prices) -> StepTime:
+def _rank_time(walk: ForwardWalk, prices: Prices) -> StepTime:
     """Return the time of one image on a rank, without all-reduces."""
     messages = prices.machine.message_seconds(walk.traffic.step, prices.ranks)
     return prices.walked(walk, math.prod(walk.made[len(walk.graph)].size))._replace(messages=messages)
 
 
-def _of_ranks(
+def _join_ranks(
     task: Task, machine: Machine, mode: str, fusion: int, ranks: Sequence[RankCost], read: Sequence[int], norms: Traffic
 ) -> ModeCost:
     """Join the costs of ranks; `read`: pixels of the raster of each."""
@@ -309,7 +309,7 @@ def choose_fusion(
     def seconds(fusion: int) -> float:
         of_rows, of_cols = (rank_kinds(each, partition, fusion) for each, partition in dims)
         row, col = max(itertools.product(of_rows, of_cols), key=estimate)
-        return _time(rank_walk(graph, bands, row, col, ranks, value_bytes), prices).seconds
+        return _rank_time(rank_walk(graph, bands, row, col, ranks, value_bytes), prices).seconds
 
     halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)
     return min((depth for depth in DEPTHS if depth in (1, WHOLE) or depth < halos), key=seconds)

@@ -83,9 +83,9 @@ class InputStep(NamedTuple):
     """One input of a node on one rank along one dim; sizes in positions.
 
     `held`: all that the rank has of the tensor. `source`: the part of it that goes on, into an exchange or into the
-    node. `swap`: its part in the exchange. `moves`: its window is more than its own block, or its neighbours need of
-    that. `window`: all that is there after the exchange. `read`: the same with the layer's padding, which a dim that is
-    not cut leaves to the layer.
+    node. `swap`: its part in the exchange. `moves`: its window is more than its own block, or its neighbours need a
+    part of that. `window`: all that it has after the exchange. `read`: the same with the layer's padding, which a dim
+    that is not cut leaves to the layer.
     """
 
     held: int
@@ -156,11 +156,11 @@ def dim_steps(
     index: int,
     swapped: Mapping[tuple[int, int], Sequence[Swap]],
 ) -> RankSteps:
-    """Return the steps of `nodes` on rank or block `index`, which has `held` of the tensors that enter them; what it
-    then has of those that they make is put there too. `swapped`: by node and input, the ranks' parts in exchanges."""
+    """Return the steps of `nodes` on rank or block `index`. `held`: its part of each tensor that enters; its parts of
+    the tensors that the nodes make are added. `swapped`: by node and input, the ranks' parts in exchanges."""
     steps = []
     for k, at in zip(nodes, windows, strict=True):
-        taken = []
+        inputs = []
         for number, (one, tensor) in enumerate(zip(at.inputs, graph.sources[k], strict=True)):
             edges, has = one.partition.edges, held[tensor]
             whole = len(edges) == 2 and len(at.inputs) == 1
@@ -168,14 +168,14 @@ def dim_steps(
             size, swap = read.stop - read.start, swapped.get((k, number))
             if swap is None:
                 inside = read.clip(has).size  # it may have the padding of a layer after it
-                taken.append(InputStep(has.size, inside, Swap(kept=inside), False, inside, size))
+                inputs.append(InputStep(has.size, inside, Swap(kept=inside), False, inside, size))
             else:
                 start, stop = edges[index], edges[index + 1]
                 moves = start != read.start or stop != read.stop or len(swap[index].sent) > 0
-                taken.append(InputStep(has.size, stop - start, swap[index], moves, size, size))
+                inputs.append(InputStep(has.size, stop - start, swap[index], moves, size, size))
         given = held[k + 1] = at.given[index]
-        computed = given.size if at.output.parts == 1 else at.node.layer.computed(taken[0].read, given.size)
-        steps.append(DimStep(tuple(taken), computed, given.size))
+        computed = given.size if at.output.parts == 1 else at.node.layer.computed(inputs[0].read, given.size)
+        steps.append(DimStep(tuple(inputs), computed, given.size))
     return tuple(steps)
 
 

@@ -27,13 +27,13 @@ MOST_WRITTEN = 32 << 20  # bytes on their way to a file, as `memory.file_store` 
 
 
 class BlockedStep:
-    """One step, or unless it `trains` a map, on one context of shape (height, width), in so many rows and columns of
-    blocks, or fewer where it is too small.
+    """A training step, or a map unless it `trains`, on a context of (height, width), in `blocks` (rows, cols) or fewer
+    where the context is too small.
 
-    `shared`: how ranks own the context along rows and columns, of which that with the most counts. `together`: images
-    of a rank that go through a segment before the next one, None where each goes alone: as much more lies between
-    segments. Bytes: `fixed` ones of weights, their gradients' sums and the optimizer's values; of the `image` as it was
-    read; the most `stored` between segments at once.
+    `shared`: the ranks' parts of the context along rows and columns; the rank with the most pixels counts. `together`:
+    images of a rank that go through a segment before the next one, all of which lie between segments; None where each
+    goes alone. Bytes: `fixed` ones of weights, their gradients' sums and the optimizer's values; of the `image` as it
+    was read; the most `stored` between segments at once.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class BlockedStep:
         ]
         channels = tensor_channels(graph, bands)
         self.costs = layer_costs(graph, bands, context, value_bytes)
-        share = math.prod(_most(cut.blocks) / cut.size for cut in ranks)
+        share = math.prod(_longest(cut.blocks) / cut.size for cut in ranks)
         sizes = math.prod((bands, *context)) * value_bytes, *(cost.output_bytes for cost in self.costs)
         self.whole = [share * size for size in sizes]  # bytes of each tensor on the rank with most
         self.pixel = [float(bands * value_bytes), *(c.output_bytes / (c.shape[1] * c.shape[2]) for c in self.costs)]
         self.blocks = math.prod(len(cut[0].blocks) for cut in self.cuts)
         measured = {graph.sources[k][0] for k, layer in enumerate(graph.layers) if layer.statistics}
-        largest = ([_most(cut[t].blocks) for cut in self.cuts] for t in range(len(graph) + 1))
+        largest = ([_longest(cut[t].blocks) for cut in self.cuts] for t in range(len(graph) + 1))
         self.norm_work = [norm_work_bytes(channels[t], *at) * (t in measured) for t, at in enumerate(largest)]
         places = range(len(self.segments))
         self.walks = [self._walk(at) for at in places]  # of each segment's largest block
         self.sizes = [{tensor: made.bytes for tensor, made in walk.made.items()} for walk in self.walks]
         self.ahead = [sum(self.sizes[at][t] for t in self.segments[at].entering if t) for at in places]
-        self.strips = [{t: self._foreign(at, t) for t in self.segments[at].entering if t} for at in places]
+        self.strips = [{t: self._foreign_bytes(at, t) for t in self.segments[at].entering if t} for at in places]
         self.fixed = sum(weight_memory(graph, bands, value_bytes)[: 3 if trains else 1])
         self.image = int(self.images * self.whole[0])
         moments = self._backward() if trains else self._forward()
@@ -83,7 +83,7 @@ class BlockedStep:
         return self.least(True) + self._in_file if in_file else self.fixed + self.image + self._in_memory
 
     def least(self, in_file: bool) -> int:
-        """Return the bytes that more blocks do not make less."""
+        """Return the bytes that any number of blocks needs."""
         return self.fixed + self.image + (min(MOST_WRITTEN, self.stored) if in_file else self.stored)
 
     def more_time(self, machine: Machine, waited: Callable[[float, float], float] | None) -> float:
@@ -113,19 +113,16 @@ class BlockedStep:
         return max(shapes, key=lambda shape: shape.values)
 
     def _forward(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the moments of a map: a tensor is freed after the last segment that takes it. At its worst a segment
-        holds of a block a node's inputs, with the parts that are cut or padded of them, its output, and the inputs of
-        later nodes."""
+        """Yield the moments of a map: a tensor is freed after the last segment that takes it. The worst moment of a
+        block holds a node's inputs, their cut or padded parts, its output, and the inputs of later nodes."""
         ends = {tensor: at for at, segment in enumerate(self.segments) for tensor in segment.entering}
         lives: set[int] = set()
         for at, segment in enumerate(self.segments):
             lives.update(segment.leaving if at + 1 < len(self.segments) else ())
             stored, sizes, most = sum(self.whole[tensor] for tensor in lives), self.sizes[at], 0
             for place, k in enumerate(segment.nodes):
-                later = {t for node in segment.nodes[place + 1 :] for t in self.graph.sources[node]} | {
-                    *segment.leaving
-                }
-                sources = {*self.graph.sources[k]}
+                later = {t for node in segment.nodes[place + 1 :] for t in self.graph.sources[node]}
+                later, sources = {*later, *segment.leaving}, {*self.graph.sources[k]}
                 made = {*segment.entering, *(node + 1 for node in segment.nodes[:place])} & (later | sources)
                 most = max(most, sum(sizes[t] for t in (*made, *sources)) + 2 * sizes[k + 1])
             yield self._moment(at, most, stored, self.ahead[at], lives, 0.0)
@@ -143,7 +140,7 @@ class BlockedStep:
             before = sum(self.whole[tensor] for tensor in gradients | leaving)
             readers = self.strips[at:]
             gradients = (gradients | set(segment.entering)) - leaving - {0}
-            after = sum(self.whole[tensor] for tensor in gradients)  # while the first go block by block, these come
+            after = sum(self.whole[tensor] for tensor in gradients)  # made block by block, as those before are freed
             strips = sum(each[t] for each in readers for t in gradients | leaving if t in each)
             stored = sum(self.whole[tensor] for tensor in values) + max(before, after)
             sizes, layers, origins = self.sizes[at], self.graph.layers, self.graph.origins
@@ -179,8 +176,8 @@ class BlockedStep:
             walk.step(k, row, col)
         return walk
 
-    def _foreign(self, at: int, tensor: int) -> float:
-        """Return the bytes that the blocks of the rank with most read of other blocks."""
+    def _foreign_bytes(self, at: int, tensor: int) -> float:
+        """Return the bytes that blocks read of other blocks, on the rank whose blocks read most."""
         total, own = 1.0, 1.0
         for (_, entering), cut, ranks in zip(self.windows[at], self.cuts, self.ranks, strict=True):
             read = entering[tensor]
@@ -209,5 +206,5 @@ def _largest_block(
     return max(blocks, key=positions)
 
 
-def _most(intervals: Sequence[Interval]) -> int:
+def _longest(intervals: Sequence[Interval]) -> int:
     return max(interval.size for interval in intervals)

@@ -25,7 +25,7 @@ from tiledseg.planning.walk.cost_model import ASSUMED, Machine
 from tiledseg.planning.walk.items import NEVER, Item, Walk, price
 from tiledseg.units import DOUBLE_BYTES, copy_bytes, wide_bytes
 
-FURTHER_OUTPUT = 3  # sizes of it that a loss of several outputs keeps: measured of `training.objective`
+FURTHER_OUTPUT = 3  # bytes that the loss keeps of an output but the first, by its size: measured (`training.objective`)
 
 
 class Gradients(NamedTuple):
@@ -40,16 +40,16 @@ class Gradients(NamedTuple):
 def gradients_by_node(
     graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int, first: int, stop: int, given: bool = False
 ) -> list[Gradients]:
-    """Return the gradients of the nodes `first` to `stop`; last those of the loss, without what this keeps, or those
-    that arrive from later stages. `given`: gradients of the results are given, in place of a loss.
+    """Return the gradients of the nodes `first` to `stop`. The last entry is of the loss, without the bytes that it
+    keeps, or of gradients that later stages send. `given`: the results' gradients are given, in place of a loss.
 
-    The gradients of a tensor's several readers are added up in a new one. A stage receives a gradient of what it has
-    sent from each node that reads it, as if all were on stages of their own, and holds their sum until the end. It
-    holds the gradients of what it received likewise.
+    The gradients of a tensor's several readers are added up in a new tensor. A stage receives a gradient of a tensor
+    that it has sent from each reader, as if all were on stages of their own, and holds their sum until the end. It
+    also holds the gradients of the tensors that it received until the end.
     """
     wants, wide = graph.wants_gradient, wide_bytes(bytes_per_value)
     bytes_of = [0, *[cost.output_bytes for cost in costs]]
-    waiting: dict[int, int] = {}  # of each tensor with a gradient, the bytes that this holds alone
+    waiting: dict[int, int] = {}  # by tensor: the bytes that its gradient, made but not yet used, holds alone
     scattered: set[int] = set()  # tensors whose gradients are views of larger ones, or the loss's
     sums = 0  # of gradients that later stages send
     if given or stop == len(graph):
@@ -157,9 +157,9 @@ def training_memory(graph: Graph, bands: int, context: tuple[int, int], bytes_pe
 @lru_cache(maxsize=256)
 def memory_of(walk: ForwardWalk, run: tuple[int, int] | None = None) -> StepMemory:
     """Return the bytes of a training step that goes forward as `walk` does, by the memory policy of the graph. `run`:
-    of the nodes (first, stop) alone, those of a stage. A rank's block counts without strips and the block of
-    the input."""
-    policy, uses = walk.graph.memory, _Uses(walk, run)
+    of the nodes (first, stop) alone, those of a stage. Strips of a rank's block, and its block of the input, do
+    not count."""
+    policy, uses = walk.graph.memory, _BackwardUses(walk, run)
     if policy is None or policy.keeps_all:
         base, rebuilding = uses.always(None)
         activations, peak = rebuilding[-1], max(base)
@@ -174,13 +174,13 @@ def memory_of(walk: ForwardWalk, run: tuple[int, int] | None = None) -> StepMemo
 def block_peak(walk: ForwardWalk, is_last: bool) -> int:
     """Return the bytes at the worst moment of a block of a tile, beside the tensors that enter it. Gradients of what
     leaves are given, unless a loss follows."""
-    return max(_Uses(walk, given=not is_last).always(None)[0])
+    return max(_BackwardUses(walk, given=not is_last).always(None)[0])
 
 
 def network_walk(walk: ForwardWalk, machine: Machine = ASSUMED, run: tuple[int, int] | None = None) -> Walk:
     """Return the items of a forward walk of a tile, or of a rank's block. `run`: of the nodes (first, stop) alone,
     those of a stage: tensors that enter it cannot be recomputed there."""
-    return _Uses(walk, run).walk(machine)
+    return _BackwardUses(walk, run).walk(machine)
 
 
 class WeightMemory(NamedTuple):
@@ -211,11 +211,11 @@ def fixed_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
     return sum(weight_memory(graph, bands, bytes_per_value)[:3])
 
 
-class _Uses:
-    """The nodes `ran` in a run of a forward walk, and how its backward pass uses their data.
+class _BackwardUses:
+    """The nodes `ran` in a run of a forward walk, and the uses of their data in its backward pass.
 
-    `sizes`: bytes of each tensor by its home; `uses`: the moments at which the backward pass uses it. `large`: bytes
-    kept inside nodes, as large as a tensor.
+    `sizes`: bytes of each tensor by its home. `uses`: the moments at which the backward pass uses it. `large`: bytes
+    kept inside each node that keeps as many as a tensor has.
     """
 
     def __init__(self, walk: ForwardWalk, run: tuple[int, int] | None = None, given: bool = False) -> None:
@@ -255,17 +255,17 @@ class _Uses:
         after = self._first_uses()
         order = sorted(home for home in after if home)
         number = {home: index for index, home in enumerate(order)}
-        items = [self._tensor(home, after[home], number) for home in order]
-        items += [self._inside(node, number) for node in self.large]
-        noted = [self._again(home)[2] for home in order] + [self.ran[node].noted for node in self.large]
+        items = [self._tensor_item(home, after[home], number) for home in order]
+        items += [self._inside_item(node, number) for node in self.large]
+        received = [self._rebuild_price(home)[2] for home in order] + [self.ran[node].received for node in self.large]
         stays = {item.waits_from: 0 for item in items}
-        for item, size in zip(items, noted, strict=True):  # what has arrived for an item stays
+        for item, size in zip(items, received, strict=True):  # what has arrived for an item stays
             stays[item.waits_from] += size
         base, rebuilding = self.always(stays)
         return Walk(tuple(items), base, rebuilding, self.graph, sum(self.seconds.values()))
 
     def _first_uses(self) -> dict[int, int]:
-        """Return the moment of the first use of each home in the backward pass, of those that matter."""
+        """Return the moment of the first use of each home that the backward pass or a recomputed item reads."""
         after: dict[int, int] = {}
         using: list[list[int]] = [[] for _ in self.graph.names]  # moments at which something is recomputed from a home
         for node in self.large:
@@ -285,43 +285,43 @@ class _Uses:
         """Return True if the nodes of the run alone make the tensor."""
         return all(k in self.ran for k in makers(self.graph)[home])
 
-    def _again(self, home: int) -> tuple[float, int, int]:
-        """Return what recomputing a tensor takes: seconds, bytes besides it for the moment, and bytes that arrived for
-        it from other ranks, which stay."""
-        layers, before, most, seconds, noted = self.graph.layers, 0, 0, 0.0, 0
+    def _rebuild_price(self, home: int) -> tuple[float, int, int]:
+        """Return the price of recomputing a tensor: seconds, bytes besides it for the moment, and bytes received for it
+        from other ranks, which stay."""
+        layers, before, most, seconds, received = self.graph.layers, 0, 0, 0.0, 0
         for k in (k for k in self.ran if self.place[k + 1] == home):
             ran = self.ran[k]
             writes = before and (layers[k].hands_on or self.graph.overwrites[k])
             most = max(most, before + ran.fresh + (0 if writes else ran.made.bytes))
             before = ran.made.bytes
             seconds += self.seconds[k]
-            noted += ran.noted
-        return seconds, max(0, most - self.sizes[home]), noted
+            received += ran.received
+        return seconds, max(0, most - self.sizes[home]), received
 
-    def _tensor(self, home: int, after: int, number: dict[int, int]) -> Item:
+    def _tensor_item(self, home: int, after: int, number: dict[int, int]) -> Item:
         graph, size, used = self.graph, self.sizes[home], home in self.uses
         name = graph.names[home]
         if not self._is_made(home):
             return Item(name, size, after, math.inf if used else NEVER, used=used, home=home)
-        seconds, work, noted = self._again(home)
+        seconds, work, received = self._rebuild_price(home)
         parents = tuple(number[origin] for origin in origins_of(graph)[home] if origin in number)
         again, cheap = seconds if can_rebuild(graph, home) else math.inf, is_cheap(graph, home)
-        return Item(name, size - noted, after, again, parents, work, used=used, cheap=cheap, home=home)
+        return Item(name, size - received, after, again, parents, work, used=used, cheap=cheap, home=home)
 
-    def _inside(self, node: int, number: dict[int, int]) -> Item:
-        """Return what a node keeps besides its tensors as an item: a second run of the node makes it."""
+    def _inside_item(self, node: int, number: dict[int, int]) -> Item:
+        """Return the item of the bytes that a node keeps besides its tensors; a second run of the node makes them."""
         graph, ran, size = self.graph, self.ran[node], self.large[node]
         homes_read = dict.fromkeys(self.place[source] for source in graph.sources[node])
         parents = tuple(number[home] for home in homes_read if home in number)
         again = self.seconds[node] if graph.layers[node].can_rebuild else math.inf
         work = max(0, ran.fresh - size) + ran.made.bytes * ran.copies
         name = f"{graph.nodes[node].name} (inside)"
-        return Item(name, size - ran.noted, self.moment(node), again, parents, work, node=node)
+        return Item(name, size - ran.received, self.moment(node), again, parents, work, node=node)
 
     def always(self, stays: dict[int, int] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the bytes of each moment that are there whatever is chosen: in all, and before the node's gradients;
-        with None those where everything is kept. `stays`: bytes of items that stay from a moment on. The last moment is
-        that of the loss."""
+        """Return the bytes that each moment holds whatever is chosen: at its worst, and before the node's gradients.
+        `stays`: bytes of items that stay from a moment on; None where everything is kept. The last moment is that of
+        the loss."""
         last = len(self.gradients)
         more, freed = [0] * (last + 1), [0] * last  # bytes that a node keeps are freed once it has run backward
         spans = [(self.loss, last - 1, last), *[(size, min(at, last), last) for at, size in (stays or {}).items()]]
