@@ -123,8 +123,8 @@ def better(results: Results) -> Iterator[Row]:
     runs = {peer: each["speed_up"] for peer, each in results.get("pipelines", {}).items() if "speed_up" in each}
     medians = {peer: statistics.median(speeds) for peer, speeds in runs.items()}
     for peer in (peer for peer, value in medians.items() if value * CLEAR > medians.get(OURS, value)):
-        theirs, ours = f"{peer}: {medians[peer]:.2f}", f"{medians[OURS]:.2f}"
-        yield "speed-up of a pipeline", theirs, ours, "see the spread of turns"
+        faster, slower = f"{peer}: {medians[peer]:.2f}", f"{medians[OURS]:.2f}"
+        yield "speed-up of a pipeline", faster, slower, "see the spread of turns"
 
 
 def pages(results: Results) -> dict[str, str]:
