@@ -37,7 +37,7 @@ VALUES = (
         "tiles_per_step is null",
     ),
     train("balance-of-images", "--train.tiles_per_step null --train.balance_classes 0.5", "is 0.5", "tiles_per_step"),
-    train("windows-of-no-size", WINDOWS.replace("size: 16, ", ""), "train.windows: size is null", "give a value"),
+    train("windows-of-no-size", WINDOWS.replace("size: 16, ", ""), "train.windows: size is not given", "give a value"),
     train("windows-of-text", WINDOWS.replace("16", "a"), "train.windows: size is a", "give a whole number"),
     train("windows-of-more", WINDOWS.replace("size", "side"), "no field 'side'", "size, per_step, halo"),
     train("windows-and-tiles", f"{WINDOWS} --train.tiles_per_step 2", "tiles_per_step is 2", "windows", "leave it out"),

@@ -176,7 +176,8 @@ def check_value(key: str, value: object, described: Field[Any]) -> None:
     know, or impossible text."""
     kinds = set(re.findall(r"\w+", str(described.type)))
     if value is None and "None" not in kinds:
-        raise ConfigError(f"{key} is null; give a value, or leave it out")
+        state, remedy = ("not given", "") if default_of(described) is None else ("null", ", or leave it out")
+        raise ConfigError(f"{key} is {state}; give a value{remedy}")
     allowed, extra = range_of(described), described.metadata
     if extra.get("pair") and isinstance(value, list) and len(value) != 2:
         raise ConfigError(f"{key} is {shown(value)}; give {allowed and allowed.remedy}")
