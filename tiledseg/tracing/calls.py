@@ -1,4 +1,4 @@
-"""The calls of a module in a run, the comparison of runs, and torch's functions by what they do with pixels."""
+"""The calls of a module in a run, the comparison of two runs, and torch's functions by their use of pixels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from torch.utils._pytree import tree_leaves
 
 _HERE = __file__.rsplit("/", 1)[0]
 _FIRST = ("input", "self", "tensor", "x", "a", "x1")
-NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(("input", "self"), _FIRST)  # torch takes NumPy's too
+# Other names of an argument: torch takes NumPy's too.
+NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(("input", "self"), _FIRST)
 NAMES |= {"dim": ("dim", "axis"), "keepdim": ("keepdim", "keepdims"), "other": ("other", "x2", "mat2")}
-MODES = "batch_norm", "multi_head_attention_forward"  # functions that are given a mode, which their handlers look at
-PLAINLY = {"in training": "in evaluation", "with gradients": "without gradients", "at its next call": "first"}
+MULTI_HEAD = "multi_head_attention_forward"
+MODAL = "batch_norm", MULTI_HEAD  # functions with an argument `training`, which their handlers check
+CONTRARY = {"in training": "in evaluation", "with gradients": "without gradients", "at its next call": "first"}
 
-# By the name under which torch gives a new tensor.
+# Functions of single values, by the name of the variant that makes a new tensor.
 _ELEMENTWISE = """abs add addcdiv addcmul atan celu clamp clamp_max clamp_min cos detach div elu eq erf exp expm1
 floor_divide ge gelu gt hardshrink hardsigmoid hardswish hardtanh le leaky_relu lerp log log1p
 log2 logical_and logical_not logical_or logsigmoid lt maximum minimum mish mul ne neg pow prelu
@@ -42,7 +44,6 @@ UNKNOWN = "may give another result on a part of the image; use one of docs/refer
 _COUNTED = "draws numbers by the order of calls, which tiles change; use Dropout2d"
 _ELSEWHERE = "reads pixels at places that are computed, maybe outside a tile; resize or crop by fixed numbers"
 _SORTED = "may sort values of the whole image; take means and maxima"
-MULTI_HEAD = "multi_head_attention_forward"
 # Why a function that has no handler cannot be exact.
 REASONS = {
     **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "bernoulli_", "rrelu"), _COUNTED),
@@ -54,14 +55,14 @@ REASONS = {
 _TRUTHS = """eq ne lt le gt ge isnan isfinite logical_and logical_or logical_not logical_xor bitwise_and
 bitwise_or bitwise_not"""
 TRUTHS = frozenset(_TRUTHS.split())
-# Functions, and which part of what they give, that say where a value is.
+# Functions that return places of values, and which part of their result these are.
 PLACES = frozenset([("argmax", 0), ("argmin", 0), ("argsort", 0)])
 PLACES |= {(name, 1) for name in ("sort", "max", "min", "median", "kthvalue", "topk")}
 
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor that depends on the input: `part` of what call `call` gave; the input itself is of call -1."""
+    """A tensor that depends on the input: result number `part` of call number `call`; the input itself has call -1."""
 
     call: int
     part: int = 0
@@ -69,13 +70,13 @@ class Made:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """A tensor that does not depend on the input: a weight or buffer of the module by `name`, or else computed."""
+    """A constant, which does not depend on the input: a weight or buffer of the module by `name`, or else computed."""
 
     tensor: torch.Tensor
     name: str | None = None
-    from_weights: bool = False  # it is one, or computed from some
+    from_weights: bool = False  # a weight, or computed from weights
     owner: tuple[nn.Module, str] | None = None  # of a buffer: the module that has it, and its name there
-    recipe: tuple[Any, ...] | None = None  # function, arguments, keywords, and which part of its result
+    recipe: tuple[Any, ...] | None = None  # the call that made it: function, arguments, keywords, part of the result
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,13 @@ class Record:
     dtype: torch.dtype = torch.float32
     calls: list[Call] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    own_gradients: list[str] = field(default_factory=list)  # what a backward pass does besides torch's own
+    own_gradients: list[str] = field(default_factory=list)  # why a backward pass is not torch's alone
     moved: list[str] = field(default_factory=list)  # buffers that no norm moves
-    kept: list[str] = field(default_factory=list)  # attributes that keep tensors from then on
-    hangs: bool = False  # hooks on its parts, and changes nothing else
+    kept: list[str] = field(default_factory=list)  # attributes in which forward keeps tensors
+    hangs: bool = False  # forward hangs hooks on parts, and changes nothing else
     returned: Any = None
     form: Any = None  # of the result, with an `OutputPlace` for each tensor
-    drew: tuple[str, ...] = ()  # whose random numbers moved
+    drew: tuple[str, ...] = ()  # names of generators of random numbers that were drawn from
     counted: list[nn.Module] = field(default_factory=list)  # batch norms that count their batches
 
 
@@ -117,7 +118,7 @@ def tensors_of(value: object) -> list[torch.Tensor]:
 
 
 def values_in(value: Any) -> list[Made | Given]:
-    """Return the tensors of the record in a result, or among arguments."""
+    """Return the `Made` and `Given` in a result or in arguments, at any depth."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Made | Given)]
 
 
@@ -128,7 +129,7 @@ def function_name(func: Any) -> str:
 
 
 def plain(name: str) -> str:
-    """Return the name of the function that gives a new tensor: `relu` for `relu_`, `add` for `__iadd__`."""
+    """Return the name of the variant that makes a new tensor: `relu` for `relu_`, `add` for `__iadd__`."""
     if name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"):
         name = name[3:-2]
     elif name.endswith("_") and not name.endswith("__"):
@@ -148,7 +149,7 @@ def calling_line() -> str:
     """Return the file and line of the innermost code that is neither torch's nor of this room."""
     for name, line in frames():
         if name.startswith(_HERE) and not name.endswith(("/calls.py", "/record.py")):
-            break  # whoever began the run
+            break  # the code that began the run
         if "/torch/" not in name and not name.startswith(_HERE) and not name.startswith("<"):
             return f"{_in_package(name)}:{line}"
     return "an unknown line"
@@ -156,7 +157,7 @@ def calling_line() -> str:
 
 @cache
 def _in_package(path: str) -> str:
-    """Return a file's path from its package's folder on."""
+    """Return a file's path relative to the folder of its top package."""
     top = os.path.dirname(path)
     while os.path.exists(os.path.join(top, "__init__.py")):
         top = os.path.dirname(top)
@@ -164,7 +165,7 @@ def _in_package(path: str) -> str:
 
 
 def where(call: Call) -> str:
-    """Return the place of a call in words."""
+    """Return in words the module that makes a call, the function, file and line."""
     kind = type(call.module).__name__ if call.module is not None else call.function
     return f"'{call.owner or 'the module itself'}' ({kind}, {call.at})"
 
@@ -177,7 +178,8 @@ def given_to(call: Call, index: int, name: str, default: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return True for equal numbers, the same tensors of the graph, and weights of equal values, computed alike."""
+    """Return True for arguments that are alike in two runs: equal numbers, the same `Made`, and constants of equal
+    values; constants computed from weights, or without values, must have the same recipe."""
     match one, other:
         case Given(), Given() if one.name or other.name:
             return one.name == other.name
@@ -202,21 +204,22 @@ def same(one: Any, other: Any) -> bool:
 
 
 def differing(one: Record, again: Record, how: str | None = None, other: Record | None = None) -> str | None:
-    """Return what a module does otherwise in a second run, dropout apart; None where nothing. `how`: the mode of a run
-    of the same numbers. `other`: a run at another size; numbers that `one` and it share must be the second's."""
-    first, others = (PLAINLY[how], how) if how else (_in_words(one), _in_words(again))
+    """Return in words the first difference of the run `again` from the run `one`, dropout apart; None without one.
+    `how`: the condition of `again`, of the size of `one`; all numbers must be equal. `other`: a run of another size;
+    numbers that `one` and `other` share must be equal in `again` too."""
+    first, others = (CONTRARY[how], how) if how else (_in_words(one), _in_words(again))
     for call, second in zip(one.calls, again.calls, strict=False):
-        if _way(call) != _way(second):
+        if _identity(call) != _identity(second):
             return f"{where(call)} comes next {first}, and {where(second)} {others}"
     if len(one.calls) != len(again.calls):
         longer, words = max((one, first), (again, others), key=lambda pair: len(pair[0].calls))
         return f"{where(longer.calls[min(len(one.calls), len(again.calls))])} comes {words} only"
     given = [[(call.arguments, dict(call.keywords)) for call in run.calls] for run in (one, again, other or one)]
     for call, mine, theirs, third in zip(one.calls, *given, strict=True):
-        excused = "dropout" in call.function or (call.function in MODES and how == "in training")
+        excused = "dropout" in call.function or (call.function in MODAL and how == "in training")
         fixed = same(mine, third) if other else how is not None and not excused
         if fixed and not same(mine, theirs):
-            norm = _measuring(theirs) if how == "in training" else None
+            norm = _norm_behind(theirs) if how == "in training" else None
             what = f"what '{norm}' measures of coordinates or weights" if norm else "other numbers"
             return f"{where(call)} is given {what} {others}"
     if how is None:
@@ -228,13 +231,13 @@ def differing(one: Record, again: Record, how: str | None = None, other: Record 
     return again.faults[0] if again.faults else None
 
 
-def _measuring(value: Any) -> str | None:
-    """Return the path of a norm of running statistics that made a tensor which does not depend on the input."""
+def _norm_behind(value: Any) -> str | None:
+    """Return the path of a norm with running statistics that a constant was computed by; None without one."""
     for given in values_in(value):
         if isinstance(given, Given) and given.recipe:
             if getattr(given.recipe[0], "running_mean", None) is not None and given.owner:
                 return given.owner[1]
-            if found := _measuring(given.recipe[1:3]):
+            if found := _norm_behind(given.recipe[1:3]):
                 return found
     return None
 
@@ -243,6 +246,6 @@ def _in_words(record: Record) -> str:
     return f"at {record.batch} x {record.size[0]} x {record.size[1]} pixels"
 
 
-def _way(call: Call) -> tuple[Any, ...]:
+def _identity(call: Call) -> tuple[Any, ...]:
     made = [value for value in values_in((call.arguments, call.keywords)) if isinstance(value, Made)]
     return call.function, call.module, call.at, made

@@ -1,8 +1,9 @@
-"""A module and its graph on the same images: outputs, gradients, and state afterwards. All on copies, with the
-generators set back, while tracing and at the place of use: the run ends where they differ on real data.
+"""Comparison of a module and its graph on the same images: outputs, gradients, and state afterwards.
 
-There a crop is compared in float64, with gradients in training, and a whole window in its dtype, up to what the
-module's own output moves by when last digits of its input do. Dropout keeps all channels in both, and scales them."""
+`trace` compares them on noise, and a run compares them on its first real input, on copies and with the random number
+generators set back. A run compares a crop in float64, with gradients in training, and a whole window in its dtype. The
+tolerance grows by the change of the module's own output when the last digits of its input change. Dropout keeps and
+scales all channels in both."""
 
 from __future__ import annotations
 
@@ -36,29 +37,31 @@ from tiledseg.tracing.runs import Images
 from tiledseg.tracing.state import drawn_from, in_mode, kept_state
 
 LARGE = 1000.0  # pixels are 0 to 10,000
-OUTPUTS = {torch.float64: 1e-11, torch.float32: 2e-5}  # of the largest value, while tracing
+OUTPUTS = {torch.float64: 1e-11, torch.float32: 2e-5}  # tolerances while tracing, of the largest value
 GRADIENTS = {torch.float64: 1e-9, torch.float32: 1e-3}
-COARSE = 2e-2  # of other dtypes
-SIDES = 64, 128, 256  # pixels of a crop: the first at which the module runs in float64
-EXACT = 1e-8  # of the largest value: of outputs and gradients in float64
-ROUNDINGS = 16.0  # of a dtype, of the largest value, whatever the network
-SECONDS = 1.0  # of looks at calls for images of other sizes
-TRIES = 2048  # sizes looked at for a legal one
+COARSE = 2e-2  # for other dtypes
+SIDES = 64, 128, 256  # pixels of a crop: the first side that the module runs on is used
+EXACT = 1e-8  # tolerance in a run in float64, of the largest value
+ROUNDINGS = 16.0  # tolerance in a run in another dtype, of the largest value, in units of the dtype's epsilon
+SECONDS = 1.0  # most time of comparing calls for images of other sizes
+TRIES = 2048  # sides that the search for a legal one tries
 
 Load = Callable[[], torch.Tensor | None]
+Say = Callable[[str], None]
 Values = dict[str, torch.Tensor]  # 'output 0', "state 'norm.running_mean'", "gradient 'head.weight'"
-Gaps = dict[str, tuple[float, float]]  # the largest difference of a value, and the largest number that the module gives
+Gaps = dict[str, tuple[float, float]]  # of each value: its largest difference, and the module's largest number
 
 
-def values(twin: GraphNetwork, x_BCHW: torch.Tensor, of_module: bool, *modes: bool) -> Values:
-    """Return the outputs of the module, or of its graph, its state afterwards and, if backward, its gradients. `modes`:
-    precise, backward, and plain: under no mode of torch, of which a module may know."""
-    precise, backward, plain = (*modes, False, False, False)[:3]
+def values(
+    twin: GraphNetwork, x_BCHW: torch.Tensor, of_module: bool, precise: bool, backward: bool, unwatched: bool = False
+) -> Values:
+    """Return the outputs of the module (`of_module`) or of its graph, the state afterwards, and gradients (`backward`).
+    `precise`: in float64. `unwatched`: under no mode of torch, since a module may detect a mode."""
     module: nn.Module = twin.recorded.module
     x_BCHW = x_BCHW.to(torch.float64 if precise else x_BCHW.dtype, copy=True).requires_grad_(backward)
-    conditions = drawn_from(0) if plain else same_conditions(x_BCHW.device, precise)
+    conditions = drawn_from(0) if unwatched else same_conditions(x_BCHW.device, precise)
     with conditions, torch.set_grad_enabled(backward), kept_state(module, False):
-        held = x_BCHW.clone() if backward else x_BCHW  # which may be written over
+        held = x_BCHW.clone() if backward else x_BCHW  # the module may write over it
         if of_module:
             outputs = tensors_of(as_trained(twin)(held))
             outputs = outputs if twin.recorded.wanted is None else [outputs[k] for k in twin.recorded.wanted]
@@ -79,23 +82,25 @@ def values(twin: GraphNetwork, x_BCHW: torch.Tensor, of_module: bool, *modes: bo
     return made
 
 
-def differences(twin: GraphNetwork, x_BCHW: torch.Tensor, relative: float, *modes: bool, epsilon: float = 0.0) -> Gaps:
-    """Return the values that a module and its graph give differently, by more than `relative` of their size, and by ten
-    times what the module's own move when the input moves by its rounding, `epsilon`. `modes`: precise, and backward."""
-    x_BCHW = x_BCHW.double() if modes[:1] == (True,) else x_BCHW
-    mine = values(twin, x_BCHW, False, *modes)  # before a module that writes its weights
-    theirs = values(twin, x_BCHW, True, *modes)
+def differences(
+    twin: GraphNetwork, x_BCHW: torch.Tensor, relative: float, precise: bool, backward: bool, epsilon: float = 0.0
+) -> Gaps:
+    """Return the values in which a module and its graph differ by more than `relative` of the value's size. `epsilon`:
+    rounding of the input; ten times the change that it makes in the module's own value is tolerated too."""
+    x_BCHW = x_BCHW.double() if precise else x_BCHW
+    mine = values(twin, x_BCHW, False, precise, backward)  # first: the module may write its weights
+    theirs = values(twin, x_BCHW, True, precise, backward)
     apart = _beyond({name: gap(mine[name], tensor) for name, tensor in theirs.items() if name in mine}, relative, {})
     if apart and epsilon:
         noise_BCHW = torch.rand(x_BCHW.shape, generator=torch.Generator().manual_seed(1)).to(x_BCHW)
         moved_BCHW = x_BCHW + epsilon * (float(x_BCHW.abs().nan_to_num().max()) or 1.0) * noise_BCHW
-        moved = values(twin, moved_BCHW, True, *modes)
+        moved = values(twin, moved_BCHW, True, precise, backward)
         apart = _beyond(apart, relative, {name: 10 * gap(moved[name], theirs[name])[0] for name in apart})
     return apart
 
 
 def gap(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
-    """Return the largest difference of two tensors, and the largest number of the second, where that is finite."""
+    """Return the largest difference of two tensors, and the largest number of the second, over its finite numbers."""
     if not theirs.numel() or mine.shape != theirs.shape:
         return 0.0 if mine.shape == theirs.shape else inf, float(theirs.abs().max()) if theirs.numel() else 0.0
     is_equal, theirs = torch.equal(mine, theirs), theirs.double()
@@ -107,7 +112,7 @@ def gap(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
 
 
 def _beyond(apart: Gaps, relative: float, slack: dict[str, float]) -> Gaps:
-    """Return the gaps above `relative` of the value's size, or of a ten thousandth of the largest of its kind."""
+    """Return the gaps above `relative` of the value's size (at least 1e-4 of its kind's largest) plus its `slack`."""
     kinds = {name: name.partition(" ")[0] for name in apart}
     largest = {kind: max(apart[name][1] for name in apart if kinds[name] == kind) for kind in set(kinds.values())}
     bounds = {name: relative * max(size, 1e-4 * largest[kinds[name]]) for name, (_, size) in apart.items()}
@@ -115,14 +120,14 @@ def _beyond(apart: Gaps, relative: float, slack: dict[str, float]) -> Gaps:
 
 
 def copied(network: GraphNetwork, precise: bool) -> GraphNetwork:
-    """Return a copy with its weights, buffers and attributes, in float64 if `precise`; its offload is not copied."""
+    """Return a copy with weights, buffers and attributes of its own, in float64 if `precise`; offload is not copied."""
     twin = copy.deepcopy(network, {id(network._offload): None})
     set_dropout_key(twin)
     return twin.double() if precise else twin
 
 
 def as_trained(twin: GraphNetwork) -> nn.Module:
-    """Return the module in the network's mode; where all norms stand still there, its own are evaluated."""
+    """Return the module in the network's mode; its norms in evaluation if the graph's statistics are constants."""
     module: nn.Module = twin.recorded.module
     module.training = twin.training  # its parts are the network's
     norms = [layer.is_still for layer in twin.graph.layers if layer.tracks or layer.is_still]
@@ -133,14 +138,14 @@ def as_trained(twin: GraphNetwork) -> nn.Module:
 
 
 def advance(twin: GraphNetwork, tensors: Tensors, first: int, stop: int) -> None:
-    """Run nodes of the graph, each by its module."""
+    """Run the nodes `first` to `stop` - 1 of the graph on `tensors`."""
     modules = list(twin.layers.values())
     run_nodes(twin.graph, lambda k, inputs: modules[k](*inputs), tensors, first, stop)
 
 
 @contextlib.contextmanager
 def same_conditions(device: torch.device, precise: bool) -> Iterator[None]:
-    """Set the same draws for all, and no cast in float64; kernels without a deterministic form may run."""
+    """Seed generators, let dropout keep all, allow nondeterministic kernels, and disable autocast if `precise`."""
     mode = torch.get_deterministic_debug_mode()
     cast = torch.autocast(device.type, enabled=False) if precise else contextlib.nullcontext()
     with drawn_from(0), _KeepAll(precise), cast:
@@ -152,8 +157,8 @@ def same_conditions(device: torch.device, precise: bool) -> Iterator[None]:
 
 
 class _KeepAll(TorchFunctionMode):
-    """Dropout that scales what it keeps, which is all; pooling without torch's fault on a GPU, norms without that on a
-    CPU (`weighted.right`). `precise`: numbers stay float64 where the module takes float32, as some do in attention."""
+    """A mode of torch in which dropout keeps and scales all channels, pooling is right on a GPU, and norms are right on
+    a CPU (`weighted.right`). `precise`: float64 tensors stay so where the module casts them to float32."""
 
     def __init__(self, precise: bool) -> None:
         super().__init__()
@@ -178,32 +183,34 @@ class _KeepAll(TorchFunctionMode):
 
 
 def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: bool) -> None:
-    """Raise ConfigError where a new graph does not give what its module gives for these images, small and large. Where
-    gradients alone differ, the network of a module in evaluation refuses to give any."""
+    """Compare a new graph with its module on these images, small and large. Raise ConfigError where outputs differ, or
+    gradients of a module in training. In evaluation, other gradients make a network that only maps."""
     trains = network.recorded.module.training
     with in_mode(network, False):
         twin, precise = network, False
-        for double in (True, False):  # in float64 where the module runs so; a copy where it can be copied
+        for double in (True, False):  # in float64 where the module runs in it; on a copy where it can be copied
             with contextlib.suppress(Exception):  # whatever the module raises
                 twin = copied(network, double)
-                made = values(twin, probes[-1], True, True).values() if double else ()
-                if all(y.dtype == torch.float64 or not y.is_floating_point() for y in made):  # counts and indices stay
+                made = values(twin, probes[-1], True, True, False).values() if double else ()
+                if all(
+                    y.dtype == torch.float64 or not y.is_floating_point() for y in made
+                ):  # counts and indices stay integers
                     precise = double
                     break
                 twin = network
         dtype = torch.float64 if precise else probes[-1].dtype
         for x_BCHW in (*probes, LARGE * probes[-1]):
             try:
-                apart = differences(twin, x_BCHW, OUTPUTS.get(dtype, COARSE), precise)
+                apart = differences(twin, x_BCHW, OUTPUTS.get(dtype, COARSE), precise, False)
             except Exception as error:  # a function that takes other things than it was thought to
                 what = f"the module's graph does not run: {type(error).__name__}: {first_line(error)}"
                 raise ConfigError(f"{what}; write that function in other words, and please report it") from error
             for most, size in apart.values():
                 what = f"the module's graph gives outputs that differ from the module's by {most:.1e} of {size:.1e}"
                 raise ConfigError(f"{what} for {tuple(x_BCHW.shape)}; write in other words what was not seen")
-        plain, watched = (values(twin, probes[-1], True, precise, False, each) for each in (True, False))
+        unwatched, watched = (values(twin, probes[-1], True, precise, False, each) for each in (True, False))
         bound = OUTPUTS[torch.float32] if precise else COARSE
-        if _beyond({name: gap(plain[name], tensor) for name, tensor in watched.items()}, bound, {}):
+        if _beyond({name: gap(unwatched[name], tensor) for name, tensor in watched.items()}, bound, {}):
             raise ConfigError("the module computes something else where its calls are watched; leave that out")
         for training in () if network.own_gradients else (False, True):
             if training and (still or network.untrained or not trains):
@@ -222,28 +229,22 @@ def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: b
 
 
 def holds_anywhere(network: GraphNetwork, x_BCHW: torch.Tensor) -> bool:
-    """Return True if the graph gives what the module gives, or the module gives nothing, for an image of any size."""
+    """Return True if graph and module agree for an image of any size, or the module does not run on it."""
     with in_mode(network, False):
         try:
-            values(network, x_BCHW, True)
+            values(network, x_BCHW, True, False, False)
         except Exception:  # whatever the module raises
             return True
         with contextlib.suppress(Exception):  # sizes that do not join
-            return not differences(network, x_BCHW, OUTPUTS.get(x_BCHW.dtype, COARSE))
+            return not differences(network, x_BCHW, OUTPUTS.get(x_BCHW.dtype, COARSE), False, False)
         return False
 
 
 def verify_first(
-    network: GraphNetwork,
-    load: Load,
-    tilings: Sequence[Tiling],
-    mesh: Mesh,
-    precision: str,
-    most: int,
-    say: Callable[[str], None],
+    network: GraphNetwork, load: Load, tilings: Sequence[Tiling], mesh: Mesh, precision: str, most: int, say: Say
 ) -> None:
-    """End the run where `verified` does, for the input that `load` reads and images of `tilings`. Collective: rank 0
-    looks, and the others wait for its one broadcast, which carries an error too."""
+    """Run `verified` on rank 0, for the input that `load` reads and the images of `tilings`. Collective: other ranks
+    wait for one broadcast, which carries an error too."""
 
     def look() -> str:
         x_BCHW, weight = load(), next(network.recorded.module.parameters(), torch.zeros(()))
@@ -261,20 +262,21 @@ def verify_first(
 def verified(
     network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: int | None = None, wholes: Sequence[Images] = ()
 ) -> str:
-    """Compare a traced network with its module on real input, in at most `memory` bytes, `most` of activations; and its
-    calls there and for whole images. Return a line for the log. Raise ConfigError that names what differs first."""
+    """Compare a traced network with its module on real input, and the module's calls there and for `wholes`. Return a
+    line for the log. Raise ConfigError that names the first difference. Uses at most `memory` bytes, of which at most
+    `most` hold activations."""
     begun, name = time.perf_counter(), type(network.recorded.module).__name__
     room = memory - 3 * sum(tensor.numel() * torch.float64.itemsize for tensor in network.state_dict().values())
     room = room if most is None else min(room, most)
     try:
-        plain = copied(network, False)
+        twin = copied(network, False)
     except Exception as error:  # whatever an attribute of the module raises
         return f"not checked: {name} cannot be copied ({type(error).__name__}: {first_line(error)})"
     x_BCHW = x_BCHW.detach()
     window_BCHW = _fitted(network, x_BCHW, room)
     while window_BCHW is not None:
         try:
-            _check(network, plain, window_BCHW, room)
+            _check(network, twin, window_BCHW, room)
         except (RuntimeError, MemoryError) as error:
             if not is_exhausted(error):
                 raise
@@ -289,11 +291,11 @@ def verified(
     return f"not checked: no part of {_size(x_BCHW)} suits {name} and the free memory"
 
 
-def _check(network: GraphNetwork, plain: GraphNetwork, window_BCHW: torch.Tensor, room: int) -> None:
-    """Compare on a crop in float64 (in the run's dtype where the module knows no float64), in training with gradients,
-    and on the whole window in the run's dtype. Raise ConfigError that names the last of the gradients, which a backward
-    pass makes first."""
-    trains, looked, twin = network.training and torch.is_grad_enabled(), False, copied(network, True)
+def _check(network: GraphNetwork, twin: GraphNetwork, window_BCHW: torch.Tensor, room: int) -> None:
+    """Compare on a crop in float64 (in the run's dtype if the module does not run in float64), in training with
+    gradients; then by `twin` on the whole window, in the run's dtype. Raise ConfigError that names the first
+    difference. It is the last of the gradients, which a backward pass makes first."""
+    trains, looked, precise_twin = network.training and torch.is_grad_enabled(), False, copied(network, True)
     cast = torch.is_autocast_enabled(kind := window_BCHW.device.type)
     epsilon = torch.finfo(torch.get_autocast_dtype(kind) if cast else window_BCHW.dtype).eps
     name_of = type(network.recorded.module).__name__
@@ -309,8 +311,8 @@ def _check(network: GraphNetwork, plain: GraphNetwork, window_BCHW: torch.Tensor
             x_BCHW, rounding = window_BCHW, 4 * epsilon
             bound = EXACT if window_BCHW.dtype == torch.float64 else ROUNDINGS * epsilon
         try:
-            modes = precise, trains and side > 0
-            apart = differences(twin if precise else plain, x_BCHW, bound, *modes, epsilon=rounding)
+            by = precise_twin if precise else twin
+            apart = differences(by, x_BCHW, bound, precise, trains and side > 0, epsilon=rounding)
         except Exception as error:  # whatever the module raises, in float64 or on a small crop
             if is_exhausted(error):
                 raise
@@ -331,7 +333,7 @@ def _check(network: GraphNetwork, plain: GraphNetwork, window_BCHW: torch.Tensor
 
 
 def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: float, precise: bool) -> str:
-    """Return in words the first node whose tensor differs: module and graph run side by side, call by call."""
+    """Return in words the first node whose tensor differs, by running module and graph side by side, call by call."""
     module, graph = copied(network, precise), copied(network, precise)
     recorded, places, done = module.recorded, list[str](), 0
     x_BCHW = x_BCHW.to(torch.float64 if precise else x_BCHW.dtype)
@@ -341,7 +343,7 @@ def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: floa
         nonlocal done
         at, call = len(calls) - 1, where(calls[-1])
         traced = recorded.calls[at] if at < len(recorded.calls) else ""
-        # Without lines: those of a Sequential are its caller's.
+        # Compare without line numbers: a module inside a Sequential has its caller's.
         if not places and call.rpartition(", ")[0] != traced.rpartition(", ")[0]:
             places.append(f"{call} is called, which was not when it was traced")
         for part, tensor in enumerate(parts):
@@ -360,7 +362,7 @@ def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: floa
 
 
 def _fitted(network: GraphNetwork, x_BCHW: torch.Tensor, room: int) -> torch.Tensor | None:
-    """Return the input, or a legal part of it whose tensors fill at most `room` bytes; None where none does."""
+    """Return the input, or a legal crop whose tensors fill at most `room` bytes; None where no crop does."""
     sizes = list(x_BCHW.shape[2:])
     while min(sizes) > 0:
         tried = (range(most, max(0, most - TRIES), -1) for most in sizes)
@@ -372,7 +374,7 @@ def _fitted(network: GraphNetwork, x_BCHW: torch.Tensor, room: int) -> torch.Ten
 
 
 def _bytes(network: GraphNetwork, x_BCHW: torch.Tensor, width: int | None = None) -> int:
-    """Return the bytes of all tensors at once, as an author may hold them, and half as much for what kernels need."""
+    """Return the bytes of all tensors of the graph at once, and half as much for workspaces of kernels."""
     batch, _, *size = x_BCHW.shape
     shapes = tensor_shapes(network.graph, network.bands, *size)
     return 3 * batch * (width or x_BCHW.element_size()) * sum(count * rows * cols for count, rows, cols in shapes) // 2

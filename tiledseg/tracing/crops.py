@@ -35,8 +35,7 @@ from tiledseg.raster.mirrored_reader import mirrored_positions, prefetch
 from tiledseg.tracing.state import class_state, drawn_from, generators, in_mode, is_same, kept_state
 from tiledseg.units import SINGLE_BYTES
 
-AT_ONCE = {"cpu": 4}
-"""Most crops of a batch by the kind of device; 16 on others."""
+AT_ONCE = {"cpu": 4}  # most crops of a batch by the kind of device; 16 on others
 Place = tuple[Crop, Crop]  # rows and columns of one crop
 _PIXELS = 2**20  # of a batch of crops
 _KEPT_BYTES = 2**26  # of the scores of crops that the next tiles need

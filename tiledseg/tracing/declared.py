@@ -1,4 +1,6 @@
-"""The footprints of modules that tracing does not look into: a user declares them, or this file does (`_shipped`)."""
+"""The footprints of modules that tracing does not look into, declared by a user (`declare`) or here (`_shipped`).
+
+Also stochastic depth: modules that drop whole images in training (`depth_rate`)."""
 
 from __future__ import annotations
 
@@ -16,39 +18,50 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tiledseg.errors import ConfigError
 from tiledseg.tracing.state import drawn_from
 
-Numbers = int | Sequence[int]  # of rows and columns, or of each
+Numbers = int | Sequence[int]  # one of rows and columns alike, or one of each
 DEPTHS = ("DropPath", "StochasticDepth")  # ends of the names of classes
-IMAGES = 1 << 16  # by which such a module is known
-# Shapes for which it must do the same: tokens, images and times; thresholds lie between them.
+IMAGES = 1 << 16  # images in the statistical test of such a module
+# Shapes for which it must call the same kernels, of tokens, images and times: small and vast, to find branches.
 SHAPES = (2, 6, 4), (3, 70_000, 96), (1, 3, 5, 7), (8, 64, 70_000, 24), (5, 2_100, 24, 70_000), (2, 3, 4, 64, 96)
-MAKES = "new_empty", "new_ones", "new_zeros", "new_full", "empty_like", "ones_like", "zeros_like"  # of no values
+MAKES = (
+    "new_empty",
+    "new_ones",
+    "new_zeros",
+    "new_full",
+    "empty_like",
+    "ones_like",
+    "zeros_like",
+)  # kernels that read no values
 SCALES = "mul", "mul_", "div", "div_", "clone", "detach", "alias"
 
 
+class StatedFootprint:
+    """A declared footprint, given by numbers of rows and columns."""
+
+    def along(self, dim: int) -> dict[str, int]:
+        """Return the fields of a `DeclaredLeaf`, or of a `WholeLeaf`, along rows (0) or columns (1)."""
+        numbers: dict[str, Numbers] = {"size": getattr(self, "stride", 1), **vars(self)}
+        fields = {name: each if isinstance(each, int) else int(each[dim]) for name, each in numbers.items()}
+        if not 0 <= fields.get("shift", 0) < fields["size"] or fields.get("reach", 0) < 0:
+            raise ConfigError(f"{self} is no footprint; give a size above its shift, a reach from 0, a stride from 1")
+        return fields
+
+
 @dataclass(frozen=True)
-class Windows:
-    """The footprint of attention in windows: an output sees its own of a grid of `size` x `size` pixels, which `shift`
-    moves, and the image's ends clip."""
+class Windows(StatedFootprint):
+    """The footprint of attention in windows: an output sees the pixels of its window. Windows of `size` x `size` pixels
+    form a grid, which `shift` moves and the image's ends clip."""
 
     size: Numbers
     shift: Numbers = 0
 
-    def along(self, dim: int) -> dict[str, int]:
-        """Return the fields of a `DeclaredLeaf` along rows (0) or columns (1)."""
-        return _along(self, dim, size=self.size, shift=self.shift)
-
 
 @dataclass(frozen=True)
-class Local:
-    """The footprint of a neighbourhood: an output sees its `stride` x `stride` inputs, and `reach` pixels around
-    them."""
+class Local(StatedFootprint):
+    """The footprint of a neighbourhood: an output sees its `stride` x `stride` inputs and `reach` pixels beside."""
 
     reach: Numbers = 0
     stride: Numbers = 1
-
-    def along(self, dim: int) -> dict[str, int]:
-        """Return the fields of a `DeclaredLeaf` along rows (0) or columns (1)."""
-        return _along(self, dim, reach=self.reach, stride=self.stride, size=self.stride)
 
 
 class PerPixel(Local):
@@ -56,29 +69,15 @@ class PerPixel(Local):
 
 
 @dataclass(frozen=True)
-class WholeImage:
+class WholeImage(StatedFootprint):
     """The footprint of a module that sees the whole image, and gives as many pixels. Sides are multiples of `size`."""
 
     size: Numbers = 1
 
-    def along(self, dim: int) -> dict[str, int]:
-        """Return the fields of a `WholeLeaf` along rows (0) or columns (1)."""
-        return _along(self, dim, size=self.size)
-
-
-Stated = Windows | Local | WholeImage
-
-
-def _along(stated: Stated, dim: int, **numbers: Numbers) -> dict[str, int]:
-    fields = {name: each if isinstance(each, int) else int(each[dim]) for name, each in numbers.items()}
-    if not 0 <= fields.get("shift", 0) < fields["size"] or fields.get("reach", 0) < 0:
-        raise ConfigError(f"{stated} is no footprint; give a size above its shift, a reach from 0, a stride from 1")
-    return fields
-
 
 def depth_rate(module: nn.Module) -> float | None:
-    """Return the rate at which a module drops whole images in training (stochastic depth of timm, MONAI, torchvision,
-    transformers), by its class's name, its attribute, and what it does with many images; None for any other module."""
+    """Return the rate at which a module drops whole images in training, as stochastic depth of timm, MONAI, torchvision
+    and transformers does; None for any other module. The class's name, a statistical test and `_only_scales` tell."""
     rate = getattr(module, "drop_prob", getattr(module, "p", None))
     named = type(module).__name__.endswith(DEPTHS) and not module._forward_hooks and not module._forward_pre_hooks
     if not named or not isinstance(rate, int | float) or not 0 <= rate <= 1:
@@ -99,8 +98,8 @@ def depth_rate(module: nn.Module) -> float | None:
 
 
 def _only_scales(module: nn.Module) -> bool:
-    """Return True if all that a module does, whatever the tensor's shape, dtype and values, is to multiply it by
-    numbers that it draws in training, one an image. By the kernels that it calls, without values."""
+    """Return True if a module, by the kernels that it calls for tensors without values, only multiplies its input by
+    numbers. In training it draws them, one an image; shape and dtype change nothing."""
     mode, held = module.training, _held(module)
     own = {name for name, each in vars(module).items() if name[0] != "_" and name not in held}
     parts = module._modules, module._parameters, module._buffers
@@ -111,7 +110,7 @@ def _only_scales(module: nn.Module) -> bool:
     try:
         for training, dtype, shape in product(runs, (torch.float32, torch.float64, torch.bfloat16), SHAPES):
             x = torch.empty(shape, dtype=dtype, device="meta")
-            with torch.device("meta"), _Kernels(x) as kernels, drawn_from(0), torch.no_grad():
+            with torch.device("meta"), _ScalingKernels(x) as kernels, drawn_from(0), torch.no_grad():
                 module.train(training)(x)
             runs[training].add((*kernels.called, not training or kernels.drawn == shape[0]))
     except Exception:  # whatever the module raises
@@ -125,20 +124,20 @@ def _only_scales(module: nn.Module) -> bool:
 
 
 _SCALING: set[tuple[Any, ...]] = set()
-"""Classes with the numbers of a module, of those that only scale: an encoder has one of each class in every block."""
+"""A cache of `_only_scales`: classes of modules that only scale, with their attributes."""
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
-    """Return the numbers that a module keeps, as one that counts its calls does."""
+    """Return the numbers and texts among a module's attributes, one of which may count its calls."""
     return {name: each for name, each in vars(module).items() if isinstance(each, int | float | str)}
 
 
-class _Kernels(TorchDispatchMode):
-    """The kernels that a function of `x` calls, and the numbers they draw. Raises ValueError for other than scaling."""
+class _ScalingKernels(TorchDispatchMode):
+    """A mode that notes the kernels that a function of `x` calls. Raises ValueError for other kernels than scaling."""
 
     def __init__(self, x: torch.Tensor) -> None:
         super().__init__()
-        self.called, self.drawn = list[Any](), 0
+        self.called, self.drawn = list[Any](), 0  # kernels with their numbers; random numbers
         self._of_x, self._made = [x], list[torch.Tensor]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -157,7 +156,7 @@ class _Kernels(TorchDispatchMode):
 
 
 def depths_of(module: nn.Module) -> dict[str, float]:
-    """Return the rate of each stochastic depth inside a module, if it is not 0, by its path."""
+    """Return the rates above 0 of the stochastic depths inside a module, by their paths."""
     found = ((path, depth_rate(each)) for path, each in module.named_modules() if path)
     return {path: rate for path, rate in found if rate}
 
@@ -167,27 +166,29 @@ Arguments = Callable[[Any, int, int], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Declaration:
-    """A footprint, of each module of a class where it is a function; and, from a module and the rows and columns of its
-    input, the arguments that it takes besides that."""
+    """The declaration of a class of modules. `footprint`: of all its modules, or a function of a module. `arguments`: a
+    function of a module and its input's rows and columns that returns the further arguments."""
 
-    footprint: Stated | Callable[[Any], Stated]
+    footprint: StatedFootprint | Callable[[Any], StatedFootprint]
     arguments: Arguments | None = None
 
-    def of(self, module: nn.Module) -> Stated:
-        return self.footprint if isinstance(self.footprint, Stated) else self.footprint(module)
+    def of(self, module: nn.Module) -> StatedFootprint:
+        return self.footprint if isinstance(self.footprint, StatedFootprint) else self.footprint(module)
 
 
 def declare(
-    kind: type[nn.Module], footprint: Stated | Callable[[Any], Stated], arguments: Arguments | None = None
+    kind: type[nn.Module],
+    footprint: StatedFootprint | Callable[[Any], StatedFootprint],
+    arguments: Arguments | None = None,
 ) -> None:
     """State what modules of class `kind` (no subclass) see, for all traces from now on: `Windows(size, shift)`,
     `Local(reach, stride)`, `PerPixel()`, `WholeImage(size)`, or a function of the module that returns one of them.
 
-    `arguments(module, height, width)`: those that it takes after its input, for an input of so many rows and columns.
-    The module then is one node. Tracing compares it, in float64, with its declaration, on an image and on parts of it,
-    and by the gradients of single pixels; it refuses a footprint that is too small.
+    `arguments(module, height, width)`: the arguments after its input, for an input of `height` x `width` pixels. The
+    module then is one node. Tracing checks the declaration in float64, on an image, on parts of it, and by gradients of
+    single pixels; it refuses a footprint that is too small.
     """
-    stated = isinstance(footprint, Stated) or (callable(footprint) and not isinstance(footprint, type))
+    stated = isinstance(footprint, StatedFootprint) or (callable(footprint) and not isinstance(footprint, type))
     if not (isinstance(kind, type) and issubclass(kind, nn.Module) and stated):
         what = f"declare takes {getattr(kind, '__name__', kind)!r} and {footprint!r}; give a class of modules"
         raise ConfigError(f"{what}, and Windows(...), Local(...), PerPixel(), WholeImage() or a function")

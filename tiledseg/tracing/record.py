@@ -1,7 +1,7 @@
-"""A record of a module's calls: it runs on real tensors, and every call of torch that takes one is written down.
+"""A record of a module's calls: the module runs on real tensors, and each call of torch with tensors is noted.
 
-Tensors are tensors and sizes numbers; what depends on them is found by a second record at another size. Memory that
-depends on the input is followed kernel by kernel: compiled code passes the recorder by. Decision 0016.
+A record holds sizes as plain numbers; a second record, at another size, shows which of them depend on the size.
+`Kernels` follows the input's memory kernel by kernel: compiled code is out of `Recorder`'s sight. Decision 0016.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from tiledseg.tracing.declared import declaration, depths_of
 from tiledseg.tracing.state import FORWARD_HOOKS, Changes, drawn_from, generators, in_mode, kept_state
 
 INEXACT = "the module cannot be computed exactly on tiles"
-VAST = 1 << 24  # values of a constant that a run without values does not compute
-WIDEST = 2048.0  # values a pixel: a run ends where a kernel makes more of the input
+MOST_VALUES = 1 << 24  # of a constant: a run without values does not compute a larger one
+WIDEST = 2048.0  # values a pixel that a kernel may make of the input: one that makes more ends the run
 NUMBERS = frozenset(("__bool__", "item", "__int__", "__float__", "__index__", "is_nonzero"))
 _READS = """__contains__ __array__ tolist numpy equal allclose nonzero unique masked_select argwhere grad _version
 untyped_storage storage _typed_storage data_ptr __dlpack__ __array_interface__ apply_ map_ map2_"""
 READS_VALUES = NUMBERS | frozenset(_READS.split())
 DROPPING = "scaled_dot_product_attention", calls.MULTI_HEAD
-# Functions that a graph takes for changes of layout or of dtype alone.
+# Functions that a graph treats as changes of layout or dtype alone: a cast of these is noted.
 CASTS = frozenset(("to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "view", "asarray"))
 HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"))
-# Modules that resize to a size, or by a factor: known at the call.
+# Modules that resize to a size or by a factor: the call inside them shows which.
 RESIZING = (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
 
 
@@ -52,19 +52,19 @@ class PairsError(ConfigError):
 
 
 class Kernels(TorchDispatchMode):
-    """The storages that depend on the input, those made since it is entered, and tensors written since last asked. In a
-    run without values constants have theirs, but vast ones; a number read of what depends on the input is 1."""
+    """A mode that sees each kernel: it notes storages that depend on the input, and tensors that are written. In a run
+    without values, constants of up to MOST_VALUES have values, and a number that is read of the input is 1."""
 
     def __init__(self, x_BCHW: torch.Tensor, widest: float) -> None:
         super().__init__()
         self.reads = False  # a number was read of what depends on the input
         self.draws = False  # random numbers were drawn
-        self._most, self._fake = widest * x_BCHW[:, :1].numel(), isinstance(x_BCHW, FakeTensor)
-        self._kept: dict[int, torch.UntypedStorage] = {}  # by address: kept, so that no address is used again
-        self.older: set[int | None] = set()  # addresses of what was there before: weights, constants
-        self._dependent: dict[int, int] = {}  # addresses: start and stop
+        self._most_values, self._fake = widest * x_BCHW[:, :1].numel(), isinstance(x_BCHW, FakeTensor)
+        self._kept: dict[int, torch.UntypedStorage] = {}  # by address: held, so that no address is used again
+        self.older: set[int | None] = set()  # addresses of storages from before the run: weights, constants
+        self._dependent: dict[int, int] = {}  # storages of the input: start, stop
         self.written: list[torch.Tensor] = []  # since it was last emptied
-        self._meet(x_BCHW, True)
+        self._note_storage(x_BCHW, True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -81,10 +81,10 @@ class Kernels(TorchDispatchMode):
             depends = not self._dependent.keys().isdisjoint(before)
             constant = self._fake and not any(isinstance(tensor, FakeTensor) for tensor in taken)
             result = None
-            with suppress(RuntimeError) if constant else nullcontext():  # shapes that depend on values
+            with suppress(RuntimeError) if constant else nullcontext():  # a shape that depends on values raises
                 result = func(*args, **kwargs)
-            if constant and (result is None or sum(tensor.numel() for tensor in tensors_of(result)) <= VAST):
-                with unset_fake_temporarily():  # what is computed of no image has values, unless these are too many
+            if constant and (result is None or sum(tensor.numel() for tensor in tensors_of(result)) <= MOST_VALUES):
+                with unset_fake_temporarily():  # a constant: computed with its values
                     result = func(*args, **kwargs)
             self.draws |= torch.Tag.nondeterministic_seeded in func.tags
             self.reads |= depends and reads
@@ -93,34 +93,34 @@ class Kernels(TorchDispatchMode):
                     written = tensors_of(args[place] if place < len(args) else kwargs.get(argument.name))
                     self.written += written
                     for tensor in written if depends else ():
-                        self._meet(tensor, True)
+                        self._note_storage(tensor, True)
             for tensor in tensors_of(result):
-                self._meet(tensor, depends)
+                self._note_storage(tensor, depends)
                 if depends:
                     self.check_pairs(tensor.numel())
         return result
 
     def check_pairs(self, values: float) -> None:
         """Raise PairsError for a tensor of so many values."""
-        if values > self._most:
+        if values > self._most_values:
             what = f"{INEXACT}: at {calling_line()} it lets every pixel see every other, in a tensor too large to try"
             raise PairsError(f"{what}; attend where pixels are fewer, or use convolutions, or gates of channels")
 
-    def _meet(self, tensor: torch.Tensor, depends: bool) -> None:
+    def _note_storage(self, tensor: torch.Tensor, depends: bool) -> None:
         if start := address(tensor):
             storage = self._kept.setdefault(start, tensor.untyped_storage())
             if depends:
                 self._dependent[start] = start + (1 if isinstance(tensor, FakeTensor) else storage.nbytes())
 
     def depends(self, tensor: torch.Tensor) -> bool:
-        """Return True if the tensor lies in memory that depends on the input, whoever made it."""
+        """Return True if the tensor's memory depends on the input, even if it was made out of the recorder's sight."""
         start = address(tensor)
         return start is None or any(begin <= start < stop for begin, stop in self._dependent.items())
 
 
 def address(tensor: torch.Tensor) -> int | None:
-    """Return where the tensor's storage begins, 0 for an empty one, a number of its own for one without values; None
-    where it has none (of `torch.vmap`)."""
+    """Return the address of the tensor's storage: 0 if it is empty, another unique number if it has no values; None for
+    a tensor without a storage (of `torch.vmap`)."""
     try:
         storage = tensor.untyped_storage()
         return storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
@@ -129,8 +129,8 @@ def address(tensor: torch.Tensor) -> int | None:
 
 
 def is_unit(module: nn.Module, opened: bool = False) -> bool:
-    """Return True for a module that is one call: a layer by itself, whatever functions it calls. `opened`: modules of
-    which somebody states what they see are none."""
+    """Return True for a unit: a module that is recorded as one call, whatever functions it calls. `opened`: declared
+    modules are no units."""
     kind = type(module)
     own = (isinstance(module, BlockModule) and module.speaks_for_blocks()) or declaration(module) is not None
     special = kind in RESIZING or getattr(module, "return_indices", False) or getattr(module, "ceil_mode", False)
@@ -139,7 +139,7 @@ def is_unit(module: nn.Module, opened: bool = False) -> bool:
 
 
 class Recorder(TorchFunctionMode):
-    """A list of calls, which grows while it is entered."""
+    """A mode that sees each function of torch: it notes calls of functions, and of units, in `record`."""
 
     def __init__(self, root: nn.Module, x_BCHW: torch.Tensor, watch: Any, widest: float, opened: bool = False) -> None:
         super().__init__()
@@ -152,12 +152,12 @@ class Recorder(TorchFunctionMode):
         self._paths = {root: "", **{module: name for name, module in named.named_modules()}}
         self._depths = {root.get_submodule(path) for path in depths_of(root)}
         self._modes = {module: module.training for module in root.modules()}
-        self._owners, self._inside = [""], 0  # paths of modules that run; units among them
+        self._owners, self._inside = [""], 0  # paths of the modules that run, outermost first; how many are units
         self._values: dict[int, Made | Given] = {}  # by the tensor's id
-        self._alive: dict[int | None, list[torch.Tensor]] = {}  # by address; an id belongs to a tensor while it lives
-        self._stale: set[int] = set()  # tensors that share memory with one that was written since
-        self._used: set[int] = set()  # tensors not of the input that a call on it has taken
-        self._measured: set[int] = set()  # buffers that norms move
+        self._alive: dict[int | None, list[torch.Tensor]] = {}  # by address: held, so that no id is used again
+        self._stale: set[int] = set()  # ids of tensors whose memory was written through another tensor
+        self._used: set[int] = set()  # ids of constants that a call with tensors of the input has taken
+        self._measured: set[int] = set()  # ids of buffers that norms move
         self._note(x_BCHW, Made(-1))
         for path, module in root.named_modules():
             for name, parameter in module.named_parameters(prefix=path, recurse=False):
@@ -171,18 +171,18 @@ class Recorder(TorchFunctionMode):
         self._alive.setdefault(address(tensor), []).append(tensor)
 
     def _fault(self, what: str, kind: str = "faults", inside: bool = True) -> None:
-        """Note a fault, or what a backward pass does besides torch's own. `inside`: one of a declared module too."""
+        """Append to the record's list `kind`, with the place. `inside`: also inside an opened declared module."""
         if self._opened and not inside:
             return
         getattr(self.record, kind).append(f"{self._owners[-1] or 'the module'} at {calling_line()}: {what}")
 
-    def _placed(self, value: Any) -> Any:
+    def _described(self, value: Any) -> Any:
         """Return a value with `Made` or `Given` in the place of each tensor."""
         if isinstance(value, torch.Tensor):
             return self._value_of(value)
         if isinstance(value, tuple | list):
-            return tuple(map(self._placed, value))
-        return {key: self._placed(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+            return tuple(map(self._described, value))
+        return {key: self._described(each) for key, each in value.items()} if isinstance(value, Mapping) else value
 
     def _value_of(self, tensor: torch.Tensor) -> Made | Given:
         if id(tensor) in self._stale:
@@ -216,35 +216,35 @@ class Recorder(TorchFunctionMode):
             self._inside -= whole
 
     def _run(self, function: Any, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
-        """Make one call, and write it down."""
+        """Make one call and note it."""
         name = type(module).__name__ if module is not None else function_name(function)
-        placed, named = self._placed(args), self._placed(kwargs)
+        placed, named = self._described(args), self._described(kwargs)
         self._settle()
         if name in READS_VALUES - NUMBERS and any(isinstance(each, FakeTensor) for each in tensors_of(args)):
             raise NotImplementedError(f"{name} of a tensor without values")
         if name == calls.MULTI_HEAD and kwargs.get("need_weights", True):
             y, _ = function(*args, **kwargs | {"need_weights": False})
             heads = () if kwargs.get("average_attn_weights", True) else (args[4],)
-            # What stands for the weights of all pairs of pixels: a graph does not make them.
+            # In the place of the weights of all pairs of pixels, which a graph does not make, zeros of no memory.
             shape = y.shape[1], *heads, len(args[0]), len(args[1])
             self.kernels.check_pairs(prod(shape) / 4)
             result = y, torch.zeros((), dtype=y.dtype, device=y.device).expand(shape)
         else:
             result = function(*args, **kwargs)
-        if module in self._depths and any(result is each for each in args):  # in evaluation, as if it were a new one
+        if module in self._depths and any(result is each for each in args):  # in evaluation: give it its own id
             result = args[0].view_as(args[0])
         self._settle(module is not None)
-        if isinstance(result, torch.Tensor) and not result.numel():  # of no channels: nothing of the input in it
+        if isinstance(result, torch.Tensor) and not result.numel():  # empty: a constant
             self._note(result, Given(result))
             return result
         values = values_in((placed, named))
         constants = [value for value in values if isinstance(value, Given)]
-        depends = len(constants) < len(values) and not name.startswith("new_")  # of a tensor's dtype and device alone
+        depends = len(constants) < len(values) and not name.startswith("new_")  # new_*: takes dtype and device alone
         from_weights = any(value.from_weights for value in constants)
         if module is None:
             self._check_function(name, depends, from_weights)
         else:
-            self.kernels.reads = self.kernels.draws = False  # what a unit does by itself is not its caller's
+            self.kernels.reads = self.kernels.draws = False  # a unit may read and draw
         if module and (module.training != self._modes[module] or (module.training and not self._in_training)):
             other = f"{name} is in another mode (train, eval) than the module was set to"
             self._fault(f"{other}; set modes outside of forward")
@@ -274,17 +274,17 @@ class Recorder(TorchFunctionMode):
             if cuts and taken.is_floating_point() and depends:
                 cast = f"{name} gives {tensor.dtype} in a network of {self._dtype}; keep the dtype of the network"
                 self._fault(cast, inside=False)
-            elif cuts and taken.is_floating_point():  # of a weight: each rank would round its part of the gradient
+            elif cuts and taken.is_floating_point():  # a weight: each rank would round its part of the gradient
                 self._fault(f"{name} rounds gradients to {tensor.dtype}", "own_gradients")
         return result
 
     def _check_function(self, name: str, depends: bool, from_weights: bool) -> None:
-        """Note what a function does besides computing a tensor."""
+        """Note a function that does more than compute a tensor: hooks, switched gradients, reads, draws, writes."""
         if name == "_set_grad_enabled" or name in HOOKS:
             by_checkpoint = [file.endswith("torch/utils/checkpoint.py") for file, _ in frames() if file != __file__]
             if name == "_set_grad_enabled" and not any(by_checkpoint):
                 self._fault("switches gradients on or off, which a graph does not know; detach tensors instead")
-            if name in HOOKS and not (name == "grad_fn" and by_checkpoint[0]):  # of a tensor of its own
+            if name in HOOKS and not (name == "grad_fn" and by_checkpoint[0]):  # which checkpoint reads itself
                 self._fault(f"hangs a hook ({name}) on a tensor", "own_gradients")
         if name in READS_VALUES and (depends or from_weights):
             self._fault(f"{name} reads the values of a tensor, on which calls may depend; compute with tensors alone")
@@ -309,11 +309,12 @@ class Recorder(TorchFunctionMode):
         for number, part in enumerate(tensors_of(result)):
             if id(part) not in self._values or (id(part) in self._stale and not from_weights):
                 recipe = called, placed, named, number if isinstance(result, tuple | list) else None
-                is_new = str(called).startswith("Tensor.new_")  # of a tensor of the input perhaps
+                is_new = str(called).startswith("Tensor.new_")  # its arguments may hold a tensor of the input
                 self._note(part, Given(part, None, from_weights, by, None if is_new else recipe))
 
     def _settle(self, is_unit: bool = False) -> None:
-        """Look at what kernels have written: state is a fault but a unit's, and what shares that memory is stale."""
+        """Check the tensors that kernels have written since the last check. A write to the module's state is a fault,
+        except by a unit; other tensors of that memory become stale."""
         all_written, self.kernels.written = self.kernels.written, []
         for written in all_written:
             there = self._alive.get(address(written), [])
@@ -327,7 +328,7 @@ class Recorder(TorchFunctionMode):
                 self._fault("writes over a tensor that it has used; compute a new one", inside=False)
             same = () if self.kernels.depends(written) else (id(v.tensor) for v in constants if not v.from_weights)
             self._stale |= {id(tensor) for tensor in there} - set(same)
-            for tensor in there:  # whatever is computed of it from now on, calls do not say
+            for tensor in there:  # its recipe no longer gives its values
                 if isinstance(value := self._values[id(tensor)], Given) and not value.from_weights:
                     self._values[id(tensor)] = replace(value, recipe=None)
 
@@ -342,7 +343,7 @@ class Recorder(TorchFunctionMode):
         hung = not set(changes.marks).isdisjoint(FORWARD_HOOKS)
         record.kept, record.hangs = changes.kept, hung and len(changes.marks) == len(changes.attributes)
         record.moved = [name for name, buffer in changes.buffers.items() if id(buffer) not in self._measured]
-        record.returned = self._placed(returned)
+        record.returned = self._described(returned)
         record.form = tree_map(lambda y: OutputPlace(next(numbers)) if isinstance(y, torch.Tensor) else y, returned)
         return record
 
@@ -358,11 +359,11 @@ def record(
     opened: bool = False,
     hangs: bool = False,
 ) -> Record:
-    """Record the calls of `root` for this input. No buffer, attribute or common generator of random numbers moves.
+    """Record the calls of `root` for this input; afterwards set back buffers, attributes and random number generators.
 
-    `fakes`: the mode of an input without values; `watch`: a function of the calls so far and the last one's tensors;
-    `first`: a mode in which `root` runs before; `widest`: values a pixel that a kernel may make; `opened`: declared
-    modules are looked into, which may write into parts, and cast; `hangs`: hooks stay.
+    `fakes`: FakeTensorMode of an input without values; `watch`: a function of the calls so far and the last call's
+    tensors; `first`: the mode (training or not) of a run before; `widest`: values a pixel that a kernel may make;
+    `opened`: record calls inside declared modules, which may write into parts and cast; `hangs`: keep new hooks.
     """
     recorder, call = Recorder(root, x_BCHW, watch, widest, opened), nn.Module.__call__
     state = nullcontext(Changes()) if hangs else kept_state(root)

@@ -1,5 +1,5 @@
-"""Runs of a module on images of any size, with values or without, recorded; and whether it does at some size what its
-graph does."""
+"""Recorded runs of a module on images of any size, with values or without; `Recorded.check` compares later runs with
+those of the trace."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from tiledseg.tracing.state import in_mode
 Size = tuple[int, int]
 Images = tuple[int, tuple[int, ...]]  # their number, and rows and columns
 Pair = tuple[Record, Record]
-FEW = 1 << 18  # pixels of images with values, where a module does not run without
-# Batches and least sizes far from those that are tried, both ways: thresholds lie between.
+FEW = 1 << 18  # most pixels of a run with values, where a module does not run without
+# Batches and least sizes of further runs, far above and below those of the trace, to find branches on a size.
 FAR = ((8, (70_000, 1_100)), (4, (2_100, 70_000)), (1, (4_096, 4_096)), (5, (24, 8)))
 
 
 class OtherSizeError(ConfigError):
-    """A refusal that another size of the image may not meet."""
+    """A refusal of a run at one size of image; another size may run."""
 
 
 @dataclass
@@ -47,23 +47,23 @@ class ModuleRuns:
 
     module: nn.Module
     bands: int
-    _other: ModuleRuns | None = None  # in another dtype
+    _other: ModuleRuns | None = None  # of a copy in another dtype
     pairs: dict[tuple[Any, ...], Pair] = field(default_factory=dict)  # of runs without values
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleRuns:
         return ModuleRuns(copy.deepcopy(self.module, memo), self.bands)
 
     def probe(self, batch: int, size: Size, fakes: FakeTensorMode | None = None) -> torch.Tensor:
-        """Return an image of noise, of the dtype and device of the weights; of no values with `fakes`."""
+        """Return images of noise, in the dtype and on the device of the weights; without values if `fakes` is given."""
         weight = next((p for p in self.module.parameters() if p.is_floating_point()), torch.zeros(()))
         with fakes or nullcontext():
             draw = None if fakes else torch.Generator().manual_seed(0)
             return torch.randn(batch, self.bands, *size, generator=draw).to(weight.device, weight.dtype)
 
     def run(self, batch: int, size: Size, training: bool = False, fake: bool = False, **how: Any) -> Record:
-        """Record a run; OtherSizeError says why it does not run. `fake`: without values; `how`: as `record` has it."""
+        """Record a run. Raise OtherSizeError if the module does not run. `fake`: without values; `how`: of `record`."""
         fakes = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-        quiet = logging.getLogger(FakeTensorMode.__module__)  # which prints pages of what is only tried here
+        quiet = logging.getLogger(FakeTensorMode.__module__)  # it prints pages about a failed trial
         quiet.disabled, before = True, quiet.disabled
         try:
             x_BCHW, alone = self.probe(batch, size, fakes), _disable_current_modes() if fake else nullcontext()
@@ -83,7 +83,7 @@ class ModuleRuns:
     def pair(
         self, sizes: tuple[Size, Size], training: bool = False, fake: bool = False, gradients: bool = False, **how: Any
     ) -> Pair:
-        """Record runs of 2 and 3 images. Those without values are kept: no change of weights changes them."""
+        """Record runs of 2 and 3 images. Runs without values are cached: weights do not change them."""
         key = sizes, training, fake, gradients, self.probe(1, (1, 1)).dtype
         if key in self.pairs:
             return self.pairs[key]
@@ -92,7 +92,7 @@ class ModuleRuns:
         return one, other
 
     def window_sizes(self) -> list[tuple[Size, Size]]:
-        """Return sizes of runs that the windows of declared leaves fill, at least two a side; none without windows."""
+        """Return pairs of sizes that are multiples of the windows of declared modules; none without such windows."""
         stated = [found.of(each) for each in self.module.modules() if (found := declaration(each))]
         grid = lcm(*(one.along(dim)["size"] for one in stated for dim in (0, 1)))
         if grid == 1:
@@ -120,38 +120,35 @@ class ModuleRuns:
         stride = total_stride(graph)
         try:
             return self.run(1, legal_size(graph, size, (size[0] + stride, size[1] + stride)))
-        except OtherSizeError:  # such as one that asks for multiples of more than its graph does
+        except OtherSizeError:  # the module needs multiples of more than its graph's stride
             return self.run(1, size)
 
 
 def legal_size(graph: Graph, size: Size, least: Size) -> Size:
-    """Return a size from `least` on that the graph takes, whole strides from `size`; that one's sides where none is."""
+    """Return the first legal size from `least` on, whole strides away from `size`; a side of `size` where none is."""
     stride = total_stride(graph)
-    tried = (range(n + (a - n) % stride, n + 64 * stride, stride) for a, n in zip(size, least, strict=True))
+    tried = (range(n + (side - n) % stride, n + 64 * stride, stride) for side, n in zip(size, least, strict=True))
     rows, cols = (next((n for n in each if is_legal_size(graph, n)), 0) for each in tried)
     return rows or size[0], cols or size[1]
 
 
 def unsteady(different: str) -> ConfigError:
-    """Return the refusal of a module that does something else at another size."""
+    """Return the refusal of a module whose calls differ at another size."""
     what = f"the module does not call the same at every size: {different}"
     return ConfigError(f"{what}; leave out branches and numbers that depend on the size")
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The module that a graph was traced from, by its runs `source`. `wanted`: which tensors that it returns are the
-    graph's outputs (None: all); `calls`: all its calls, in words; `made`: the node that computes a call's result, and
-    its layout; `sizes`: of the images of its runs; `placed`: its `functions.positions.Placed`; `known`: images at which
-    its calls were compared since, with the mode."""
+    """The record of a trace, which stays with its graph for later comparisons."""
 
     source: ModuleRuns
-    wanted: Sequence[int] | None
-    calls: tuple[str, ...]
-    made: dict[Made, tuple[int, Layout]]
-    sizes: tuple[tuple[int, int], tuple[int, int]]
-    placed: list[Any]
-    known: set[tuple[Any, ...]] = field(default_factory=set)
+    wanted: Sequence[int] | None  # which tensors that the module returns are the graph's outputs; None: all
+    calls: tuple[str, ...]  # all calls, in words
+    made: dict[Made, tuple[int, Layout]]  # of a call's result: the number of its node, and its layout
+    sizes: tuple[Size, Size]  # of the images of both runs
+    placed: list[Any]  # of `functions.positions.Placed`
+    known: set[tuple[Any, ...]] = field(default_factory=set)  # images at which calls were compared, with the mode
 
     @property
     def module(self) -> nn.Module:
@@ -159,8 +156,10 @@ class Recorded:
 
     def check(self, network: GraphNetwork, images: Iterable[Images], seconds: float = inf) -> int:
         """Compare the module's calls for images of these batches and sizes, in the network's mode, with those of its
-        trace, by runs without values (with values for small images, where it does not run without); return how many
-        were compared, in about so many seconds of the processor. Raise ConfigError where the module does otherwise."""
+        trace. Return how many were compared in about `seconds` of processor time. Raise ConfigError where calls differ.
+
+        Runs are without values; small images have values where the module does not run without.
+        """
         training, gradients, begun, looks = network.training, torch.is_grad_enabled(), time.thread_time(), 0
         how: dict[str, Any] = {"gradients": gradients, "widest": inf}
         for batch, size in dict.fromkeys(images):
@@ -171,12 +170,14 @@ class Recorded:
                 with suppress(OtherSizeError):  # whatever the module raises
                     one, other = self.source.pair(self.sizes, training, fake, **how)
                     again = self.source.run(batch, (size[0], size[1]), training, fake, **how)
-                    if (different := differing(one, again, other=other)) and fake:  # or the module is another by now
+                    if (
+                        different := differing(one, again, other=other)
+                    ) and fake:  # has the module changed since the cached runs?
                         self.source.pairs.clear()
                         one, other = self.source.pair(self.sizes, training, fake, **how)
                         different = differing(one, again, other=other)
                     different = different or unlike(self.placed, network.graph, network.bands, again)
-                    # Others of fakes may be none.
+                    # Other faults may come from the lack of values.
                     faults = (fault for fault in again.faults if "writ" in fault or " of the network" in fault)
                     if different := different or next(faults, None):
                         raise unsteady(different)

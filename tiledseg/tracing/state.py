@@ -30,31 +30,31 @@ REGISTERED = ("_parameters", "_buffers", "_modules")
 FORWARD_HOOKS = "_forward_hooks", "_forward_pre_hooks"  # of a module
 HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"  # of a tensor
 GLOBAL_HOOKS = [name for name in vars(nn.modules.module) if re.fullmatch(r"_global_\w+_hooks", name)]
-DEPTH = 5  # of attributes of attributes that are looked at
-# What a function may count in, of its module's globals.
-HELD = (int, float, str, list, dict, set, deque, np.ndarray, SimpleNamespace, Iterator, _lru_cache_wrapper)
-HELD += (bytearray, memoryview, ContextVar, _SimpleCData, torch.Tensor)  # type: ignore[assignment]
-OTHERS = {"torch", "numpy", "builtins", "tiledseg", *sys.stdlib_module_names}  # packages with no state of authors
+DEPTH = 5  # levels of attributes of attributes in a snapshot
+# Types of a file's globals in which a function may keep state.
+STATE_TYPES = (int, float, str, list, dict, set, deque, np.ndarray, SimpleNamespace, Iterator, _lru_cache_wrapper)
+STATE_TYPES += (bytearray, memoryview, ContextVar, _SimpleCData, torch.Tensor)  # type: ignore[assignment]
+LIBRARIES = {"torch", "numpy", "builtins", "tiledseg", *sys.stdlib_module_names}  # packages with no state of authors
 SIMPLE = (int, float, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
 class _Growing(dict[Any, Any]):
-    """Pictures of what may be added to, and not changed: a cache, environment variables."""
+    """A snapshot of a mapping that may gain entries but not change them: a cache, environment variables."""
 
 
 @dataclass
 class Changes:
-    """Changes by a call of a module: attributes by name, those that keep tensors aside, and buffers that moved."""
+    """The changes that a call of a module makes: names of attributes, of attributes that keep tensors, and buffers."""
 
     attributes: list[str] = field(default_factory=list)
-    marks: list[str] = field(default_factory=list)  # those of `attributes` that are hooks, or True from now on
+    marks: list[str] = field(default_factory=list)  # changed attributes that hold hooks, or are True now
     kept: list[str] = field(default_factory=list)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @contextmanager
 def kept_state(root: nn.Module, look: bool = True) -> Iterator[Changes]:
-    """Set back what changes in `root` while this is entered. `look`: list the changes."""
+    """Restore attributes and buffers of `root` on leaving. `look`: list their changes."""
     changes = Changes()
     modules = list[tuple[str, nn.Module, dict[str, Any], dict[str, tuple[Any, Any]]]]()
     for path, module in root.named_modules():
@@ -70,11 +70,11 @@ def kept_state(root: nn.Module, look: bool = True) -> Iterator[Changes]:
         for path, module, old, before in modules:
             now = _attributes(module) if look else {}
             for name in [name for name in {**now, **old} if not is_same(now.get(name), old.get(name))]:
-                leaves = tree_leaves(vars(module).get(name))  # tensors alone are kept to be looked at
-                keeps = all(isinstance(each, torch.Tensor) and not isinstance(each, nn.Parameter) for each in leaves)
-                keeps = keeps and len(leaves) > 0
+                leaves = tree_leaves(vars(module).get(name))
+                are_results = (isinstance(each, torch.Tensor) and not isinstance(each, nn.Parameter) for each in leaves)
                 changes.marks += [name] if name in FORWARD_HOOKS or now.get(name) is True else []
-                (changes.kept if keeps else changes.attributes).append(f"{path}.{name}".lstrip("."))
+                names = changes.kept if leaves and all(are_results) else changes.attributes
+                names.append(f"{path}.{name}".lstrip("."))
             for name in vars(module).keys() - before.keys():
                 del vars(module)[name]
             vars(module).update({name: value for name, (value, _) in before.items()})
@@ -92,7 +92,7 @@ def kept_state(root: nn.Module, look: bool = True) -> Iterator[Changes]:
 
 @contextmanager
 def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Set a module to training or evaluation, and all its parts back."""
+    """Set a module to training or evaluation; on leaving, restore the mode of each part."""
     modes = [(each, each.training) for each in module.modules()]
     module.train(training)
     try:
@@ -104,7 +104,7 @@ def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def drawn_from(seed: int) -> Iterator[None]:
-    """Seed all generators that a constructor draws from by custom, and set them back afterwards."""
+    """Seed the common generators of torch, Python and NumPy; restore them on leaving."""
     plain, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
@@ -118,13 +118,13 @@ def drawn_from(seed: int) -> Iterator[None]:
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return pictures of a module's attributes, of registered tensors and modules each by its name."""
+    """Return snapshots of a module's attributes, and of its registered tensors and modules, by name."""
     held = (value if name in REGISTERED else {name: value} for name, value in vars(module).items())
-    return {key: _picture(value, DEPTH) for each in held for key, value in each.items()}
+    return {key: _snapshot(value, DEPTH) for each in held for key, value in each.items()}
 
 
 def is_same(old: Any, new: Any) -> bool:
-    """Return True for pictures of a state that has not changed."""
+    """Return True if two snapshots are of the same state."""
     if isinstance(old, _Growing) and isinstance(new, _Growing):
         return all(is_same(old[key], new[key]) for key in old.keys() & new.keys())
     if isinstance(old, dict) and isinstance(new, dict):
@@ -145,18 +145,18 @@ def own_gradients(root: nn.Module) -> str | None:
 
 
 class ModuleState:
-    """The module that a graph was traced from, as it was then. `kept`: attributes that its forward sets."""
+    """The state of the module that a graph was traced from. `kept`: attributes that its forward sets."""
 
     def __init__(self, module: nn.Module, kept: Collection[str]) -> None:
         self._module, self._kept = module, kept
         self.renew()
 
     def renew(self) -> None:
-        """Take the module as it is now."""
+        """Note the module's state as it is now."""
         self._description: dict[str, Any] | None = _description(self._module, self._kept)
 
     def check(self) -> None:
-        """Raise ConfigError, by name, where the module has other attributes, hooks, weights or submodules since."""
+        """Raise ConfigError that names the part whose attributes, hooks, weights or submodules have changed since."""
         if self._description is None:
             return
         now = _description(self._module, self._kept)
@@ -166,100 +166,100 @@ class ModuleState:
                 raise ConfigError(f"{what} (an attribute, a hook, a parameter or a submodule); trace it again")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleState:
-        """Return the state of a copy, which is compared with nothing."""
+        """Return the state of a copy of the module; `check` of a copy does nothing."""
         again: ModuleState = object.__new__(ModuleState)
         again._module, again._kept, again._description = copy.deepcopy(self._module, memo), self._kept, None
         return again
 
     def train(self, mode: bool) -> None:
-        """Set the module's mode as its author wrote it, such as with frozen parts."""
+        """Set the module's mode by its author's own `train`, if it has one, such as for frozen parts."""
         if "train" in vars(self._module) or type(self._module).train is not nn.Module.train:
             self._module.train(mode)
 
 
 def _description(root: nn.Module, kept: Collection[str]) -> dict[str, Any]:
-    """Return pictures of all that a trace has taken of `root`: modules, weights, hooks, attributes but those named in
-    `kept`, and the code of their classes."""
-    pictures: dict[str, Any] = {}
+    """Return snapshots of all of `root` that a trace depends on: modules, weights, hooks, attributes except those named
+    in `kept`, and the code of classes."""
+    snapshots: dict[str, Any] = {}
     for path, module in root.named_modules():
         attributes = {k: v for k, v in _attributes(module).items() if f"{path}.{k}".lstrip(".") not in kept}
         attributes |= dict.fromkeys(("training", *module._buffers))
-        hooks = [_picture(getattr(weight, each, None), 1) for weight in module._parameters.values() for each in HOOKS]
-        pictures[path] = [module, attributes, hooks]
-    pictures["torch"] = [_picture(value, 2) for name, value in vars(nn.modules.module).items() if name in GLOBAL_HOOKS]
-    return pictures | {"a class of it": class_state(root)}
+        hooks = [_snapshot(getattr(weight, each, None), 1) for weight in module._parameters.values() for each in HOOKS]
+        snapshots[path] = [module, attributes, hooks]
+    snapshots["torch"] = [_snapshot(vars(nn.modules.module)[name], 2) for name in GLOBAL_HOOKS]
+    return snapshots | {"a class of it": class_state(root)}
 
 
 def class_state(root: nn.Module) -> dict[Any, Any]:
-    """Return pictures of the classes of parts, and of functions and classes that theirs name, in any file."""
-    pictures = dict[Any, Any]()
+    """Return snapshots of the classes of all parts, and of functions and classes that their code names."""
+    snapshots = dict[Any, Any]()
     todo = [each for module in root.modules() for each in (*type(module).__mro__, *vars(module).values())]
     todo += [each for m in root.modules() for hooks in FORWARD_HOOKS for each in vars(m)[hooks].values()]
     while todo:
         each = todo.pop()
-        if not isinstance(each, type | FunctionType) or each in pictures or not _is_own(each):
+        if not isinstance(each, type | FunctionType) or each in snapshots or not _is_own(each):
             continue
         held = {k: v for k, v in vars(each).items() if k != "__init__"} if isinstance(each, type) else {"": each}
-        pictures[each] = [_picture(part, DEPTH) for part in held.values()], list(held)
+        snapshots[each] = [_snapshot(part, DEPTH) for part in held.values()], list(held)
         parts = [getattr(part, "__func__", getattr(part, "fget", part)) for part in held.values()]
         todo += [each for part in parts if isinstance(part, FunctionType) for each in _named(part)]
-    return pictures
+    return snapshots
 
 
 def _is_own(kind: Any) -> bool:
-    """Return True for a class or function of neither torch's, nor the standard library's."""
-    return str(kind.__module__).partition(".")[0] not in OTHERS
+    """Return True for a class or function of an author: of no package in LIBRARIES."""
+    return str(kind.__module__).partition(".")[0] not in LIBRARIES
 
 
 def _named(function: FunctionType) -> list[Any]:
-    """Return what a function's code names: of functions around it, of its file, and of modules among these."""
+    """Return the objects that a function's code names: in its closure, its file, and modules among these."""
     names = function.__code__.co_names
     named = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     named += [function.__globals__.get(name) for name in names]
     return named + [vars(each).get(name) for each in named if isinstance(each, ModuleType) for name in names]
 
 
-def _picture(value: Any, depth: int) -> Any:
-    """Return a copy of containers, of the attributes of objects, and of generators of numbers, for `is_same`; all else
-    as it is."""
+def _snapshot(value: Any, depth: int) -> Any:
+    """Return a snapshot for `is_same`: copies, `depth` levels deep, of containers, objects' attributes, generators'
+    states, and the state that a function names; any other value itself."""
     match value:
         case torch.Tensor() if depth and vars(value):
-            return [value, _picture(vars(value), depth - 1)]
+            return [value, _snapshot(vars(value), depth - 1)]
         case None | int() | float() | str() | bytes() | torch.Tensor() | nn.Module() | type() | ModuleType():
             return value
         case dict() | Mapping() if depth:
-            return {key: _picture(each, depth - 1) for key, each in value.items()}
+            return {key: _snapshot(each, depth - 1) for key, each in value.items()}
         case list() | tuple() | set() | frozenset() | deque() if depth:
-            return [_picture(each, depth - 1) for each in value]
+            return [_snapshot(each, depth - 1) for each in value]
         case FunctionType() if depth:
             named = _named(value)
-            here = [each for each in named if isinstance(each, HELD) or _is_own(type(each))]
+            here = [each for each in named if isinstance(each, STATE_TYPES) or _is_own(type(each))]
             if "cache_info" in value.__code__.co_names:
                 here += [each.cache_info() for each in named if isinstance(each, _lru_cache_wrapper)]
-            return [value, *(_picture(each, depth - 1) for each in (*here, value.__defaults__, vars(value)))]
-        case _lru_cache_wrapper() if depth:  # results by their places in memory: beside a table, which comes before
+            return [value, *(_snapshot(each, depth - 1) for each in (*here, value.__defaults__, vars(value)))]
+        case _lru_cache_wrapper() if depth:  # its referents: results, a table of more, then the wrapped function
             parts = gc.get_referents(value)
             at = next(k for k, part in enumerate(parts) if part is value.__wrapped__) - 1
             results = [*parts[:at], *parts[at].values()]
-            return [value, _Growing({id(each): [each, _picture(each, depth - 1)] for each in results})]
+            return [value, _Growing({id(each): [each, _snapshot(each, depth - 1)] for each in results})]
         case partial():
-            return _picture([value.func, value.args, value.keywords], depth)
+            return _snapshot([value.func, value.args, value.keywords], depth)
         case np.ndarray():
             return value.shape, value.tobytes()
         case bytearray() | memoryview() | _SimpleCData():
             return bytes(value)
         case ContextVar():
-            return _picture(value.get(None), depth)
+            return _snapshot(value.get(None), depth)
         case torch.Generator():
             return value.get_state().numpy().tobytes()
         case random.Random() | np.random.Generator() | np.random.RandomState():
             return pickle.dumps(value)
         case Iterator():
-            return object()  # another one each time: nobody can tell whether it has moved
+            return object()  # never the same: an iterator does not show whether it has moved
+    if not depth:
+        return value
     slots = [getattr(value, name, None) for name in getattr(value, "__slots__", None) or () if name != "__dict__"]
-    return (
-        [value, *(_picture(each, depth - 1) for each in (getattr(value, "__dict__", None), *slots))] if depth else value
-    )
+    return [value, *(_snapshot(each, depth - 1) for each in (getattr(value, "__dict__", None), *slots))]
 
 
 def generators() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Any module as a graph: `trace`."""
+"""The graph of any module, from records of its calls in two runs, `one` and `other`, at sizes far apart."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from tiledseg.tracing.lowering import WHOLE, Lowering, Value, assembled
 from tiledseg.tracing.runs import FAR, ModuleRuns, OtherSizeError, Recorded, Size, legal_size, unsteady
 from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
 
-# Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level. The
-# second is far from the first, so that a branch between them is seen.
+# Pairs of sizes (height, width) of the two runs: multiples of the networks' strides, large enough for their deepest
+# level. The second size is far from the first, so a branch on a size between them shows.
 SIZES = [((64, 96), (160, 224)), ((128, 192), (320, 448)), ((256, 384), (640, 896))]
-# Networks without padding take others: such as 572 = 35 x 16 + 12.
+# Networks without padding take other sizes, such as 572 = 35 x 16 + 12.
 SIZES += [((128 + more, 160 + more), (192 + more, 224 + more)) for more in range(2, 32, 2)]
-# Sides of images that networks of one size are built for.
+# Usual sides of images of networks that are built for one size.
 SQUARES = (224, 256, 32, 48, 64, 96, 112, 128, 160, 192, 240, 288, 320, 384, 448, 480, 512)
-# Batches and images of a look into declared modules; numbers are compared in the first dtype alone.
-VAST = ((8, (70_000, 24)), (1, (24, 70_000)), (5, (2_100, 2_100)))
+# Batches and sizes, and dtypes, at which the calls inside a declared module are compared.
+DECLARED_SIZES = ((8, (70_000, 24)), (1, (24, 70_000)), (5, (2_100, 2_100)))
 DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 
 
@@ -47,8 +47,8 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
 
     `outputs`: which of the tensors that the module returns are the network's; by default all, then of one size.
     `still`: running statistics will be constants in training too (`GraphNetwork.hold_statistics`). Dropout drops whole
-    channels, whatever the module drops, drawn as `models.dropout` says. A module that does something else in training
-    is refused where it is in training mode; in evaluation mode it gives a network that only maps.
+    channels, whatever the module drops, drawn as `models.dropout` says. A module that computes something else in
+    training than in evaluation is refused in training mode; in evaluation mode its network only maps.
 
     Raises ConfigError that lists every call that would not be exact on tiles: the module's path, file and line, the
     reason, the remedy. Raises it too where the module cannot be run, or does not do the same at every size.
@@ -67,7 +67,7 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
             refusals.append(error)
     if not isinstance(refusals[0], OtherSizeError) or not refusals[0].__cause__:
         raise refusals[0]
-    remedy = "give the bands that it takes, or mend it"  # it has not run
+    remedy = "give the bands that it takes, or mend it"  # unless it runs at one of SQUARES
     for side, fake in product(SQUARES, (True, False)):
         with suppress(OtherSizeError):
             source.run(2, (side, side), fake=fake)
@@ -77,13 +77,13 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
 
 
 def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
-    module, own = source.module, own_gradients(source.module)
-    with suppress(OtherSizeError):  # it needs values; else a tensor of every pixel with every other ends it here
+    module, own_backward = source.module, own_gradients(source.module)
+    with suppress(OtherSizeError):  # a module that needs values; PairsError ends the trace before memory runs out
         if different := differing(*source.pair(sizes, fake=True)):
             raise unsteady(different)
     one, other = source.pair(sizes)
-    own, changed = own or own_gradients(module), None  # of weights, on which a first call may hang hooks
-    if one.hangs:  # in its first call, as modules of transformers do
+    own_backward, changed = own_backward or own_gradients(module), None  # again: a first call may hang hooks on weights
+    if one.hangs:  # the first call hangs hooks, as modules of transformers do: keep them, and record again
         first, large = one, other
         with suppress(ConfigError):
             source.run(1, sizes[0], fake=True, hangs=True)
@@ -93,7 +93,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     if different := changed or differing(one, other):
         raise _refused(one.faults) if one.faults else unsteady(different)
     try:
-        trained = list(source.pair(sizes, True, gradients=own is None))
+        trained = list(source.pair(sizes, True, gradients=own_backward is None))
         pairs = zip((one, other), trained, strict=True)
         untrained = next(filter(None, (differing(*pair, "in training") for pair in pairs)), None)
     except OtherSizeError as error:
@@ -103,7 +103,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     lowering.in_other_dtype = partial(source.in_other_dtype, sizes)
     lowering.run(source.bands, lowered)
     outputs = _outputs(lowering, one, indices)
-    own = _check_declared(lowering) or own
+    own_backward = _look_into_declared(lowering) or own_backward
     if one.moved:
         lowering.faults.append(f"the module moves its buffer '{one.moved[0]}' in evaluation; leave it to training")
     if one.drew and not lowering.faults:
@@ -130,22 +130,22 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
         if reason := differing(run, again, "at its next call"):
             what = f"the module keeps a tensor in '{kept[0]}', which a later call reads"
             raise ConfigError(f"{what}: {reason}; compute it anew")
-    if own is None:
+    if own_backward is None:
         graded = source.run(2, sizes[0], gradients=True)
-        own = next(iter(graded.own_gradients), None) or differing(one, graded, "with gradients")
-    own = own or own_gradients(module)
-    untrained = own or untrained or lowering.untrained
+        own_backward = next(iter(graded.own_gradients), None) or differing(one, graded, "with gradients")
+    own_backward = own_backward or own_gradients(module)
+    untrained = own_backward or untrained or lowering.untrained
     if untrained and module.training:
         what = f"the module does not do in training what it does in evaluation: {untrained}"
         raise ConfigError(f"{what}; switch that off, or trace module.eval() to map with it")
-    whole = module.whole if isinstance(module, TimeSeries) else module  # whose names stay
+    whole = module.whole if isinstance(module, TimeSeries) else module  # its weights keep their names
     network = GraphNetwork(graph, source.bands, modules, whole, untrained, one.form if indices is None else None)
-    network.own_gradients, network.origin = own, ModuleState(module, kept)
+    network.own_gradients, network.origin = own_backward, ModuleState(module, kept)
     numbers = {node.name: k for k, node in enumerate(graph.nodes)}
     made = {m: (numbers[v.node], v.layout) for m, v in lowering.values.items() if v.node and v.node in numbers}
     network.recorded = Recorded(source, indices, tuple(map(where, one.calls)), made, sizes, lowering.placed)
     for mode in (False, True)[: 1 + module.training]:
-        with in_mode(network, mode), torch.set_grad_enabled(mode and own is None):
+        with in_mode(network, mode), torch.set_grad_enabled(mode and own_backward is None):
             network.recorded.check(network, [(n, legal_size(graph, sizes[0], least)) for n, least in FAR])
     check_traced(network, [source.probe(each.batch, each.size) for each in (one, third)], still)
     odd = source.probe(1, (third.size[0] + 1, third.size[1] + 1))
@@ -153,26 +153,25 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     return network
 
 
-def _check_declared(lowering: Lowering) -> str | None:
-    """Look into declared modules: note faults of their calls, and return what a backward pass does of its own."""
-    own = None
-    leaves = {name: each for name, each in lowering.modules.items() if isinstance(each, DeclaredModule)}
-    for name, module in leaves.items():
+def _look_into_declared(lowering: Lowering) -> str | None:
+    """Compare the calls inside declared modules: note faults, and return the first backward pass besides torch's."""
+    own_backward = None
+    for name, module in ((name, m) for name, m in lowering.modules.items() if isinstance(m, DeclaredModule)):
         for training in (False, True)[: 1 if lowering.untrained else 2]:
-            fault, backward = _other_calls(module, training)
-            own = own or (backward and f"in '{name}', {backward}")
+            fault, backward = _calls_that_vary(module, training)
+            own_backward = own_backward or (backward and f"in '{name}', {backward}")
             what = f"'{name}' is declared as {module.described}, but {fault}"
             if fault and training:
                 lowering.untrained = lowering.untrained or what
             elif fault:
                 lowering.faults.append(what)
                 break
-    return own
+    return own_backward
 
 
-def _other_calls(module: DeclaredModule, training: bool) -> tuple[str | None, str | None]:
-    """Return what a declared module does by an image's size, values, batch or earlier calls, and in a backward pass of
-    its own. By records of its calls: numbers cannot show it."""
+def _calls_that_vary(module: DeclaredModule, training: bool) -> tuple[str | None, str | None]:
+    """Return how a declared module's calls vary with an image's size, values or batch, its dtype or earlier calls; and
+    its first backward pass besides torch's. Numbers alone cannot show either."""
     units = [lcm(layer.size, layer.stride) for layer in (module.rows, module.cols)]
     far = [max(layer.reach, layer.size) for layer in (module.rows, module.cols)]
 
@@ -181,7 +180,7 @@ def _other_calls(module: DeclaredModule, training: bool) -> tuple[str | None, st
         source = ModuleRuns(module, module.channels)
         return source.run(batch, (rows, cols), training, fake, opened=True, widest=inf, **how)
 
-    def numbered(run: Record) -> list[Any]:
+    def with_integers(run: Record) -> list[Any]:
         given = [(call, tree_leaves((call.arguments, dict(call.keywords)))) for call in run.calls]
         return [(call.function, call.at, *(leaf for leaf in each if isinstance(leaf, int))) for call, each in given]
 
@@ -189,28 +188,29 @@ def _other_calls(module: DeclaredModule, training: bool) -> tuple[str | None, st
     faults = [*one.faults, *(f"moves its buffer '{name}'" for name in one.moved)]
     fault = next(iter(faults), None) or differing(one, other)
     fault = fault or differing(one, run(2, one.size, gradients=1, first=training), "at its next call")
-    for batch, least in () if fault else VAST:  # runs without values: thresholds lie before them
-        with suppress(OtherSizeError):  # whatever the module raises, or torch of fakes
+    for batch, least in () if fault else DECLARED_SIZES:  # runs without values: thresholds lie below these sizes
+        with suppress(OtherSizeError):  # whatever the module raises, or torch for tensors without values
             fault = fault or differing(one, run(batch, least, fake=True), None, other)
     for dtype in () if fault else DTYPES:
         with suppress(OtherSizeError):
             again = run(2, one.size, True, copy.deepcopy(module).to(dtype))
-            fault = fault or (f"does something else in {dtype}" if numbered(again) != numbered(one) else None)
+            fault = fault or (f"does something else in {dtype}" if with_integers(again) != with_integers(one) else None)
     return fault and ("in training " if training else "") + fault, next(iter(one.own_gradients), None)
 
 
 def _refused(faults: list[str]) -> ConfigError:
-    alike: dict[str, list[str]] = {}  # by function and reason, whatever the numbers
+    """Return the refusal that lists the faults: those that differ in numbers alone once, with their count."""
+    alike: dict[str, list[str]] = {}  # by function and reason
     for fault in dict.fromkeys(faults):
         alike.setdefault(re.sub(r"^('.*?' \(|.* at (?=\S*:\d))|\S*:\d+|\d+", "", fault), []).append(fault)
-    said = [each[0] + (f" ({len(each)} such places)" if len(each) > 1 else "") for each in alike.values()]
-    listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(said, 1))
+    places = [each[0] + (f" ({len(each)} such places)" if len(each) > 1 else "") for each in alike.values()]
+    listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(places, 1))
     kind = OtherSizeError if any("every size" in fault or "another size" in fault for fault in faults) else ConfigError
     return kind(f"the module cannot be computed exactly on tiles: {listed}")
 
 
 def _outputs(lowering: Lowering, one: Record, indices: Sequence[int] | None) -> list[Value]:
-    """Return the values that the module returns; what no network can return is a fault."""
+    """Return the values that the module returns. Note a fault for each that no network can return."""
     returned, faults = values_in(one.returned), lowering.faults
     if not returned or max(indices or (), default=0) >= len(returned):
         faults.append(f"the module returns {len(returned)} tensors; return one, or name those that are there")

@@ -14,18 +14,17 @@ from tiledseg.geometry.layers.pixelwise import FormulaSlot, Layout, Pixelwise
 from tiledseg.models.layers.attention import AttentionOverImage, WholeImageProducts
 from tiledseg.models.layers.pixelwise import PixelFunction
 from tiledseg.tracing.calls import Given, given_to, plain, where
-from tiledseg.tracing.functions.pixelwise import is_channels, pixelwise
+from tiledseg.tracing.functions.pixelwise import PIXELS, is_channels, pixelwise
 from tiledseg.tracing.functions.views import resized_channels, views_of
 from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, Value, refuse
 
 T = TypeVar("T")
 # Arguments of multi_head_attention_forward after query, key and value.
-_MULTI_HEAD = """embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn dropout_p
+_ARGUMENTS = """embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn dropout_p
 out_proj_weight out_proj_bias training key_padding_mask need_weights attn_mask use_separate_proj_weight q_proj_weight
 k_proj_weight v_proj_weight static_k static_v average_attn_weights is_causal"""
-MULTI_HEAD = _MULTI_HEAD.split()
+MULTI_HEAD_ARGUMENTS = _ARGUMENTS.split()
 MASKS = "attn_mask", "key_padding_mask", "is_causal"
-TOKENS = ("H", "W")
 OTHERWISE = "does with weights of attention what no tile can; scale them by numbers, take softmax(dim=-1), times values"
 MATRIX = "multiplies pixels by numbers of the image that are no matrix of channels a head; give one to each head"
 POSITIONS = "adds to attention, or masks in it, what has one size of image; drop it, or map by fixed crops (--window)"
@@ -35,7 +34,7 @@ def heads_of(value: Value, pixels: int = -2) -> int | None:
     """Return the heads of (images, heads, pixels, channels), or with the last two exchanged if `pixels` is -1; None for
     another layout."""
     dims, factors = list(value.layout.dims), value.layout.channels
-    if len(dims) not in (3, 4) or dims.pop(pixels) != TOKENS or value.layout.one_pixel:
+    if len(dims) not in (3, 4) or dims.pop(pixels) != PIXELS or value.layout.one_pixel:
         return None
     last = dims.pop()
     outer = [atom for dim in dims for atom in dim]
@@ -63,12 +62,12 @@ def _multi_head(step: Step) -> list[Value]:
     call = step.call
     query, key, value = (step.value(index, name) for index, name in enumerate(("query", "key", "value")))
     runs = call, step.other, step.trained or call
-    masks = [given_to(each, 3 + MULTI_HEAD.index(name), name, None) for each in runs for name in MASKS]
+    masks = [given_to(each, 3 + MULTI_HEAD_ARGUMENTS.index(name), name, None) for each in runs for name in MASKS]
     refuse(any(masks), POSITIONS)
-    options = step.options(3, **dict.fromkeys(MULTI_HEAD))
+    options = step.options(3, **dict.fromkeys(MULTI_HEAD_ARGUMENTS))
     more = any(options[name] for name in ("bias_k", "add_zero_attn", "static_k", "static_v"))
     refuse(more, "adds keys to those of the pixels; leave out add_bias_kv and add_zero_attn")
-    tokens = {each.layout for each in (query, key, value)} == {Layout((TOKENS, ("B",), ("C0",)))}
+    tokens = {each.layout for each in (query, key, value)} == {Layout((PIXELS, ("B",), ("C0",)))}
     what = "attends in tensors of other dims than (pixels, batch, channels); set batch_first"
     refuse(not tokens, f"{what}, or attend over other dims by scaled_dot_product_attention")
     if options["dropout_p"]:
@@ -101,10 +100,10 @@ def _mapped(step: Step, value: Value, weight: Given, bias: Given | None) -> Valu
 
 def _of_heads(value: Value, heads: int) -> Value:
     """Return (pixels, batch, channels) as (batch, heads, pixels, channels of a head), or without a dim for one head."""
-    layout = Layout((("B",), TOKENS, ("C0",)))
+    layout = Layout((("B",), PIXELS, ("C0",)))
     each = value.shape[2] // heads
     if heads > 1:
-        layout = Layout((("B",), ("C0",), TOKENS, ("C1",)), (heads, each))
+        layout = Layout((("B",), ("C0",), PIXELS, ("C1",)), (heads, each))
     shapes = ((shape[1], *(heads,) * (heads > 1), shape[0], each) for shape in (value.shape, value.other_shape))
     return Value(value.node, layout, *shapes)
 

@@ -1,4 +1,4 @@
-"""The handler of a module whose footprint is declared, and the check of the declaration by its numbers."""
+"""The handler of a module whose footprint is declared, and the numerical check of the declaration."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,17 +26,17 @@ from tiledseg.tracing.functions.pixelwise import sizes_of
 from tiledseg.tracing.lowering import Step, Value, refuse
 from tiledseg.tracing.state import drawn_from
 
-FAR = 128, 2048  # pixels of a long image, at least and at most
-LONG = 1 << 26  # multiply-adds of a long image
+LONG_SIDES = 128, 2048  # pixels of a long image, at least and at most
+LONG_WORK = 1 << 26  # multiply-adds of a long image
 LARGE = 1000.0  # pixels are 0 to 10,000
 Pair = tuple[int, int]
-EXACT = 1e-9  # of the largest value, in float64
-MASKED = 1e-12  # of the largest gradient: less is that of a pixel which a mask keeps out
+EXACT = 1e-9  # tolerance in float64, of the largest value
+MASKED = 1e-12  # of the largest gradient: a smaller one leaks through the mask of attention
 IMAGE = ["B", "C0", "H", "W"]
 
 
 def declared_leaf(step: Step, found: Declaration) -> list[Value]:
-    """Lower a call of a module that is declared: a node, and one that gives back the results of shifted windows."""
+    """Lower a call of a declared module: a node, and a second one that returns the outputs of shifted windows."""
     leaf, value = step.call.module, step.value()
     assert leaf is not None, "a module's call"
     layout, pixels = value.layout, step.lowering.pixels[str(value.node)]
@@ -69,22 +70,22 @@ def declared_leaf(step: Step, found: Declaration) -> list[Value]:
 
 
 def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str | None, tuple[int, int]]:
-    """Compare a module, its weights moved a little, with its declaration on noise, in float64. Return what is wrong,
-    and what an output pixel takes (see `_measured`)."""
+    """Compare a module with its declaration on noise, in float64, with weights moved a little. Return what is wrong;
+    and of an output pixel the multiply-adds, and the values that autograd keeps besides the input."""
     rows, cols = (round_up(layer.reach, layer.size) + layer.size for layer in (module.rows, module.cols))
     whole = isinstance(module.rows, WholeLeaf)
     rows, cols = (round_up(8, unit) if whole else unit for unit in (rows, cols))
     mode, costs, side = "in training " if training else "", (1, 0), (4 * rows, 3 * cols)
-    # Beside the edges of windows, of large values too, and in long images, for what lies far away.
+    # Outputs beside the edges of windows, for values of size 1 and large ones; long images are added below.
     beside = [(rows, 0), (rows - 1, cols), (0, side[1] - 1), (side[0] - 1, cols - 1)]
     looks = [(side, 1.0, beside), (side, LARGE, beside)]
     with drawn_from(0), torch.enable_grad():
         try:
             twin = copy.deepcopy(module).cpu().double().train(training)
-            for each in twin.parameters():  # a norm that begins with zeros shows nothing of what is before it
+            for each in twin.parameters():  # a norm with zero weights hides what is before it
                 each.data.add_(0.1 * torch.randn_like(each))
             held = [each for part in twin.modules() for each in (*part.buffers(recurse=False), *vars(part).values())]
-            for constant in held:  # buffers, and tensors that are no weights: which may open a gate
+            for constant in held:  # buffers and tensors that are no weights: zeros may close a gate
                 if isinstance(constant, torch.Tensor) and constant.is_floating_point():
                     constant.add_(0.1 * torch.randn((), dtype=torch.float64))
             for number, (side, scale, places) in enumerate(looks):
@@ -92,7 +93,9 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
                 x_BCHW, other_BCHW = x_BCHW[:1].clone().requires_grad_(), x_BCHW
                 set_dropout_key(twin, DropoutKey(0, 0, number))
                 before = torch.random.get_rng_state()
-                y_BCHW, costs = _measured(twin, x_BCHW)
+                y_BCHW, kept, work = kept_for(partial(twin, x_BCHW), (x_BCHW, *twin.parameters(), *twin.buffers()))
+                pixels = y_BCHW[0, 0].numel()
+                costs = max(1, work // pixels), -(-kept // x_BCHW.element_size() // pixels)
                 given = [layer.output_size(n) for layer, n in zip((module.rows, module.cols), side, strict=True)]
                 if given != list(y_BCHW.shape[2:]):
                     made = f"{y_BCHW.shape[2]} x {y_BCHW.shape[3]}"
@@ -106,8 +109,8 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
                 if number == 0 and not whole:
                     # A high and a wide image, as long as the work of a pixel allows, and their middles.
                     work = costs[0] + 64 * channels
-                    high = round_up(max(FAR[0], min(FAR[1], LONG // (work * 3 * cols))), rows)
-                    wide = round_up(max(FAR[0], min(FAR[1], LONG // (work * 3 * rows))), cols)
+                    high = round_up(max(LONG_SIDES[0], min(LONG_SIDES[1], LONG_WORK // (work * 3 * cols))), rows)
+                    wide = round_up(max(LONG_SIDES[0], min(LONG_SIDES[1], LONG_WORK // (work * 3 * rows))), cols)
                     longest = (high, 3 * cols), (3 * rows, wide)
                     looks += [(size, 1.0, [(size[0] // 2, size[1] // 2)]) for size in longest]
         except Exception as error:  # whatever the module raises
@@ -116,18 +119,10 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
     return None, costs
 
 
-def _measured(twin: DeclaredModule, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Return the module's output, and for each of its pixels the multiply-adds, and the values kept besides the
-    input."""
-    y_BCHW, kept, work = kept_for(lambda: twin(x_BCHW), (x_BCHW, *twin.parameters(), *twin.buffers()))
-    pixels = y_BCHW[0, 0].numel()
-    return y_BCHW, (max(1, work // pixels), -(-kept // x_BCHW.element_size() // pixels))
-
-
 def _seen_beyond(
     twin: DeclaredModule, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, places: Sequence[Pair]
 ) -> str | None:
-    """Return what an output above one of `places` depends on beyond its declared footprint: by its gradient."""
+    """Return in words an input beyond the declared footprint with a gradient from the output at one of `places`."""
     dims = twin.rows, twin.cols
     weights_C = torch.randn(y_BCHW.shape[1], dtype=torch.float64)
     for place in places:
@@ -149,14 +144,14 @@ def _seen_beyond(
 def _parts_that_differ(
     twin: DeclaredModule, units: list[int], x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, both_BCHW: torch.Tensor
 ) -> str | None:
-    """Return that outputs of a tile, of the blocks of 3 x 3 ranks, or beside another image differ from the image's."""
+    """Return in words a difference from the image's outputs: beside another image, of a tile, of 3 x 3 ranks."""
     if not float((twin(both_BCHW)[:1] - y_BCHW).abs().max()) <= EXACT * float(y_BCHW.abs().max()):
         return "an image gives other values beside another one in a batch"
     if isinstance(twin.rows, WholeLeaf):
         return None
     dims = list(zip((twin.rows, twin.cols), x_BCHW.shape[2:], units, strict=True))
     tile = [Interval(unit, 3 * unit) for unit in units]
-    inner = list[Interval]()  # outputs that see nothing but the tile
+    inner = list[Interval]()  # outputs that see the tile alone
     for (layer, side, _), read in zip(dims, tile, strict=True):
         made = range(read.start // layer.stride, read.stop // layer.stride)
         own = [o for o in made if read.contains(layer.within(layer.required_input(Interval(o, o + 1)), side))]
@@ -174,7 +169,7 @@ def _parts_that_differ(
 
 
 def _thirds(layer: Any, side: int, unit: int) -> list[DimPlace]:
-    """Return the places of three ranks that share a dim: those at its ends have little of it."""
+    """Return the places of three ranks that share a dim; the ranks at its ends own one unit each."""
     edges = 0, layer.output_edge(unit), layer.output_edge(side - unit), side // layer.stride
     thirds = [Interval(*pair) for pair in itertools.pairwise(edges)]
     reads = [layer.within(layer.required_input(given), side) for given in thirds]

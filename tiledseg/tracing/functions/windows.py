@@ -73,7 +73,8 @@ def _reduce(step: Step) -> list[Value]:
     numbers = {dim % len(value.layout.dims) for dim in (dims if isinstance(dims, tuple) else (dims,))}
     names = tuple(sorted(atom for number in numbers for atom in value.layout.dims[number]))
     kept = [(at, dim) for at, dim in enumerate(value.layout.dims) if keep or at not in numbers]
-    if not names and name in ("mean", "sum", "amax", "amin"):  # of one time
+    single = not names and name in ("mean", "sum", "amax", "amin")  # of one time
+    if single or (value.layout.one_pixel and set(names) <= set(PIXELS)):
         return step.passed(value, replace(value.layout, dims=tuple(dim for _, dim in kept)))
     if names == PIXELS and not value.layout.one_pixel:
         what = f"takes the {name} of booleans or whole numbers"
@@ -90,8 +91,6 @@ def _reduce(step: Step) -> list[Value]:
         (value,) = of(one, value, dims_1, how)
         after = without(value.layout, sorted(numbers), keep)
         return pixelwise(step, step.as_called(name), (value, dims, keep), {}, after)
-    if value.layout.one_pixel and set(names) <= set(PIXELS):
-        return step.passed(value, replace(value.layout, dims=tuple(dim for _, dim in kept)))
     after = without(value.layout, channel_dims(value, sorted(numbers)), keep)
     return pixelwise(step, step.as_called(name), *step.given(), after)
 
