@@ -200,7 +200,7 @@ def _options(parser: Parser) -> dict[str, argparse.Action]:
 
 
 def _expanded(parser: Parser, words: Sequence[str]) -> Iterator[str]:
-    """Yield the words; options of a file follow its name, and those of `--group {key: value}` replace it."""
+    """Yield the words. The options of a file follow its name; flags of its keys replace `--group {key: value}`."""
     options = _options(parser)
     refuse_moved([word[2:].partition("=")[0] for word in words if word[:2] == "--"], "there is")
     rest = iter(words)
@@ -239,14 +239,14 @@ def _flags(path: str, values: Any, options: Mapping[str, argparse.Action]) -> It
         yield f"--parallel={AUTO}"
     parallel = values.get("parallel")
     searched = parallel.get("auto") if isinstance(parallel, Mapping) else None
-    searched = searched if isinstance(searched, list) else ()  # keys that the run of this record has left open
+    searched = searched if isinstance(searched, list) else ()  # keys that the recorded run left to its search
     for name, value in values.items():
         for option, each in [(f"{name}.{key}", v) for key, v in value.items()] if known[name] else [(name, value)]:
             if option not in searched or each not in (AUTO, KEYS[option].default):
-                yield from _words(path, option, each, options[option])
+                yield from _option_words(path, option, each, options[option])
 
 
-def _words(path: str, option: str, value: Any, action: argparse.Action) -> list[str]:
+def _option_words(path: str, option: str, value: Any, action: argparse.Action) -> list[str]:
     """Return the words of an option; a key's value is YAML."""
     flag, is_key = f"--{option if '.' in option else option.replace('_', '-')}", action.dest in KEYS
     if value is None and not is_key:
@@ -283,7 +283,7 @@ def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str
             group, _, name = key.partition(".")
             flag = f"--{name.replace('_', '-')}" if key in plain else key
             values.setdefault(group, {})[name] = value_of(key, text, flag, see)
-    _give_to_stages(values)
+    _move_recompute(values)
     if getattr(options, "parallel", None) == AUTO:
         given = {f"{group}.{key}" for group, keys in values.items() for key, value in keys.items() if value != AUTO}
         left = values.setdefault("parallel", {})["auto"] = [name for name in FOUND if name not in given]
@@ -303,8 +303,8 @@ def value_of(key: str, text: Any, name: str, see: str = "") -> Any:
         if re.search("int|float", str(KEYS[key].type)) and (words := ambiguity(text)):
             raise ConfigError(f"--{name.removeprefix('--')} is {words}")
         value = load_value(f"[{text}]" if _PLAIN_LIST.fullmatch(text) and "list" in str(kind) else text)
-    is_other = isinstance(value, list | dict) or (value is None and text)  # no name of anything
-    for each in (value, value if is_other else text):
+    is_no_text = isinstance(value, list | dict) or (value is None and text)
+    for each in (value, value if is_no_text else text):
         try:
             converted = convert(each, kind)
         except TypeError:
@@ -323,7 +323,7 @@ def as_config(values: Mapping[str, Any]) -> Config:
     return config_of(parser.parse_args([*words]), see="(docs/reference/python.md)")
 
 
-def _give_to_stages(values: dict[str, dict[str, Any]]) -> None:
+def _move_recompute(values: dict[str, dict[str, Any]]) -> None:
     """Move values for whole stages from `memory.recompute` to `parallel.recompute`, which must be equal if given."""
     memory, parallel = values.get("memory", {}), values.setdefault("parallel", {})
     words = memory.get("recompute")

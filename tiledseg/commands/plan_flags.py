@@ -26,10 +26,10 @@ from tiledseg.system.console import say
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.units import MOST_BYTES, parse_bytes
 
-_SEARCHED = (
+_SEARCHED = (  # flags of settings that a search finds by itself
     "mesh", "stages", "balance", "micro_batches", "schedule", "recompute", "halo", "memory_budget", "window", "overlap",
 )  # fmt: skip
-_EXACT = (
+_EXACT = (  # flags of plans by tiles, which networks of another stride do not have
     "memory_budget", "recompute", "mesh", "window", "overlap", "stages", "plot", "emit", "search", "scaling", "machine",
 )  # fmt: skip
 _COUNTS = "size", "grid", "stride", "gpus_per_node", "images", "images_per_step", "gpus", "mesh", "window"
@@ -46,8 +46,8 @@ def answered(flags: Namespace) -> tuple[dict[str, Any], str]:
         refuse_given(flags, _EXACT, f"networks of --stride {flags.stride} have no exact plan")
     if flags.scaling is not None or flags.search:
         return _searched(flags)
-    question, budget, job = _question(flags), _bytes(flags.memory_budget), _job_asked(flags)
-    stages = _stages(flags)
+    question, budget, site_and_minutes = _question(flags), _bytes(flags.memory_budget), _site_and_minutes(flags)
+    stages = _pipeline(flags)
     if flags.plot is not None:
         check_ending("--plot", flags.plot, ".png")
         check_outputs([whole("--plot", flags.plot)])
@@ -58,8 +58,8 @@ def answered(flags: Namespace) -> tuple[dict[str, Any], str]:
         except ModuleNotFoundError as error:
             raise ConfigError(f"--plot needs {error.name}, which is not installed: {install('plot')}") from None
         draw(flags.plot, question, planned.tiling)
-    if job is not None:
-        return planned.values, _script(*job, planned_job(question, planned, budget, flags.halo))
+    if site_and_minutes is not None:
+        return planned.values, _script(*site_and_minutes, planned_job(question, planned, budget, flags.halo))
     return planned.values, planned.text(flags.show)
 
 
@@ -77,12 +77,12 @@ def _searched(flags: Namespace) -> tuple[dict[str, Any], str]:
         refuse_given(flags, ("search", "gpus", "emit", "site", "time"), words, "leave one of them out")
         part = scaling_part(searchable(replace(_question(flags), ranks=numbers[0])), numbers)
         return {"scaling": part.values}, part.text
-    job, question, free = _job_asked(flags), searchable(_question(flags)), FREE
+    site_and_minutes, question, free = _site_and_minutes(flags), searchable(_question(flags)), FREE
     if flags.halo is not None:
         question, free = replace(question, parallel=replace(question.parallel, halo=flags.halo)), FREE - {"halo"}
     found = search(question, question.figures.ranks_per_host, free=free)
     part = search_part(question, found, flags.images > 1 and flags.images_per_step is None)
-    text = part.text if job is None else _script(*job, searched_job(question, found.winner))
+    text = part.text if site_and_minutes is None else _script(*site_and_minutes, searched_job(question, found.winner))
     return {"search": part.values}, text
 
 
@@ -93,8 +93,8 @@ def _script(site: Site, minutes: int, job: Job) -> str:
     return batch_script(site, job, minutes)
 
 
-def _job_asked(flags: Namespace) -> tuple[Site, int] | None:
-    """Return the site and the minutes of the batch script; None without --emit."""
+def _site_and_minutes(flags: Namespace) -> tuple[Site, int] | None:
+    """Return the site and the minutes of the batch script, checked; None without --emit."""
     if flags.emit is None:
         own = ("site", "time") if flags.search else ("site", "time", "halo")
         refuse_given(flags, own, "--emit is not given", "give --emit slurm or lsf")
@@ -105,7 +105,7 @@ def _job_asked(flags: Namespace) -> tuple[Site, int] | None:
 
 
 def _network(flags: Namespace) -> Network:
-    network = build_network(_model(flags), flags.bands, flags.classes)
+    network = build_network(_model_config(flags), flags.bands, flags.classes)
     if not isinstance(network, ForeignNetwork):
         return network
     from tiledseg.tracing.build import known  # here: it imports torch, and runs the code of --build
@@ -128,13 +128,13 @@ def _question(flags: Namespace) -> RunQuestion:
     fits_alone = memory is not None and flags.stride == 1 and flags.mesh is None and flags.stages is None
     searches = flags.search or flags.scaling is not None
     words = flags.grid or ["auto" if fits_alone or searches else "8"]
-    size, grid = _two("--size", flags.size), None
+    size, grid = _pair("--size", flags.size), None
     if list(words) != ["auto"]:
         try:
-            grid = _two("--grid", [int(word) for word in words])
+            grid = _pair("--grid", [int(word) for word in words])
         except ValueError:
             raise ConfigError(f"--grid is '{' '.join(words)}'; give auto, Q, or rows and columns") from None
-    mesh = None if flags.mesh is None else _two("--mesh", flags.mesh)
+    mesh = None if flags.mesh is None else _pair("--mesh", flags.mesh)
     values = {name: getattr(flags, name) for name in _COUNTS} | {"size": size, "grid": grid, "mesh": mesh}
     values |= {"gpu_memory": memory, "memory_budget": _bytes(flags.memory_budget)}
     for name, value in values.items():
@@ -175,7 +175,7 @@ def _bytes(text: str | None) -> int | None:
     return None if text is None else parse_bytes(text)
 
 
-def _stages(flags: Namespace) -> Parallelism | None:
+def _pipeline(flags: Namespace) -> Parallelism | None:
     """Return the settings of a pipeline, checked like the group `parallel`; None without --stages."""
     settings = {name: getattr(flags, name) for name in ("balance", "micro_batches", "schedule", "recompute")}
     settings = {name: value for name, value in settings.items() if value is not None and value not in REBUILDS}
@@ -211,7 +211,7 @@ def _machine(flags: Namespace) -> Machine:
     return replace(machine, ranks_per_host=gpus)
 
 
-def _model(flags: Namespace) -> ModelConfig:
+def _model_config(flags: Namespace) -> ModelConfig:
     keys = {key: getattr(flags, key) for key in _MODEL_FLAGS if getattr(flags, key) is not None}
     preset = PRESETS.get(flags.model)
     for key, value in keys.items():
@@ -228,7 +228,7 @@ def _model(flags: Namespace) -> ModelConfig:
     return model
 
 
-def _two(flag: str, values: Sequence[int]) -> tuple[int, int]:
+def _pair(flag: str, values: Sequence[int]) -> tuple[int, int]:
     if len(values) > 2:
         raise ConfigError(f"{flag} has {len(values)} values; give one, or rows and columns")
     return values[0], values[-1]

@@ -1,5 +1,5 @@
-"""Checks of values: a range, a list of words, or a need of another key stands beside each field of a group; and kinds
-of values, as type hints name them, of YAML's values and of the arguments of a Python program.
+"""Checks of values. A range, a list of words, or a condition on another key stands beside each field of a group. Type
+hints give the kinds of YAML's values, and of the arguments of a Python program.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST = 2**31 - 1
 LIST_ENDINGS = (".txt", ".csv", ".geojson", ".json", ".gti.gpkg", ".gti.fgb", ".parquet")
 """Endings of files that hold a list of images."""
 ITEM_ENDINGS = (".geojson", ".json", ".parquet")
-"""Those that may hold STAC items."""
+"""Endings of lists that may hold STAC items."""
 TIME = "{time}"
 TRANSPORTS = ("auto", "nccl", "xccl", "gloo", "mpi")
 _SHOWN = 60
@@ -36,10 +36,10 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers that a key may hold: both ends, but not `least` where `above`, nor `most` where `below`.
+    """Numbers that a key may hold, from `least` to `most`. `above`: `least` itself is excluded; `below`: `most` is.
 
-    Whole numbers only, where the ends are whole. NaN where `nan`. `remedy`: what to give instead, where the key takes
-    more than a number.
+    Ends that are whole numbers allow whole numbers only. `nan`: NaN is allowed. `remedy`: the words for all values of a
+    key that takes more than a number.
     """
 
     least: float
@@ -63,8 +63,8 @@ class Range:
         least = f" above {self.least:g}" if self.above else f", at least {_plain(self.least)}"
         return kind + least * (self.least > -math.inf) + f", at most {most}" * (self.most < MOST - 1)
 
-    def check(self, key: str, value: object, whole: object = None) -> None:
-        """Raise ConfigError for a value out of the range. `whole`: the list that the value is a part of."""
+    def check(self, key: str, value: object, container: object = None) -> None:
+        """Raise ConfigError for a value out of the range. `container`: the list or map that holds it, to be shown."""
         above = False
         if isinstance(value, int if self.whole else (int, float)) and not isinstance(value, bool):
             above = value > self.most or (self.below and value == self.most)
@@ -74,7 +74,7 @@ class Range:
         words = self.remedy or self.in_words
         most = f"at most {_plain(self.most)}"
         words += f", {most}" if above and most not in words and not self.below else ""
-        raise ConfigError(f"{key} is {shown(value if whole is None else whole)}; give {words}")
+        raise ConfigError(f"{key} is {shown(value if container is None else container)}; give {words}")
 
 
 def _plain(number: float) -> str:
@@ -82,8 +82,8 @@ def _plain(number: float) -> str:
 
 
 class Need(NamedTuple):
-    """A condition of a key that is given: `key` of the same group, the words for its value, and a function that says of
-    the group whether the condition holds."""
+    """A condition of a key on another `key` of its group. `words`: the values that meet it. `holds`: a function that
+    takes the group, and returns a true value where they do."""
 
     key: str
     words: str
@@ -100,8 +100,8 @@ def number(
     need: Need | None = None,
     **ends: Any,
 ) -> Any:
-    """Return a field with the range of its number, or of the numbers in its list. `texts`: what it may be instead;
-    `pair`: a list has two numbers. `ends`: other fields of `Range`."""
+    """Return a field with the range of its number, or of the numbers in its list. `texts`: words that it may hold
+    instead. `pair`: a list has two numbers. `ends`: other fields of `Range`."""
     return conditional(default, need, range=Range(least, most, **ends), texts=texts, pair=pair)
 
 
@@ -112,7 +112,7 @@ def word(default: Any, *known: str, removed: Mapping[str, str] | None = None, ne
 
 
 def conditional(default: Any, need: Need | None, **metadata: Any) -> Any:
-    """Return a field with its `need`."""
+    """Return a field that may be given only where its `need` holds."""
     metadata["need"] = need
     if isinstance(default, dict | list):
         return field(default_factory=default.copy, metadata=metadata)
@@ -145,7 +145,7 @@ class Group:
 
     @classmethod
     def of(cls, key: str, given: Mapping[str, Any]) -> Self:
-        """Return the fields of a key that holds a map. Raise ConfigError for what they cannot be."""
+        """Return the group of a key that holds a map. Raise ConfigError for unknown fields, and for wrong values."""
         known, values = get_type_hints(cls), {}
         for name, value in given.items():
             if name not in known:
@@ -344,9 +344,9 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def with_times(patterns: Sequence[str], times: Sequence[str], key: str) -> list[str]:
-    """Return patterns with all times in the place of `{time}`, in braces. Raises ConfigError."""
-    odd = any(not time or set(time) & set("{},") for time in times) or len(set(times)) < len(times)
-    if odd or len(times) == 1:
+    """Return patterns with `{time}` replaced by all times, in braces. Raises ConfigError where these do not match."""
+    is_wrong = any(not time or set(time) & set("{},") for time in times) or len(set(times)) < len(times)
+    if is_wrong or len(times) == 1:
         remedy = "give two texts or more, different, without commas and braces"
         raise ConfigError(f"data.times is {shown(times)}; {remedy}")
     for pattern in patterns:

@@ -12,7 +12,7 @@ from tiledseg.units import Length, parse_length
 
 IMAGENET = "imagenet"
 ClassEntry = str | int | bool | None | list[str | int | None]
-"""What a class's record holds, text first. Of Any the parser would make YAML, where '#ff0000' is a comment: null."""
+"""A value in the record of a class. Text comes first: as YAML '#ff0000' is a comment, and the value null."""
 CLASSES = "2 to 255 classes, a list of records {name, colour, values}, or a CSV file of them"
 
 SPLIT = "[R, C], blocks along rows and columns, or the side of a block, as 512 px or 250 m"
@@ -22,7 +22,7 @@ _MASK = Need("valid", "a band or a raster", lambda data: data.valid is not None)
 
 @dataclass
 class BlockSplit(Group):
-    """The fields of `data.split`. `share`: of all blocks, to validate on; drawn by `seed`. `gap`: around each."""
+    """The fields of `data.split`. `share`: of all blocks, drawn by `seed`, to validate on. `gap`: around each."""
 
     blocks: list[int] | str = number(None, 1, 4096, pair=True, remedy=SPLIT)
     share: float = number(0.2, 0.0, 1.0, above=True, below=True)
@@ -30,9 +30,9 @@ class BlockSplit(Group):
     seed: int = number(0, 0, 2**63 - 1)
 
     def check_together(self) -> None:
-        if isinstance(self.gap, str) and self.gap != AUTO and _within(self.gap) is None:
+        if isinstance(self.gap, str) and self.gap != AUTO and _length(self.gap) is None:
             raise ConfigError(f"data.split: gap is '{shown(self.gap)}'; give {GAP}")
-        if isinstance(self.blocks, str) and not ((side := _within(self.blocks)) and side.number):
+        if isinstance(self.blocks, str) and not ((side := _length(self.blocks)) and side.number):
             raise ConfigError(f"data.split: blocks is {shown(self.blocks)}; give {SPLIT}")
 
 
@@ -120,7 +120,7 @@ class DataConfig(Group):
     def check_together(self) -> None:
         if not self.images:
             raise ConfigError("data.images is empty; give at least one image")
-        if bool(self.val_images) != bool(self.val_labels) and not _lists(self.val_images):
+        if bool(self.val_images) != bool(self.val_labels) and not _are_lists(self.val_images):
             given, missing = ("val_images", "val_labels") if self.val_images else ("val_labels", "val_images")
             raise ConfigError(f"data.{given} is given, but data.{missing} is empty; give both or neither")
         if isinstance(self.classes, (int, float)) and not (type(self.classes) is int and 2 <= self.classes <= 255):
@@ -148,13 +148,13 @@ class DataConfig(Group):
         return with_times([paths] if isinstance(paths, str) else paths, self.times, key)
 
 
-def _within(text: str) -> Length | None:
-    """Return the length of a text, unless it is none, or longer than any raster."""
+def _length(text: str) -> Length | None:
+    """Return the length that a text names; None for other text, and for a length beyond any raster."""
     length = parse_length(text)
     return length if length is not None and length.number <= LARGEST_HALO else None
 
 
-def _lists(paths: str | list[str]) -> bool:
-    """Return True if all are files that may name labels too."""
+def _are_lists(paths: str | list[str]) -> bool:
+    """Return True if all paths are lists of images, which may name labels too."""
     every = [paths] if isinstance(paths, str) else paths
     return bool(every) and all(path.lower().endswith(LIST_ENDINGS) for path in every)

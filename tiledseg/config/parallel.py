@@ -133,7 +133,7 @@ class ParallelConfig(Group):
         return tuple(self.recompute)
 
     def fusion_depth(self) -> int | None:
-        """Return the layers an exchange, or None for auto; whole: more than any network has."""
+        """Return the layers an exchange, or None for auto. For whole they are more than any network has."""
         if isinstance(self.fusion, str):
             return None if self.fusion == AUTO else MOST
         return self.fusion
@@ -205,17 +205,17 @@ class MemoryConfig(Group):
 
     @property
     def offloads(self) -> bool:
-        """Return True if what autograd keeps leaves memory."""
+        """Return True if tensors that autograd keeps are offloaded."""
         return self.offload != NONE
 
     @property
     def chooses_offload(self) -> bool:
-        """Return True if the plan chooses what leaves."""
+        """Return True if the plan chooses the offloaded tensors."""
         return self.offload == AUTO
 
     @property
     def in_file(self) -> bool:
-        """Return True if blocks, or what has left, lie in a file."""
+        """Return True if blocks, or offloaded tensors, lie in a file."""
         return self.store != HOST
 
     def check_folder(self) -> None:

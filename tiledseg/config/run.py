@@ -236,7 +236,7 @@ class Config:
             refuse("memory.store", memory.store, unused, "leave store out, or give memory.offload")
 
     def _check_windows(self) -> None:
-        """Refuse windows of shared images, but small images in mode `layer` without stages."""
+        """Refuse windows where ranks share images, except small images in mode `layer` without stages."""
         parallel, windows, size = self.parallel, self.train.drawn(), self.model.window
         exact = windows is None or windows.halo == "exact"
         if size is not None and (windows is None or exact or windows.size != size):

@@ -13,7 +13,7 @@ from tiledseg.errors import ConfigError
 PADDINGS = ("same", "valid")
 UPSAMPLINGS = ("transposed", "nearest", "bilinear")
 NORMS = ("none", "pixel", "instance", "group", "batch")
-ENCODERS = ("resnet18", "resnet34", "resnet50", "wide38")  # of which a network may have some
+ENCODERS = ("resnet18", "resnet34", "resnet50", "wide38")  # a network takes some of them
 NETWORKS = ("unet", "segnet", "residual_unet", "gated_scnn")
 PRESET_NAMES = ("small", "medium-2", "large")
 CROSS_ENTROPY, FOCAL, DICE, TVERSKY, BOUNDARY = LOSSES = ("cross_entropy", "focal", "dice", "tversky", "boundary")
@@ -118,7 +118,7 @@ def refuse_moved(keys: Iterable[str], where: str) -> None:
 
 
 def without_moved(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the configuration of a checkpoint, of which keys of an older version have become fields."""
+    """Return the configuration of a checkpoint, its keys of an older version turned into fields."""
     groups = {group: dict(keys) for group, keys in config.items()}
     for old, (key, name, field) in MOVED.items():
         (group, _, last), whole = old.partition("."), key.partition(".")[2]
@@ -155,7 +155,7 @@ Ranks = tuple[int, ...]
 SCHEDULES = ("1f1b", "gpipe", "folded")
 REMOVED_SCHEDULES = {"eager": "1f1b"}
 NEVER = "never"
-RECOMPUTE = (NEVER, "except_last", "always")  # of which micro-batches a stage keeps inputs only
+RECOMPUTE = (NEVER, "except_last", "always")  # the micro-batches of which a stage keeps its inputs alone
 
 
 def chunk_ranks(schedule: str, stages: int) -> Ranks:
@@ -199,7 +199,7 @@ class Augmentation:
 
     @property
     def reach(self) -> float:
-        """Return the most pixels of the raster, along rows or columns, that a distance of one pixel may be."""
+        """Return the longest distance in the raster, along rows or columns, between neighbours of the augmented one."""
         angle = math.radians(min(self.rotate, 45.0))
         return (math.cos(angle) + math.sin(angle)) / self.scale[0]
 
@@ -233,11 +233,11 @@ def augmentation(entries: Sequence[Any]) -> Augmentation:
                 raise ConfigError(f"train.augment has '{shown(name)}'; give some of {', '.join(_NAMES)}")
             if name in values:
                 raise ConfigError(f"train.augment has {name} twice; give it once")
-            values[name] = _read(name, value)
+            values[name] = _augmentation_value(name, value)
     return Augmentation(**values)
 
 
-def _read(name: str, value: Any) -> Any:
+def _augmentation_value(name: str, value: Any) -> Any:
     """Return the field of an augmentation. Raise ConfigError for a value that it cannot have."""
     key = f"train.augment: {name}"
     if name == "reflect":

@@ -1,9 +1,9 @@
 """The job that a plan starts: how many ranks on how many nodes, the keys of `train`, and its batch script.
 
-The facts of a machine (nodes, local disks, launchers) are those of its documentation. Nothing here was measured, and no
-job of ours has run on a machine with a name: on one node of Slurm's own and under stand-ins of LSF's commands only
-(`tests/test_job_runs.py`). Sources: the user guides of OLCF (Summit, Frontier) and NERSC (Perlmutter), and manuals of
-Slurm and LSF. A script is the batch system's template with a site's and a job's words in it.
+The facts of a machine (nodes, local disks, launchers) are those of its documentation; nothing here was measured. Jobs
+have run on one node of Slurm, and under stand-ins of LSF's commands (`tests/test_job_runs.py`), but on no named
+machine. Sources: the user guides of OLCF (Summit, Frontier) and NERSC (Perlmutter), and manuals of Slurm and LSF. A
+script is the batch system's template, filled with the words of a site and of a job.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _OWN_FOLDER = "/tmp/$(id -un)-tiledseg"
 
 @dataclass(frozen=True)
 class Site:
-    """A machine under `system`. `cores`: of each GPU's rank. `machine`: the name of its profile, if it has one.
+    """A machine with the batch `system`. `cores`: of a rank, which has one GPU. `machine`: the name of its profile, if
+    it has one.
 
-    `local`: a folder that each node has for itself. `directives`: lines of the batch system besides those of every
-    script. `exports`: variables of every rank. `launcher`: what starts ranks where `TILEDSEG_LAUNCHER` does not say.
+    `local`: a folder that each node has to itself. `directives`: lines of the batch system besides those of every script.
+    `exports`: variables of every rank. `launcher`: the program that starts ranks, unless `TILEDSEG_LAUNCHER` names one.
     """
 
     name: str
@@ -79,8 +80,8 @@ def find_site(system: str, name: str) -> Site:
 
 
 class Job(NamedTuple):
-    """Ranks on `nodes` with `per_node` each, of `gpus`; flags of `train`, and lines that say what they do; the network
-    in words; bytes of a GPU, if known."""
+    """A job of `per_node` ranks on each of its `nodes`, which have `gpus` GPUs. `flags`: of `train`. `about`: comments
+    of its script. `network`: in words. `memory`: bytes of a GPU, None where they are not known."""
 
     nodes: int
     per_node: int
@@ -92,20 +93,21 @@ class Job(NamedTuple):
 
 
 def planned_job(question: RunQuestion, planned: Planned, budget: int | None, halo: str | None) -> Job:
-    """Return the job of the pipelines, or of a halo mode: `halo`, or the one that the plan chose; `budget`: of a step.
+    """Return the job of a plan: of its pipelines, of the mode `halo`, or of the mode that the plan chose. `budget`:
+    bytes of a step.
 
-    It takes as many of the given GPUs (by default one for each tile) as share images, or pipelines, evenly and fill
-    nodes. Raises ConfigError where no mode was chosen, or GPUs do not suffice for one image.
+    The ranks are at most the GPUs of the question, by default one for each tile. They fill nodes, and share images or
+    pipelines evenly. Raises ConfigError where no mode was chosen, or where the GPUs do not suffice for one image.
     """
     assert planned.tiling is not None, "the command refuses other strides"
     assert planned.modes is not None, "a tiling has modes"
     grid = planned.tiling.grid
     gpus, node_gpus = question.ranks or math.prod(grid), question.figures.ranks_per_host
-    keys = {"tiling.grid": grid, **_precision(question), "memory.budget": budget}
+    keys = {"tiling.grid": grid, **_precision_key(question), "memory.budget": budget}
     keys["memory.recompute"] = None if question.recompute == "auto" else question.recompute
     if planned.pipeline is None or planned.step is None:
         plan = _plan_of(planned.modes, halo)
-        ranks, more, words = _mode(planned.modes, plan, question.images_per_step, gpus, node_gpus)
+        ranks, more, words = _mode_keys(planned.modes, plan, question.images_per_step, gpus, node_gpus)
         step = planned.modes.step(plan)
         if "train.images_per_step" in more and plan.cost.mode == "read":  # fewer ranks take more turns
             tiles = question.images_per_step * math.prod(grid)
@@ -113,7 +115,7 @@ def planned_job(question: RunQuestion, planned: Planned, budget: int | None, hal
             step = replace(step, seconds=step.seconds * longer, epoch_seconds=step.epoch_seconds * longer)
     elif halo in (None, "read"):
         case, step = planned.pipeline.case, planned.step
-        ranks = _full(gpus, case.stages, node_gpus)
+        ranks = _full_nodes(gpus, case.stages, node_gpus)
         more = {
             "parallel.halo": "read",
             "parallel.stages": case.stages,
@@ -128,7 +130,7 @@ def planned_job(question: RunQuestion, planned: Planned, budget: int | None, hal
         raise ConfigError(f"--halo is {halo}, but the plan of --stages is in mode read; leave one of them out")
     flags = [*_flags({key: value for key, value in keys.items() if value is not None}), *_flags(more)]
     words = f": {grid[0]} x {grid[1]} tiles an image, {words}."
-    return _job(replace(step, question=question, gpus=ranks), gpus, flags, words)
+    return _job_of_step(replace(step, question=question, gpus=ranks), gpus, flags, words)
 
 
 def searched_job(question: RunQuestion, priced: Priced) -> Job:
@@ -138,18 +140,18 @@ def searched_job(question: RunQuestion, priced: Priced) -> Job:
     memory, images = memory_keys(question, priced), question.images_per_step
     keys: dict[str, Any] = {"tiling.grid": priced.candidate.grid, "parallel.halo": priced.candidate.parallel.halo}
     keys |= {f"parallel.{key}": value for key, value in priced.candidate.keys(priced.plan).items()}
-    keys |= _precision(question) | {f"memory.{key}": value for key, value in memory.items()}
+    keys |= _precision_key(question) | {f"memory.{key}": value for key, value in memory.items()}
     keys |= {"memory.store": '"$local"'} if memory and "store" not in memory else {}
     keys |= {} if priced.plan.rebuilt is None else {"memory.budget": question.memory}
     keys |= {"train.tiles_per_step": "null", "train.images_per_step": images}
     words = f", {counted(images, 'image')} a step: {priced.candidate.in_words}."
     may_idle = priced.candidate.parallel.mesh is not None or priced.candidate.parallel.stages > 1
-    return _job(priced_step(question, priced), question.ranks, _flags(keys), words, may_idle)
+    return _job_of_step(priced_step(question, priced), question.ranks, _flags(keys), words, may_idle)
 
 
-def _job(step: PlannedStep, gpus: int, flags: Sequence[str], words: str, may_idle: bool = False) -> Job:
-    """Return the job of a step's ranks, as many on each node, at most its GPUs. Where this takes more nodes than `gpus`
-    fill and ranks may idle, nodes are full, and some ranks too many."""
+def _job_of_step(step: PlannedStep, gpus: int, flags: Sequence[str], words: str, may_idle: bool = False) -> Job:
+    """Return the job of a step's ranks, equally many on each node. Where this takes more nodes than `gpus` fill, and
+    ranks `may_idle`, nodes are full instead, and the last ranks idle."""
     from tiledseg.planning.answer.text import DEFAULTS, machine_words, network_text, slow_precision
 
     question, ranks = step.question, step.gpus
@@ -173,7 +175,7 @@ def _job(step: PlannedStep, gpus: int, flags: Sequence[str], words: str, may_idl
     return Job(nodes, per_node, node_gpus, flags, about, network.removesuffix(DEFAULTS), question.limit)
 
 
-def _precision(question: RunQuestion) -> dict[str, Any]:
+def _precision_key(question: RunQuestion) -> dict[str, Any]:
     return {"train.precision": question.precision} if question.precision != "fp32" else {}
 
 
@@ -191,11 +193,13 @@ def _plan_of(modes: ModePlans, halo: str | None) -> RunPlan:
     return plan
 
 
-def _mode(modes: ModePlans, plan: RunPlan, images: int, gpus: int, per_node: int) -> tuple[int, dict[str, Any], str]:
-    """Return ranks, keys and a description of a run by that plan. `images`: of a step, 0 for all that GPUs take."""
+def _mode_keys(
+    modes: ModePlans, plan: RunPlan, images: int, gpus: int, per_node: int
+) -> tuple[int, dict[str, Any], str]:
+    """Return ranks, keys and a description of a run by the plan. `images`: of a step, 0 for all that the GPUs take."""
     mode, fusion, mesh = plan.cost.mode, fusion_word(plan.cost.fusion), modes.mesh or modes.tiling.grid
     image = math.prod(mesh)
-    ranks = _full(min(gpus, images * image or gpus), 1 if mode == "read" else image, per_node)
+    ranks = _full_nodes(min(gpus, images * image or gpus), 1 if mode == "read" else image, per_node)
     if mode == "read" and not images:
         return ranks, {"parallel.halo": mode, "train.tiles_per_step": ranks}, "one a GPU"
     keys: dict[str, Any] = {"parallel.halo": mode} | ({} if mode == "read" else {"parallel.mesh": list(mesh)})
@@ -204,14 +208,14 @@ def _mode(modes: ModePlans, plan: RunPlan, images: int, gpus: int, per_node: int
     return ranks, keys, "dealt out" if mode == "read" else f"{image} GPUs share one in mode {mode}"
 
 
-def _full(gpus: int, group: int, per_node: int) -> int:
-    """Return the most ranks in groups of that size that fill nodes; those of less than a node as they are."""
-    together = math.lcm(group, per_node) if gpus > per_node else group
-    ranks = gpus // together * together
+def _full_nodes(gpus: int, group: int, per_node: int) -> int:
+    """Return the most ranks, in groups of that size, that fill nodes; on less than one node only the groups count."""
+    unit = math.lcm(group, per_node) if gpus > per_node else group
+    ranks = gpus // unit * unit
     if ranks:
         return ranks
     raise ConfigError(
-        f"--gpus is {gpus}, but groups of {group} ranks on full nodes of {per_node} take {together} at least; give "
+        f"--gpus is {gpus}, but groups of {group} ranks on full nodes of {per_node} take {unit} at least; give "
         "that many, or another --grid"
     )
 
