@@ -181,6 +181,7 @@ def modes_part(modes: ModePlans) -> Section:
 
 
 def _row(modes: ModePlans, plan: RunPlan, undivided: int) -> dict[str, Any]:
+    """Return the figures of a mode. `undivided`: multiply-adds of the network on the whole image."""
     cost, limit = plan.cost, modes.question.limit
     row = {
         "mode": cost.mode,

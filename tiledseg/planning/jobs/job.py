@@ -39,7 +39,7 @@ class Site:
     """A machine with the batch `system`. `cores`: of a rank, which has one GPU. `machine`: the name of its profile, if
     it has one.
 
-    `local`: a folder that each node has to itself. `directives`: lines of the batch system besides those of every script.
+    `local`: a folder of each node's own. `directives`: lines of the batch system besides those of every script.
     `exports`: variables of every rank. `launcher`: the program that starts ranks, unless `TILEDSEG_LAUNCHER` names one.
     """
 

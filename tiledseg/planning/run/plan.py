@@ -139,7 +139,7 @@ def _plan(question: RunQuestion) -> RunPlan:
     inexact = _inexact(question, tilings, footprint, spread)
 
     blocks = rebuilt = offloaded = None
-    at_once = 1
+    tiles_per_batch = 1
     if settings is not None:
         if question.tiles_per_batch not in (None, 1):
             raise ConfigError(
@@ -167,7 +167,7 @@ def _plan(question: RunQuestion) -> RunPlan:
             tiles = min(tiles, tiles_per_step)
             tile = training_memory(graph, bands, largest.pixels, value)
             further_bytes = (tiles - 1) * (tile.activations + tile.backward)
-        at_once, memory = batch if spread.together else tiles, most + further_bytes
+        tiles_per_batch, memory = batch if spread.together else tiles, most + further_bytes
         if question.offload:
             offloaded = plan_offload(question, spread, largest, needed, tiles)
             memory = offloaded.memory
@@ -176,7 +176,8 @@ def _plan(question: RunQuestion) -> RunPlan:
             rebuilt = plan_rebuilt(question, spread, task, cut, needed + further_bytes, together)
             memory, offloaded = rebuilt.peak if rebuilt else memory, offload_by(rebuilt)
         if offloaded is not None:
-            offloaded = replace(offloaded, kept=offloaded.kept * at_once, staying=offloaded.staying * at_once)
+            kept, staying = (size * tiles_per_batch for size in (offloaded.kept, offloaded.staying))
+            offloaded = replace(offloaded, kept=kept, staying=staying)
         memory_warning = memory_note(question, spread, memory)
 
     slower, again = blocks or rebuilt, 0.0
@@ -186,9 +187,10 @@ def _plan(question: RunQuestion) -> RunPlan:
     whole = question.trains and question.tiles_per_step is None and parallel.stages == 1
     known = question.figures.known or (question.machine is not None and not spread.together)
     seconds, notes = cost.seconds if whole and known else None, tuple(filter(None, (memory_warning, idle, inexact)))
-    cost, of_memory = replace(cost, memory=memory), (at_once, blocks, rebuilt, offloaded)
-    decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, notes, validation
-    return balanced(question, RunPlan(*decided, *of_memory))
+    cost = replace(cost, memory=memory)
+    plan = RunPlan(network, footprint, cut, held_out, spread, largest, cost, seconds, None, notes, validation)
+    plan = replace(plan, tiles_per_batch=tiles_per_batch, blocks=blocks, rebuilt=rebuilt, offloaded=offloaded)
+    return balanced(question, plan)
 
 
 def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | None = None) -> RunPlan:
@@ -208,8 +210,9 @@ def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | Non
     try:
         pipeline = plan_pipeline(*of_pipeline, limit, measured)
     except ConfigError:
-        may_rebuild = limit is not None and question.recompute == "auto" and not question.offload
-        again = rebuilt_pipeline(*of_pipeline, limit, measured) if limit and may_rebuild else None
+        again, chooses = None, question.recompute == "auto" and not question.offload
+        if limit is not None and chooses:
+            again = rebuilt_pipeline(*of_pipeline, limit, measured)
         if again is None:
             raise
         pipeline, rebuilt = again
@@ -304,8 +307,8 @@ def _inexact(question: RunQuestion, tilings: Sequence[Tiling], footprint: Footpr
     graph, windows, tiles = question.graph, question.windows, max(map(len, tilings))
     if windows:
         tiles = max(tiles, windows.parts([extent.shape for extent in question.rasters], footprint))
-    at_once = 1 if spread.together else question.items_per_step
-    fault = norm_fault(graph, spread.mode, tiles, at_once, question.trains, question.keyed)
+    images = 1 if spread.together else question.items_per_step
+    fault = norm_fault(graph, spread.mode, tiles, images, question.trains, question.keyed)
     if fault and windows and windows.exact:
         shared = " with parallel.halo layer or memory.blocks" if of_steps(graph) else ""
         fault = (

@@ -63,17 +63,17 @@ class Parallelism:
 def parallelism(config: ParallelConfig) -> Parallelism:
     """Return the settings of the group `parallel`. Raises ConfigError for a list that is none."""
     return Parallelism(
-        config.exact,
-        config.halo,
-        rows_cols(config.mesh),
-        config.fusion_depth(),
-        config.overlap,
-        config.stages,
-        config.layer_counts(),
-        config.schedule,
-        config.micro_batches,
-        config.recompute_modes(),
-        config.idle_ranks,
+        exact=config.exact,
+        halo=config.halo,
+        mesh=rows_cols(config.mesh),
+        fusion=config.fusion_depth(),
+        overlap=config.overlap,
+        stages=config.stages,
+        balance=config.layer_counts(),
+        schedule=config.schedule,
+        micro_batches=config.micro_batches,
+        recompute=config.recompute_modes(),
+        idle_ranks=config.idle_ranks,
     )
 
 
@@ -279,12 +279,10 @@ def exact_modes(graph: Graph, tiles: int, trains: bool = True) -> tuple[str, ...
     return HALO_MODES if tiles == 1 or not measuring(graph, trains) else ("layer",)
 
 
-def norm_fault(
-    graph: Graph, mode: str, tiles: int, at_once: int, trains: bool = True, keyed: bool = True
-) -> str | None:
+def norm_fault(graph: Graph, mode: str, tiles: int, images: int, trains: bool = True, keyed: bool = True) -> str | None:
     """Return why a norm would differ from that of the undivided run, and the remedy; None where it does not.
 
-    `tiles`: the most tiles of an image. `at_once`: the most images of a step, each of which moves the running
+    `tiles`: the most tiles of an image. `images`: the most images of a step, each of which moves the running
     statistics of a batch norm by itself. `keyed`: keys of the configuration set the norms, not the network's author.
     """
     nodes, several = measuring(graph, trains), of_steps(graph)
@@ -292,9 +290,9 @@ def norm_fault(
         fault = "its statistics would be those of a tile, not of the whole image; use parallel.halo layer"
         last = ", or tiling.grid 1 (with memory.blocks in little memory)"
         others = ", norm none or pixel" if trains and keyed else ""
-    elif trains and at_once > 1 and several:
+    elif trains and images > 1 and several:
         nodes, blocks = several, " or memory.blocks," if mode == "read" and tiles == 1 else ""
-        fault = f"{at_once} images at once would each take, and move, statistics by themselves; use one image a step, "
+        fault = f"{images} images at once would each take, and move, statistics by themselves; use one image a step, "
         fault += f"parallel.halo layer{blocks} without stages"
         others, last = ", or norm none, pixel, instance or group" if keyed else "", ""
     else:

@@ -198,9 +198,8 @@ class StepChoices:
         pairs = list(zip(self.walk.items, chosen.words, strict=True))
         rebuilt = tuple((item.name, item.bytes) for item, word in pairs if word == REBUILD and item.used)
         away = tuple((item.name, item.bytes) for item, word in pairs if word == OFFLOAD)
-        policy, step = self.walk.policy(chosen.words), (1 + BACKWARD) * self.walk.forward
-        sizes = self.kept, self.fixed + chosen.bytes, rebuilt
-        return MemoryChoice(policy, *sizes, chosen.seconds / step, away)
+        peak, extra = self.fixed + chosen.bytes, chosen.seconds / ((1 + BACKWARD) * self.walk.forward)
+        return MemoryChoice(self.walk.policy(chosen.words), self.kept, peak, rebuilt, extra, away)
 
     def peak(self, policy: MemoryPolicy) -> int:
         """Return the bytes of a step by a policy."""

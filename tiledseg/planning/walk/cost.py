@@ -157,7 +157,7 @@ class ForwardWalk:
         self.nodes: list[Node] = []
         self.costs: list[LayerCost] = []
         self.ran: dict[int, NodeRun] = {}
-        self._seen: set[int] = set()  # tensors that are kept already
+        self._counted: set[int] = set()  # ids of the kept tensors whose bytes are counted
         self._fresh = self._received = 0  # of the present node
         self.traffic = Traffic()  # messages of exchanges
         self.besides = 0  # bytes of all strips that a step sends and receives: the most that are alive at once
@@ -200,7 +200,7 @@ class ForwardWalk:
         shape = self.channels[k + 1], row.computed, col.computed
         differentiated, over_ranks = graph.wants_gradient[k + 1], layer.statistics is not None and self.ranks > 1
         kept, copies, besides = list[tuple[Tensor, int]](), 0, 0
-        shares = layer.hands_on or (differentiated and graph.overwrites[k])
+        shares = layer.hands_on or (differentiated and graph.overwrites[k])  # the output has the input's memory
         if differentiated and shares and not layer.hands_on:
             kept.append((inputs[0], sources[0]))
         elif differentiated and not shares:
@@ -210,7 +210,7 @@ class ForwardWalk:
                 if needed == at_hand:
                     kept.append((inputs[index], sources[index]))
                 else:
-                    copies += inputs[index].values * needed
+                    copies += inputs[index].values * needed  # a cast copy
             besides = layer.kept_besides(shape, width)
         made = inputs[0]
         if not shares:
@@ -219,8 +219,8 @@ class ForwardWalk:
             kept += [(made, k + 1)] * (differentiated and layer.keeps_output)
         kept_bytes = copies + besides
         for tensor, _ in kept:
-            kept_bytes += 0 if id(tensor) in self._seen else tensor.memory
-            self._seen.add(id(tensor))
+            kept_bytes += 0 if id(tensor) in self._counted else tensor.memory
+            self._counted.add(id(tensor))
         weights = layer.parameters(self.channels[sources[0]])
         each = layer.multiply_adds(self.channels[sources[0]])
         each += sum(tensor.values for tensor in inputs[1:]) * self.ranks if layer.sees_all else 0
@@ -230,7 +230,7 @@ class ForwardWalk:
         if differentiated and work:
             passes = any(not source or graph.wants_gradient[source] for source in sources) + (not node.frozen)
         reread = sum([before[index] for index in layer.kept_inputs]) + made.bytes * layer.keeps_output
-        looks = 0 if layer.hands_on or not math.prod(shape) else 1 + over_ranks
+        looks = 0 if layer.hands_on or not math.prod(shape) else 1 + over_ranks  # a norm over ranks reads twice
         if over_ranks and isinstance(layer, ImageAttention):
             layer = replace(layer, passing=self.ranks)
         elif over_ranks:

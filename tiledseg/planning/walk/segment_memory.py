@@ -70,6 +70,7 @@ class BlockedStep:
         self.norm_work = [norm_work_bytes(channels[t], *at) * (t in measured) for t, at in enumerate(largest)]
         places = range(len(self.segments))
         self.walks = [self._walk(at) for at in places]  # of each segment's largest block
+        # By segment, bytes of its largest block's tensors, of those that enter, and of their strips from other blocks.
         self.sizes = [{tensor: made.bytes for tensor, made in walk.made.items()} for walk in self.walks]
         self.ahead = [sum(self.sizes[at][t] for t in self.segments[at].entering if t) for at in places]
         self.strips = [{t: self._foreign_bytes(at, t) for t in self.segments[at].entering if t} for at in places]

@@ -77,7 +77,7 @@ def gradients_by_node(
         made = list[tuple[int, int, int]]()  # of each input's gradient: the tensor, bytes allocated, and held alone
         if wants[k + 1]:
             transient += unfolded_bytes(layer, cost, bytes_per_value)
-            shared = gradient  # one that shares the output's memory counts for the tensor that is needed longest
+            shared = gradient  # a gradient in the output's memory counts for the tensor that is needed longest
             for index in sorted(range(len(sources)), key=sources.__getitem__):
                 tensor, size = sources[index], cost.input_bytes[index]
                 if not wants[tensor]:
@@ -259,7 +259,7 @@ class _BackwardUses:
         items += [self._inside_item(node, number) for node in self.large]
         received = [self._rebuild_price(home)[2] for home in order] + [self.ran[node].received for node in self.large]
         stays = {item.waits_from: 0 for item in items}
-        for item, size in zip(items, received, strict=True):  # what has arrived for an item stays
+        for item, size in zip(items, received, strict=True):  # bytes that arrived for an item stay
             stays[item.waits_from] += size
         base, rebuilding = self.always(stays)
         return Walk(tuple(items), base, rebuilding, self.graph, sum(self.seconds.values()))
@@ -323,7 +323,7 @@ class _BackwardUses:
         `stays`: bytes of items that stay from a moment on; None where everything is kept. The last moment is that of
         the loss."""
         last = len(self.gradients)
-        more, freed = [0] * (last + 1), [0] * last  # bytes that a node keeps are freed once it has run backward
+        more, freed = [0] * (last + 1), [0] * last  # bytes kept for a node are freed once it has run backward
         spans = [(self.loss, last - 1, last), *[(size, min(at, last), last) for at, size in (stays or {}).items()]]
         for home, moments in self.uses.items():
             first = min(moments)
