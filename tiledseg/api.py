@@ -238,7 +238,7 @@ def _exactly(requests: Sequence[Request], mapper: Mapper, ranks: int) -> list[Re
     """Return requests that are exact for norms and means over the whole image: in mode `layer`, or on one rank in
     blocks of the whole image, as many as the grid has tiles."""
     from tiledseg.config.parallel import HOST
-    from tiledseg.planning.run.blocks import BlocksAsked, seen_whole
+    from tiledseg.planning.run.blocks import BlockSettings, seen_whole
     from tiledseg.planning.run.spread import exact_modes
     from tiledseg.system.console import say
 
@@ -249,7 +249,7 @@ def _exactly(requests: Sequence[Request], mapper: Mapper, ranks: int) -> list[Re
         say(f"warning: grid is not used: '{whole}' needs the whole image at once; start several ranks")
     if mode == "read" or ranks > 1 or whole is not None or (first.blocks is not None and first.blocks.shape):
         return [replace(one, parallel=replace(parallel, halo=mode)) for one in requests]
-    blocks = BlocksAsked(grid, first.store != HOST, if_needed=grid is None and first.blocks is None)
+    blocks = BlockSettings(grid, first.store != HOST, if_needed=grid is None and first.blocks is None)
     return [replace(one, grid=None, blocks=blocks) for one in requests]
 
 

@@ -196,7 +196,7 @@ def first_of(images: Sequence[str], key: str, data: DataConfig) -> RasterInfo:
 def request_of(options: Namespace, config: Config) -> Request:
     """Return the request of a map, without image and output."""
     from tiledseg.inference.request import Request
-    from tiledseg.planning.run.blocks import BlocksAsked
+    from tiledseg.planning.run.blocks import BlockSettings
     from tiledseg.planning.run.spread import parallelism
     from tiledseg.raster.lists import Composing
 
@@ -218,7 +218,7 @@ def request_of(options: Namespace, config: Config) -> Request:
         area=config.data.area,
         views=options.tta,
         normalize=options.normalize,
-        blocks=None if memory.blocks == NONE else BlocksAsked(memory.blocks_shape(), memory.in_file),
+        blocks=None if memory.blocks == NONE else BlockSettings(memory.blocks_shape(), memory.in_file),
         store=memory.store,
         verify=config.model.verify,
         composing=Composing(*config.data.composing)._replace(mosaic=vars(options)["data.mosaic"]),

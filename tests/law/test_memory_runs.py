@@ -19,7 +19,7 @@ from tiledseg.config.parallel import MemoryConfig
 from tiledseg.config.run import Config
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.memory import offload
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.walk import choice, segment_memory
@@ -78,7 +78,7 @@ def test_blocks_that_a_budget_demands_give_the_losses_of_the_whole(
     keys |= {"model.norm": "batch", "model.base_channels": 16, "model.levels": 2}
     whole = kept(shared, "whole", keys | halo("layer"))
     question = prepare(whole, 1 << 40, mesh.size).question
-    budget = plan_run(replace(question, blocks=BlocksAsked((4, 4), in_file=True))).memory
+    budget = plan_run(replace(question, blocks=BlockSettings((4, 4), in_file=True))).memory
     with pytest.raises(BudgetError):
         plan_run(replace(question, memory=budget, budgeted=True, blocks=None))
     run(whole, mesh)

@@ -18,7 +18,7 @@ from tiledseg.memory import file_store
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.file_store import MemoryShelf
 from tiledseg.models.network import build_modules
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
@@ -86,7 +86,7 @@ def test_ranks_that_share_an_image_need_a_part_each() -> None:
 
 
 def question(memory: int, shape: tuple[int, int] | None = None, in_file: bool = False) -> RunQuestion:
-    return RunQuestion(NETWORK, (Extent((1024, 1024)),), 1, memory, blocks=BlocksAsked(shape, in_file))
+    return RunQuestion(NETWORK, (Extent((1024, 1024)),), 1, memory, blocks=BlockSettings(shape, in_file))
 
 
 def test_auto_takes_the_fewest_that_fit() -> None:
@@ -123,7 +123,7 @@ NORMED = UNet(3, base_channels=8, norm="instance")
 
 
 def budgeted(network: UNet = NORMED, memory: int = 150 * MIB, side: int = 1024, **given: Any) -> RunQuestion:
-    asked = {"blocks": BlocksAsked(None, True, True, CPU), "budgeted": True} | given
+    asked = {"blocks": BlockSettings(None, True, True, CPU), "budgeted": True} | given
     return RunQuestion(network, (Extent((side, side)),), asked.pop("ranks", 1), memory, **asked)
 
 
@@ -152,7 +152,7 @@ def test_a_step_that_fits_is_left_whole() -> None:
 def test_blocks_in_memory_that_is_too_small_are_not_taken() -> None:
     """What is stored would not fit; the error says what there is to be done."""
     with pytest.raises(BudgetError, match=r"memory\.budget is"):
-        plan_run(budgeted(blocks=BlocksAsked(None, if_needed=True), memory=200 * MIB))
+        plan_run(budgeted(blocks=BlockSettings(None, if_needed=True), memory=200 * MIB))
 
 
 def test_without_a_budget_that_was_asked_for_too() -> None:
@@ -195,7 +195,7 @@ def test_ranks_that_share_an_image_take_blocks_too() -> None:
 
 def test_products_over_the_image_take_no_blocks() -> None:
     """A block has no sum of all pixels' products before the others."""
-    asked = RunQuestion(ForeignLayers(True), (Extent((64, 64)),), 1, 1 << 30, grid=(1, 1), blocks=BlocksAsked((2, 2)))
+    asked = RunQuestion(ForeignLayers(True), (Extent((64, 64)),), 1, 1 << 30, grid=(1, 1), blocks=BlockSettings((2, 2)))
     with pytest.raises(ConfigError, match="'products' takes products over the whole image, all of it at once; leave"):
         plan_run(asked)
     assert plan_run(replace(asked, network=ForeignLayers(True, products=False))).blocks

@@ -15,7 +15,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, check_statistics, exact_modes, norm_fault
@@ -91,20 +91,20 @@ def test_images_of_a_step_go_together_in_blocks() -> None:
     with pytest.raises(ConfigError, match=r"4 images at once .* use one image a step, parallel.halo layer or memory"):
         plan_run(asked)
     four, two, none = (
-        plan_run(replace(asked, images_per_step=images, blocks=BlocksAsked((4, 4)))) for images in (4, 2, 1)
+        plan_run(replace(asked, images_per_step=images, blocks=BlockSettings((4, 4)))) for images in (4, 2, 1)
     )
     assert [plan.spread.together for plan in (four, two, none)] == [True, True, False]
     stored = [plan.blocks.stored for plan in (four, two) if plan.blocks]
     assert stored[0] == pytest.approx(2 * stored[1], rel=0.01)
     assert two.memory == none.memory, "one on each rank"
-    tiles = replace(asked, images_per_step=1, tiles_per_step=4, blocks=BlocksAsked((4, 4)))
+    tiles = replace(asked, images_per_step=1, tiles_per_step=4, blocks=BlockSettings((4, 4)))
     assert plan_run(tiles).memory == four.memory
     with pytest.raises(ConfigError, match="its statistics would be those of a tile, not of the whole image"):
         plan_run(replace(tiles, grid=(2, 2)))
     parts = plan_run(replace(tiles, grid=(2, 2), parallel=Parallelism(exact=False)))
     assert not parts.spread.together, "what is not exact is tile by tile"
     assert parts.warnings[0].startswith("not exact: ")
-    mapped = plan_run(replace(asked, trains=False, images_per_step=1, blocks=BlocksAsked((4, 4))))
+    mapped = plan_run(replace(asked, trains=False, images_per_step=1, blocks=BlockSettings((4, 4))))
     assert not mapped.spread.together
 
 

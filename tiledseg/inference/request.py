@@ -23,7 +23,7 @@ from tiledseg.config.map_formats import NO_VIEWS, ZARR, Packing
 from tiledseg.errors import ConfigError, InputError, OutputError, RasterError, WriteError
 from tiledseg.inference.trained import Mapper
 from tiledseg.memory.mover import HOST
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
@@ -90,7 +90,7 @@ class Request:
     views: str = NO_VIEWS
     normalize: str = TRAINING
     area: str | None = None
-    blocks: BlocksAsked | None = None
+    blocks: BlockSettings | None = None
     store: str = HOST
     machine: str | None = None
     verify: bool = True

@@ -85,11 +85,11 @@ class Candidate:
         cut = f", {cut}" if self.grid != parallel.mesh else ""
         return f"{mode}, mesh {parallel.mesh[0]} x {parallel.mesh[1]}{cut}"
 
-    def question(self, asked: RunQuestion) -> RunQuestion:
+    def question(self, question: RunQuestion) -> RunQuestion:
         """Return the question with these settings."""
-        blocks = replace(asked.blocks, if_needed=False) if asked.blocks and self.blocks else None
-        store = asked.store if self.parallel.stages == 1 and not self.blocks else None  # stages choose nothing of it
-        return replace(asked, parallel=self.parallel, grid=self.grid, blocks=blocks, store=store)
+        blocks = replace(question.blocks, if_needed=False) if question.blocks and self.blocks else None
+        store = question.store if self.parallel.stages == 1 and not self.blocks else None  # stages choose nothing of it
+        return replace(question, parallel=self.parallel, grid=self.grid, blocks=blocks, store=store)
 
     def keys(self, plan: RunPlan) -> dict[str, Any]:
         """Return the keys of the group `parallel` by which a run of the plan differs from the defaults."""
@@ -151,22 +151,22 @@ def candidates(question: RunQuestion, footprint: Footprint, host: int, free: Col
     """List the settings to compare, also those that the memory or a norm forbids. `host`: ranks of a host. `free`: the
     settings that are searched. The others are the question's own; a mesh and a fusion that it leaves open stay
     open."""
-    asked, finest = question.parallel, finest_grid(question.shape, footprint)
+    settings, finest = question.parallel, finest_grid(question.shape, footprint)
     one_rank = {"stages": 1, "schedule": "1f1b", "micro_batches": None, "recompute": ("never",)}
-    plain = replace(asked, halo="read", mesh=None, fusion=1, **one_rank)  # type: ignore[arg-type]  # names of its fields
-    fusion = None if "fusion" in free else asked.fusion
+    plain = replace(settings, halo="read", mesh=None, fusion=1, **one_rank)  # type: ignore[arg-type]  # names of its fields
+    fusion = None if "fusion" in free else settings.fusion
     whole = [Candidate(plain, grid) for grid in _read_grids(question, finest, question.ranks)]
     whole += _shared(question, finest, replace(plain, fusion=fusion), free)
-    layers = fusion in (None, 1) and not asked.overlap
+    layers = fusion in (None, 1) and not settings.overlap
     modes = ("read", *["layer"] * layers) if question.blocks else ()  # in which a rank may compute its part in blocks
     in_blocks = [replace(each, blocks=True) for each in whole if each.parallel.halo in modes]
     staged = _staged(question, finest, plain, host, free) if question.figures.known else ()
     kept, space = FREE - {*free, "recompute"}, list[Candidate]()
-    for each in dict.fromkeys((*whole, *staged, *in_blocks)):  # the settings that are not free stay as asked
+    for each in dict.fromkeys((*whole, *staged, *in_blocks)):  # settings that are not free stay as they are
         own = each.parallel
-        fits = asked.balance is None or len(asked.balance) == len(chunk_ranks(own.schedule, own.stages))
-        fits = fits and ("recompute" in free or set(asked.recompute) == set(own.recompute))
-        if fits and all(getattr(asked, key) in (None, getattr(own, key)) for key in kept):
+        fits = settings.balance is None or len(settings.balance) == len(chunk_ranks(own.schedule, own.stages))
+        fits = fits and ("recompute" in free or set(settings.recompute) == set(own.recompute))
+        if fits and all(getattr(settings, key) in (None, getattr(own, key)) for key in kept):
             space.append(each)
     return space
 
@@ -210,17 +210,17 @@ def _staged(
     question: RunQuestion, finest: Grid, plain: Parallelism, host: int, free: Collection[str]
 ) -> Iterator[Candidate]:
     """Yield the candidates of pipelines, in mode `read`."""
-    asked, most = question.parallel, min(host, len(question.graph) // 2)
-    schedules = SCHEDULES if "schedule" in free else (asked.schedule,)
-    words = ("never", "always") if "recompute" in free else asked.recompute[:1]
-    for stages in sorted({n for n in (2, 3, 4, host) if n <= most}) if "stages" in free else [asked.stages]:
+    settings, most = question.parallel, min(host, len(question.graph) // 2)
+    schedules = SCHEDULES if "schedule" in free else (settings.schedule,)
+    words = ("never", "always") if "recompute" in free else settings.recompute[:1]
+    for stages in sorted({n for n in (2, 3, 4, host) if n <= most}) if "stages" in free else [settings.stages]:
         pipelines = question.ranks // stages
         for grid in _read_grids(question, finest, pipelines) if stages > 1 and pipelines else ():
             passes = -(-math.prod(grid) * question.images_per_step // pipelines)
             if passes > MOST_PASSES and not question.grid:
                 continue
             several = {None, 4 * stages if passes > 4 * stages else None}
-            flushes = several if "micro_batches" in free else {asked.micro_batches}
+            flushes = several if "micro_batches" in free else {settings.micro_batches}
             for schedule, word, flush in product(schedules, words, sorted(flushes, key=str)):
                 pipeline = {"stages": stages, "schedule": schedule, "recompute": (word,) * stages}
                 yield Candidate(replace(plain, **pipeline, micro_batches=flush), grid)  # type: ignore[arg-type]

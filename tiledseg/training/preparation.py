@@ -19,7 +19,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.models.frozen import freeze, frozen_nodes
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.grid import usual_grids
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion, WindowSteps
@@ -270,13 +270,13 @@ def _turned(changes: Augmentation, images: Sequence[RasterInfo]) -> tuple[int, .
     return tuple(k for k, info in enumerate(images) if changes.turn == 90 and info.height != info.width)
 
 
-def _blocks(config: Config, store: Store | None) -> BlocksAsked | None:
+def _blocks(config: Config, store: Store | None) -> BlockSettings | None:
     """Return the planner's question about blocks; None if tiles are computed whole. `store`: rates of the file."""
     memory, in_file = config.memory, config.memory.in_file
     if memory.in_blocks:
-        return BlocksAsked(memory.blocks_shape(), in_file, store=store)
+        return BlockSettings(memory.blocks_shape(), in_file, store=store)
     compiles = config.train.compiles() == "on"  # a compiled network takes tiles whole
-    return BlocksAsked(None, in_file, True, store) if memory.may_block and not compiles else None
+    return BlockSettings(None, in_file, True, store) if memory.may_block and not compiles else None
 
 
 def _store(config: Config, on_cpu: bool) -> Store | None:

@@ -10,7 +10,7 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.planning.answer.search import with_stores
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
@@ -25,7 +25,7 @@ SUMMIT, CPU = find_machine("summit"), find_machine("cpu")
 SLOW_LINKS = replace(SUMMIT, latency=3e-3, bandwidth=2e6, network=Link(3e-3, 2e6))
 SPEED = Machine(100e9, memory_bandwidth=20e9)
 QUICK, SLOW = Store(20e9, 20e9, SPEED), Store(1e6, 1e6, SPEED)
-IN_BLOCKS = BlocksAsked(None, True, True, QUICK)
+IN_BLOCKS = BlockSettings(None, True, True, QUICK)
 
 
 def question(ranks: int = 4, memory: int = 1 << 30, norm: str = "none", **given: Any) -> RunQuestion:

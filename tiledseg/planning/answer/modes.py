@@ -69,10 +69,10 @@ class ModePlans:
     @property
     def remedy(self) -> str:
         """The way to a step that fits."""
-        asked = self.question
+        question = self.question
         if not any(plan.cost.mode == "read" for plan in self.exact):
             return "use more ranks an image"
-        return finer_grid(self.tiling, asked.graph, asked.network.bands, asked.memory, asked.value_bytes)
+        return finer_grid(self.tiling, question.graph, question.network.bands, question.memory, question.value_bytes)
 
     @property
     def reason(self) -> str:
@@ -109,16 +109,16 @@ def mode_plans(question: RunQuestion, tiling: Tiling, exact: bool = True) -> Mod
             f"--mesh is {mesh[0]} x {mesh[1]} ranks, but the grid has {tiling.grid[0]} x {tiling.grid[1]} tiles; give "
             f"at most a rank a tile, or --grid {max(mesh[0], tiling.grid[0])} {max(mesh[1], tiling.grid[1])}"
         )
-    asked = with_step(replace(question, grid=tiling.grid, machine=question.figures), math.prod(mesh))
-    shape = mesh if question.parallel.mesh or asked.ranks >= math.prod(mesh) else None
+    of_step = with_step(replace(question, grid=tiling.grid, machine=question.figures), math.prod(mesh))
+    shape = mesh if question.parallel.mesh or of_step.ranks >= math.prod(mesh) else None
     plans, impossible = list[RunPlan](), dict[str, str]()
     for mode in HALO_MODES:
         try:
             parallel = Parallelism(exact=exact, halo=mode, mesh=shape, fusion=None)
-            plans.append(plan_run(replace(asked, parallel=parallel)))
+            plans.append(plan_run(replace(of_step, parallel=parallel)))
         except InputError as error:
             impossible[mode] = str(error.__cause__ or error)
-    return ModePlans(asked, tiling, shape, tuple(plans), impossible)
+    return ModePlans(of_step, tiling, shape, tuple(plans), impossible)
 
 
 def modes_part(modes: ModePlans) -> Section:

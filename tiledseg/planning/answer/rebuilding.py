@@ -8,7 +8,7 @@ from typing import Any
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.answer.text import Section, words, wrapped
-from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, blocks_of
+from tiledseg.planning.run.blocks import BlockPlan, BlockSettings, blocks_of
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.walk.choice import MemoryChoice, step_choices
 from tiledseg.planning.walk.cost_model import ASSUMED_STORE, Store, disk_of, store_of
@@ -71,9 +71,9 @@ def blocks_within(question: RunQuestion, context: tuple[int, int], budget: int) 
     """Return the blocks that fit the budget, in memory or else in a file; None where none fit."""
     graph, bands, disk = question.network.graph(), question.network.bands, disk_of(question.figures)
     for in_file in (False, True):
-        asked = BlocksAsked(None, in_file=in_file, store=disk or _assumed_store(question))
+        settings = BlockSettings(None, in_file=in_file, store=disk or _assumed_store(question))
         try:
-            blocks = blocks_of(asked, graph, bands, context, question.value_bytes, budget)
+            blocks = blocks_of(settings, graph, bands, context, question.value_bytes, budget)
         except GeometryError:
             continue
         if blocks.memory <= budget:

@@ -115,8 +115,8 @@ def plan_tiling(question: RunQuestion, budget: int | None = None) -> Tiling:
     graph, shape, grid, footprint = question.graph, question.shape, question.grid, network_footprint(question.graph)
     if grid is None:  # the grid of a run in the first halo mode that is exact on several tiles
         ranks = -(-max(1, question.ranks) // question.images)  # tiles of an image that give every GPU one
-        asked = replace(question, ranks=ranks, parallel=Parallelism(halo=exact_modes(graph, tiles=2)[0]))
-        grid = run_grid(asked, footprint, question.rasters[0])
+        of_run = replace(question, ranks=ranks, parallel=Parallelism(halo=exact_modes(graph, tiles=2)[0]))
+        grid = run_grid(of_run, footprint, question.rasters[0])
     finest = finest_grid(shape, footprint)
     if math.prod(grid) > MOST_TILES and grid[0] <= finest[0] and grid[1] <= finest[1]:
         raise ConfigError(
@@ -334,7 +334,7 @@ def _mode(mode: str, fusion: int) -> dict[str, Any]:
 
 def _better(question: RunQuestion, here: ModePlans) -> list[dict[str, Any]]:
     """Return a narrower precision, and a finer grid unless the GPUs are counted, that fit and take a shorter epoch."""
-    found, footprint = list[dict[str, Any]](), here.tiling.footprint
+    proposals, footprint = list[dict[str, Any]](), here.tiling.footprint
     longest = SHORTER * here.step(here.best).epoch_seconds if here.best and here.fitting else math.inf
     question = replace(question, recompute="none" if question.recompute == "auto" else question.recompute)
     others = list[tuple[str, RunQuestion, Tiling]]()
@@ -349,5 +349,5 @@ def _better(question: RunQuestion, here: ModePlans) -> list[dict[str, Any]]:
             modes = mode_plans(other, tiling)
             if modes.best and modes.fitting and (step := modes.step(modes.best)).epoch_seconds < longest:
                 mode, figures = _mode(modes.best.cost.mode, modes.best.cost.fusion), ("memory", "gpus", "epoch_seconds")
-                found.append({"flags": flags, **mode, **{key: step.values[key] for key in figures}})
-    return found
+                proposals.append({"flags": flags, **mode, **{key: step.values[key] for key in figures}})
+    return proposals

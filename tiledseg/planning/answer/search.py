@@ -11,7 +11,7 @@ from tiledseg.planning.answer import text
 from tiledseg.planning.answer.modes import with_step
 from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.planning.answer.text import PlannedStep, Section, epoch_steps, network_text, rounded, time_of, words
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search import FREE, TERMS, Discarded, Priced, Pricing, Searched, search
 from tiledseg.planning.walk.cost_model import disk_of, store_of
@@ -41,23 +41,23 @@ def searchable(question: RunQuestion) -> RunQuestion:
         tiles = len(plan_tiling(question)) if several else 1
     except GeometryError:  # a norm needs an image whole that does not fit: a search may take it in blocks
         tiles = question.ranks
-    asked = with_step(question, tiles)
+    of_step = with_step(question, tiles)
     if several:  # fewer images, by a quarter at most, give each the same number of GPUs
-        most, ranks = asked.images_per_step, asked.ranks
+        most, ranks = of_step.images_per_step, of_step.ranks
         even = next((images for images in range(most, most * 3 // 4, -1) if ranks % images == 0), most)
-        asked = replace(asked, images_per_step=even)
-    return with_stores(asked)
+        of_step = replace(of_step, images_per_step=even)
+    return with_stores(of_step)
 
 
-def with_stores(asked: RunQuestion) -> RunQuestion:
+def with_stores(question: RunQuestion) -> RunQuestion:
     """Return the question with the stores of its machine, where they are known. Blocks have a disk. Tensors of autograd
     have the memory of a GPU's host, or a disk where ranks have no device of their own."""
-    machine = asked.machine
-    if machine is None or asked.recompute != "auto":
-        return asked
+    machine = question.machine
+    if machine is None or question.recompute != "auto":
+        return question
     disk = disk_of(machine)
-    blocks = asked.blocks if disk is None else BlocksAsked(None, True, store=disk)
-    return replace(asked, store=store_of(machine), blocks=blocks)
+    blocks = question.blocks if disk is None else BlockSettings(None, True, store=disk)
+    return replace(question, store=store_of(machine), blocks=blocks)
 
 
 def priced_step(question: RunQuestion, priced: Priced) -> PlannedStep:

@@ -16,42 +16,42 @@ from tiledseg.planning.run.spread import MicroBatchSize, Parallelism
 from tiledseg.units import size
 
 
-def stage_pipeline(question: RunQuestion, tiling: Tiling, asked: Parallelism) -> StagedPipeline:
+def stage_pipeline(question: RunQuestion, tiling: Tiling, settings: Parallelism) -> StagedPipeline:
     """Return the pipeline with its balance. It has 4 micro-batches a stage by default, at most the tiles of an image.
     Raises ConfigError for a balance that does not fit the network or the schedule, or where none fits the memory."""
     graph, bands = question.graph, question.network.bands
-    tiles = asked.micro_batches or min(4 * asked.stages, len(tiling))
+    tiles = settings.micro_batches or min(4 * settings.stages, len(tiling))
     largest = MicroBatchSize(tiling.context_max, tiles, question.value_bytes)
-    times = modelled(question.figures, graph, bands, largest, asked.stages)
-    return balanced_pipeline(asked, graph, bands, largest, question.limit, times, "--balance")
+    times = modelled(question.figures, graph, bands, largest, settings.stages)
+    return balanced_pipeline(settings, graph, bands, largest, question.limit, times, "--balance")
 
 
-def stages_part(question: RunQuestion, tiling: Tiling, asked: Parallelism, staged: StagedPipeline) -> Section:
+def stages_part(question: RunQuestion, tiling: Tiling, settings: Parallelism, staged: StagedPipeline) -> Section:
     """Return the pipeline's balance, stages and step; bytes, milliseconds, shares of 1."""
     held = in_flight(staged.actions, len(staged.pipeline.ranks))
-    rows = [_stage(staged, rank, held, question.limit) for rank in range(asked.stages)]
+    rows = [_stage(staged, rank, held, question.limit) for rank in range(settings.stages)]
     work, step = [row["multiply_adds"] for row in rows], _step(staged)
     rows = [row | {"share": round(row["multiply_adds"] / sum(work), 4)} for row in rows]
     values = {
-        "stages": asked.stages,
-        "schedule": asked.schedule,
-        "recompute": list(asked.recompute),
+        "stages": settings.stages,
+        "schedule": settings.schedule,
+        "recompute": list(settings.recompute),
         "micro_batches": staged.case.micro_batches,
         "context": list(tiling.context_max),
         "balance": list(staged.balance),
-        "automatic": asked.balance is None,
+        "automatic": settings.balance is None,
         "by_stage": rows,
         "cap": round(sum(work) / max(work), 4),
         "step": step,
         "bytes_step": sum(row["bytes_step"] for row in rows),
     }
-    modes = asked.recompute
+    modes = settings.recompute
     again = modes[0] if len(set(modes)) == 1 else f"[{','.join(modes)}]"
     parts = ("work", "imbalance", *(["recompute"] if step["recompute_milliseconds"] else []), "bubble", "transfer")
     shown = " + ".join(f"{name}{'s' * (name == 'transfer')} {step[f'{name}_milliseconds']:.4g}" for name in parts)
     text = tabled(
-        f"stages: a step of {values['micro_batches']} micro-batches of {words(tiling.context_max)} px, {asked.stages} "
-        f"stages, schedule {asked.schedule}{'' if again == 'never' else f', recompute {again}'}",
+        f"stages: a step of {values['micro_batches']} micro-batches of {words(tiling.context_max)} px, "
+        f"{settings.stages} stages, schedule {settings.schedule}{'' if again == 'never' else f', recompute {again}'}",
         rows,
         {
             "#": lambda row: str(row["stage"]),

@@ -23,7 +23,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class BlocksAsked:
+class BlockSettings:
     """The settings of blocks. `shape`: the most (rows, cols) of blocks, None for the fewest that fit. `in_file`: blocks
     lie in a file between segments, not in memory. `store`: the rates of that file, None for assumed ones. `if_needed`:
     tiles stay whole where a step on them fits the memory."""
@@ -68,7 +68,7 @@ class BlockPlan:
 
 
 def choose_blocks(
-    asked: BlocksAsked,
+    settings: BlockSettings,
     spread: Spread,
     graph: Graph,
     bands: int,
@@ -95,11 +95,11 @@ def choose_blocks(
         raise ConfigError(f"memory.blocks is set, but with parallel.{conflict}, or leave memory.blocks out")
     if not spread.shares_layers:
         context = max((tiling.context_max for tiling in tilings), key=math.prod)
-        return blocks_of(asked, graph, bands, context, value, memory, trains, None, together)
+        return blocks_of(settings, graph, bands, context, value, memory, trains, None, together)
     largest = max(tilings, key=lambda tiling: math.prod(tiling.raster))
     image = layer_blocks(largest, graph, (spread.mesh.rows, spread.mesh.cols))
     shared = image.rows, image.cols
-    return blocks_of(asked, graph, bands, image.whole.shape, value, memory, trains, shared, together)
+    return blocks_of(settings, graph, bands, image.whole.shape, value, memory, trains, shared, together)
 
 
 def seen_whole(graph: Graph) -> str | None:
@@ -109,7 +109,7 @@ def seen_whole(graph: Graph) -> str | None:
 
 
 def blocks_of(
-    asked: BlocksAsked,
+    settings: BlockSettings,
     graph: Graph,
     bands: int,
     context: tuple[int, int],
@@ -127,18 +127,18 @@ def blocks_of(
     own = context if shared is None else tuple(max(block.size for block in cut.blocks) for cut in shared)
     best, worse, longer = None, 0, max(own) / min(own)
     sides = [(side, max(1, math.ceil(side / longer))) for side in range(1, MOST_TRIED + 1)]  # about as long as wide
-    for shape in [asked.shape] if asked.shape else [each if own[0] >= own[1] else each[::-1] for each in sides]:
+    for shape in [settings.shape] if settings.shape else [each if own[0] >= own[1] else each[::-1] for each in sides]:
         needs = BlockedStep(graph, bands, context, shape, value, trains, shared, together)
-        needed, countable = needs.total(asked.in_file), needs.largest.values <= MOST_VALUES
-        if best is None or needed < best[1].total(asked.in_file) or best[1].largest.values > MOST_VALUES:
+        needed, countable = needs.total(settings.in_file), needs.largest.values <= MOST_VALUES
+        if best is None or needed < best[1].total(settings.in_file) or best[1].largest.values > MOST_VALUES:
             best, worse = (shape, needs), 0
         else:
             worse += 1
-        if countable and (needed <= memory or worse == MOST_WORSE or needs.least(asked.in_file) > memory):
+        if countable and (needed <= memory or worse == MOST_WORSE or needs.least(settings.in_file) > memory):
             break
     assert best is not None, "some shape was looked at"
     shape, needs = best
     check_countable([needs.largest], "use more memory.blocks")
-    rates = asked.store or ASSUMED_STORE
-    extra = needs.more_time(rates.machine, rates.waited if asked.in_file else None) if trains else 0.0
-    return BlockPlan(shape, needs.total(asked.in_file), needs.stored, asked.in_file, trains, extra)
+    rates = settings.store or ASSUMED_STORE
+    extra = needs.more_time(rates.machine, rates.waited if settings.in_file else None) if trains else 0.0
+    return BlockPlan(shape, needs.total(settings.in_file), needs.stored, settings.in_file, trains, extra)

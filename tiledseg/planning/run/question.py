@@ -13,7 +13,7 @@ from tiledseg.geometry.graph import USUAL_LOSS, Graph, LossBytes, one_of_equals
 from tiledseg.geometry.halo import Footprint, round_up
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.tiling import Tiling, largest_window, make_tiling
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.walk.cost_model import Machine, Store
 from tiledseg.units import ACTIVATION_BYTES, MOST_BYTES
@@ -90,7 +90,7 @@ class RunQuestion:
     recompute: str = "auto"
     tiles_per_batch: int | None = None
     windows: WindowSteps | None = None
-    blocks: BlocksAsked | None = None
+    blocks: BlockSettings | None = None
     offload: bool = False
     store: Store | None = None
     turned: tuple[int, ...] = ()
