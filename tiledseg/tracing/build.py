@@ -1,4 +1,4 @@
-"""The network that somebody's function builds, by the function's name: the one place that imports code by a name."""
+"""Networks built by a user's function, given by its name: the one place that imports code by a name."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ WAYS_OUT = "in crops of one size (window), or mapped whole on one rank (grid 1, 
 
 
 def known(network: Network, still: bool = False) -> Network:
-    """Return the network with its graph: one that a function builds is built and traced. Raises ConfigError for a
-    function that cannot be called, and for a module that tiles do not leave as it is."""
+    """Return the network with its graph; a user's function is called and its module traced. Raises ConfigError for a
+    function that cannot be called, and for a module that cannot be computed exactly on tiles."""
     if not isinstance(network, ForeignNetwork):
         return network
     return network.traced(network_modules(network, still=still).graph)
@@ -31,11 +31,10 @@ def known(network: Network, still: bool = False) -> Network:
 def network_modules(
     network: Network, seed: int | None = None, trains: bool = True, still: bool = False, whole: bool = False
 ) -> GraphNetwork:
-    """Return the modules of any network, drawn from `seed` alone, so every rank has the same; errors as `known`.
+    """Return the modules of any network, with weights drawn from `seed` alone, equal on all ranks; errors as `known`.
 
-    `trains` False: for maps alone, in evaluation mode, where a module may do other things than in training. `still`:
-    running statistics will be constants. `whole`: one rank maps images whole, so a module that cannot be traced runs as
-    it is.
+    `trains` False: for maps alone, traced in evaluation mode. `still`: running statistics will be constants. `whole`:
+    one rank maps whole images, so a module that cannot be traced runs untraced.
     """
     if not isinstance(network, ForeignNetwork):
         return build_modules(network, seed)
@@ -55,9 +54,9 @@ def network_modules(
 
 
 def traced_module(module: nn.Module, bands: int, still: bool = False, whole: int | None = None) -> GraphNetwork:
-    """Return the graph of a module (`tracing.trace`), or, where it has none, the module as it is, of `whole` classes.
-    Raises ConfigError that names the ways out, where these are not known."""
-    from tiledseg.tracing.trace import trace  # here: networks of our own start without it
+    """Return the network of a traced module. One that cannot be traced runs untraced, with `whole` classes; without
+    `whole`, raise ConfigError that names the ways to run it."""
+    from tiledseg.tracing.trace import trace  # here: our own networks do not need it
 
     try:
         return trace(module, bands, still=still)
@@ -79,7 +78,7 @@ def _built(network: ForeignNetwork, seed: int) -> nn.Module:
         what = f"{build} cannot be called with {', '.join(arguments)}: {error}"
         raise ConfigError(f"{what}; see model.arguments") from None
     except ValueError:
-        pass  # of a builtin, which has no signature: the call itself will say
+        pass  # a builtin has no signature: the call will fail if its arguments are wrong
     with drawn_from(seed):
         try:
             module = function(**arguments)

@@ -158,7 +158,7 @@ def same_conditions(device: torch.device, precise: bool) -> Iterator[None]:
 
 class _KeepAll(TorchFunctionMode):
     """A mode of torch in which dropout keeps and scales all channels, pooling is right on a GPU, and norms are right on
-    a CPU (`weighted.right`). `precise`: float64 tensors stay so where the module casts them to float32."""
+    a CPU (`weighted.corrected`). `precise`: float64 tensors stay so where the module casts them to float32."""
 
     def __init__(self, precise: bool) -> None:
         super().__init__()

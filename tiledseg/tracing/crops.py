@@ -1,9 +1,9 @@
 """A module that is not traced, as a network of one node: mapped by crops of one size, or on whole images (decision
 0020).
 
-The bits of a crop's scores must not depend on its tile, its rank, or the crops beside it. Crops run in batches of one
-size, where a measurement shows that neither place nor neighbours in a batch change a bit, else alone. On a CPU kernels
-have one thread, and threads take a batch each.
+The bits of a crop's scores must not depend on its tile, its rank, or the crops beside it. So crops run in batches of
+one size if a measurement shows that place and neighbours in a batch change no bit, else one by one. On a CPU a kernel
+has one thread, and several threads run a batch each.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from tiledseg.units import SINGLE_BYTES
 AT_ONCE = {"cpu": 4}  # most crops of a batch by the kind of device; 16 on others
 Place = tuple[Crop, Crop]  # rows and columns of one crop
 _PIXELS = 2**20  # of a batch of crops
-_KEPT_BYTES = 2**26  # of the scores of crops that the next tiles need
+_KEPT_BYTES = 2**26  # most of the scores of crops that are kept for the next tiles
 
 
 def crops_network(
     module: nn.Module, bands: int, grid: CropGrid, classes: int | None = None, trains: bool = False
 ) -> GraphNetwork:
-    """Return the network that runs a module, untraced, on crops, with the module's weights under their names.
+    """Return the network that runs an untraced module on crops, with the module's weights under their names.
 
-    `classes`: how many it must give (None: 2 to 255). `trains`: it is trained on windows of a crop's size. Raises
-    ConfigError where it does not run on a crop, gives other sizes, draws random numbers, or changes a buffer.
+    `classes`: the number of classes that the module must give (None: 2 to 255). `trains`: train on windows of a crop's
+    size. Raises ConfigError if the module does not run on a crop, gives other sizes, draws numbers, or keeps state.
     """
     name, side = type(module).__name__, grid.window
     norms = [path for path, each in module.named_modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
@@ -87,8 +87,8 @@ def crops_network(
 
 
 def _layout(module: nn.Module, x_BCHW: torch.Tensor, scores_BKHW: torch.Tensor) -> torch.memory_format:
-    """Return channels last, in which convolutions are faster, if a module gives the same scores so: norms may not."""
-    with suppress(ConfigError):  # of a view, which only rows of channels have; of a module that takes one image
+    """Return channels last, which is faster for convolutions, if the scores stay the same: norms may change them."""
+    with suppress(ConfigError):  # such as of .view, which needs contiguous channels
         found_BKHW = scores_of(module, x_BCHW.clone(memory_format=torch.channels_last))
         if (found_BKHW - scores_BKHW).abs().max() <= 16 * torch.finfo(x_BCHW.dtype).eps * scores_BKHW.abs().max():
             return torch.channels_last
@@ -98,14 +98,14 @@ def _layout(module: nn.Module, x_BCHW: torch.Tensor, scores_BKHW: torch.Tensor) 
 def untraced(
     module: nn.Module, bands: int, layer: Crops, layout: torch.memory_format = torch.contiguous_format
 ) -> GraphNetwork:
-    """Return the network that runs a module as it is, on crops, or on whole images on one rank."""
+    """Return the network that runs an untraced module on crops, or on whole images on one rank."""
     layer = replace(layer, weights=sum(parameter.numel() for parameter in module.parameters()))
     return GraphNetwork(Graph((Node("crops", layer),)), bands, [CropModule(layer, module, layout)], module)
 
 
 def scores_of(module: nn.Module, x_BCHW: torch.Tensor) -> torch.Tensor:
-    """Return the first tensor that a module returns. Raise ConfigError where it does not run on such an input, or the
-    tensor has no score for each pixel."""
+    """Return the first tensor that a module returns. Raise ConfigError if the module does not run on the input, or the
+    tensor does not hold scores of each pixel."""
     name, (_, bands, height, width) = type(module).__name__, x_BCHW.shape
     try:
         returned = module(x_BCHW)
@@ -123,8 +123,8 @@ def scores_of(module: nn.Module, x_BCHW: torch.Tensor) -> torch.Tensor:
 
 
 class CropModule(BlockModule):
-    """The module of `Crops`. Several threads run copies of it, with the same weights: its author may hand tensors on by
-    attributes."""
+    """The module of the layer `Crops`. Each thread runs its own copy of the user's module, with shared weights, since a
+    forward may pass tensors by attributes."""
 
     rows: Crops
 
@@ -133,7 +133,7 @@ class CropModule(BlockModule):
         self.module, self.layout = module, layout
         self.draws = ChannelDropout("crops", 0.0)  # its keys seed what the module draws in training
         self.kept: dict[Place, torch.Tensor] | None = None  # `kept_between_tiles`
-        self._batch: tuple[Any, int] = None, 1  # of a dtype and weights, which training changes
+        self._batch: tuple[Any, int] = None, 1  # crops of a batch, with the dtype and weights of the measurement
         if layer.grid is not None:
             line = torch.tensor(layer.grid.weights, dtype=torch.float64)
             self._weights_HW = torch.outer(line, line).clamp(min=1e-3 if layer.grid.blend == "gaussian" else 0.0)
@@ -142,7 +142,7 @@ class CropModule(BlockModule):
         return self.on_tile(whole_place(x_BCHW), x_BCHW)
 
     def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the blended scores of a tile at `place`; in training those of windows, each an image."""
+        """Return the blended scores of a tile at `place`; in training the scores of a batch of windows."""
         if self.training or self.rows.grid is None:
             here, keys = x_BCHW.device, self.draws.keys if self.training else ()
             with torch.random.fork_rng([] if here.type == "cpu" else [here], bool(keys), device_type=here.type):
@@ -150,9 +150,9 @@ class CropModule(BlockModule):
                     torch.manual_seed(int.from_bytes(hashlib.sha256(repr(keys).encode()).digest()[:8], "little"))
                 return scores_of(self.module, x_BCHW.contiguous(memory_format=self.layout))
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # of a kernel, whose sums then are in one order
+        torch.set_num_threads(1)  # of a kernel: its sums then have one order
         try:
-            self._measure(x_BCHW[0])  # a first call sets what others find
+            self._choose_batch(x_BCHW[0])  # before copies are made: a first call may set attributes
             copies, before = self._copies(threads if x_BCHW.device.type == "cpu" else 1), generators()
             with ExitStack() as stack:
                 changes = [stack.enter_context(kept_state(each)) for each in copies]
@@ -168,7 +168,7 @@ class CropModule(BlockModule):
     def _blended(
         self, grid: CropGrid, place: BlockPlace, x_CHW: torch.Tensor, copies: Sequence[nn.Module]
     ) -> torch.Tensor:
-        """Return the scores of a tile (K, H, W), of any value beyond its core: weighted sums, row by row of crops."""
+        """Return the scores (K, H, W) of a tile, by weighted sums of crops; values beyond its core are undefined."""
         dims, device, side = (place.row, place.col), x_CHW.device, grid.window
         context, core = Box(*(d.read for d in dims)), Box(*(grid.core(d.read, d.sizes[0]) for d in dims))
         rows, cols = (grid.needed(dim.read, dim.sizes[0]) for dim in dims)
@@ -176,7 +176,7 @@ class CropModule(BlockModule):
         mine = {each: self.kept.pop(each) for each in crops if self.kept and each in self.kept}
         missing = {(row, col): max(core.row.start, row.used.start) - row.read.stop for row, col in mine}
         kept = {each: rows_KHW for each, rows_KHW in mine.items() if rows_KHW.shape[1] + missing[each] >= 0}
-        made = self._each(x_CHW, [each for each in crops if each not in kept], place, copies)
+        made = self._scores_of_crops(x_CHW, [each for each in crops if each not in kept], place, copies)
         wide = torch.promote_types(x_CHW.dtype, torch.float32)
         weights_HW = self._weights_HW.to(device, wide)
         weighted_KHW = torch.empty(self.rows.classes, side, side, dtype=wide, device=device)
@@ -198,7 +198,7 @@ class CropModule(BlockModule):
         return scores_KHW
 
     def _keep(self, row: Crop, col: Crop, core: Box, scores_KHW: torch.Tensor) -> None:
-        """Keep a crop's last rows for tiles to the right and below. The oldest go where there are too many."""
+        """Keep a crop's last rows for the tiles to the right and below. Drop the oldest beyond _KEPT_BYTES."""
         assert self.kept is not None, "within `kept_between_tiles`"
         if row.used.stop > core.row.stop or col.used.stop > core.col.stop:
             first = 0 if col.used.stop > core.col.stop else core.row.stop - row.read.start
@@ -206,21 +206,21 @@ class CropModule(BlockModule):
         while sum(each.nbytes for each in self.kept.values()) > _KEPT_BYTES:
             del self.kept[next(iter(self.kept))]
 
-    def _each(
+    def _scores_of_crops(
         self, x_CHW: torch.Tensor, crops: Sequence[Place], place: BlockPlace, copies: Sequence[nn.Module]
     ) -> Iterator[torch.Tensor]:
-        """Yield the scores of each crop of a tile, in order."""
+        """Yield the scores of each crop of a tile, in order, computed in batches by threads."""
         (_, kind, cast, _), size = self._batch
         idle = SimpleQueue[nn.Module]()
         for each in copies:
             idle.put(each)
 
         def load(group: Sequence[Place]) -> Sequence[torch.Tensor]:
-            torch.set_num_threads(1)  # of this thread's kernels
-            same = [*group, *[group[-1]] * (size - len(group))]  # always as many
+            torch.set_num_threads(1)  # each thread has its own number
+            same = [*group, *[group[-1]] * (size - len(group))]  # a batch always has `size` crops
             x_BCHW = self._empty(x_CHW, size)
             for into_CHW, (row, col) in zip(x_BCHW, same, strict=True):
-                into_CHW.copy_(_taken(_taken(x_CHW, 2, col, place.col), 1, row, place.row))
+                into_CHW.copy_(_read(_read(x_CHW, 2, col, place.col), 1, row, place.row))
             module = idle.get()
             try:
                 with torch.no_grad(), torch.autocast(kind, cast[1], cast[0]):
@@ -233,15 +233,15 @@ class CropModule(BlockModule):
         return chain.from_iterable(prefetch(groups, load, several, 2 * several))
 
     def _copies(self, number: int) -> list[nn.Module]:
-        """Return the module, and copies with its weights; the module alone where it cannot be copied whole."""
+        """Return the module and `number` - 1 copies that share its weights; the module alone if it cannot be copied."""
         number = 1 if any(isinstance(each, torch.jit.ScriptModule) for each in self.module.modules()) else number
         with suppress(Exception):  # whatever an attribute raises
             shared = [{id(tensor): tensor for tensor in tensors_of(self.module)} for _ in range(number - 1)]
             return [self.module, *(copy.deepcopy(self.module, each) for each in shared)]
         return [self.module]
 
-    def _measure(self, x_CHW: torch.Tensor) -> None:
-        """Choose the crops of a batch anew where weights or the dtype are others than before."""
+    def _choose_batch(self, x_CHW: torch.Tensor) -> None:
+        """Choose the number of crops of a batch again if weights or the dtype have changed."""
         weights, kind = tensors_of(self.module), x_CHW.device.type
         cast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         state = x_CHW.dtype, kind, cast, [(id(each), each.is_inference() or each._version) for each in weights]
@@ -249,8 +249,8 @@ class CropModule(BlockModule):
             self._batch = state, self._crops_at_once(x_CHW)
 
     def _crops_at_once(self, x_CHW: torch.Tensor) -> int:
-        """Return the crops of a batch: 4 on a CPU, else as many as make about a megapixel, if a crop has the same bits
-        at each place of it, and beside others, far brighter ones or of zeros; else 1."""
+        """Return the number of crops of a batch: AT_ONCE, at most a megapixel, if a crop's scores have the same bits at
+        each place of a batch, and beside far brighter crops and crops of zeros; else 1."""
         assert self.rows.grid is not None, "of crops"
         most = max(1, min(AT_ONCE.get(x_CHW.device.type, 16), _PIXELS // self.rows.grid.window**2))
         draw, batch_BCHW = torch.Generator().manual_seed(0), self._empty(x_CHW, most)
@@ -264,15 +264,15 @@ class CropModule(BlockModule):
         return 1
 
     def _empty(self, x_CHW: torch.Tensor, number: int) -> torch.Tensor:
-        """Return a batch of crops, of any values, of the dtype and the device of a tile."""
+        """Return an uninitialised batch of crops in the dtype and on the device of a tile."""
         shape = number, len(x_CHW), *self._weights_HW.shape
         return torch.empty(shape, dtype=x_CHW.dtype, device=x_CHW.device, memory_format=self.layout)
 
 
 @contextmanager
 def kept_between_tiles(network: nn.Module) -> Iterator[None]:
-    """Compute a crop that two tiles need once, where the tiles of one image are all that `network` runs on here, row by
-    row, with the same weights."""
+    """Let `network` keep the scores of crops that later tiles need too. Inside, it must run only on the tiles of one
+    image, row by row, with unchanged weights."""
     modules = [module for module in network.modules() if isinstance(module, CropModule)]
     for module in modules:
         module.kept = {}
@@ -283,8 +283,8 @@ def kept_between_tiles(network: nn.Module) -> Iterator[None]:
             module.kept = None
 
 
-def _taken(x_CHW: torch.Tensor, axis: int, crop: Crop, dim: DimPlace) -> torch.Tensor:
-    """Return the pixels of a crop along rows (1) or columns (2) of what a tile has, mirrored at the image's ends."""
+def _read(x_CHW: torch.Tensor, axis: int, crop: Crop, dim: DimPlace) -> torch.Tensor:
+    """Return the part of a tile that a crop reads along rows (1) or columns (2), mirrored at the image's ends."""
     if dim.read.contains(crop.read):
         return x_CHW.narrow(axis, crop.read.start - dim.read.start, crop.read.size)
     places = mirrored_positions(crop.read, dim.sizes[0]) - dim.read.start

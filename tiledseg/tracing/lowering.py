@@ -1,4 +1,4 @@
-"""The nodes of a graph made from two records of a module's calls, each with the module that computes it."""
+"""The nodes of a graph, made from two records of a module's calls, each with the torch module that computes it."""
 
 from __future__ import annotations
 
@@ -35,36 +35,36 @@ class RefusalError(Exception):
 
 
 class UnknownError(RefusalError):
-    """A refusal of what is computed from a refused call, which says nothing of its own."""
+    """The refusal of a call that takes the result of a refused call: the first refusal is reported alone."""
 
 
 def refuse(when: object, why: str) -> None:
-    """Raise RefusalError with the reason, where a condition holds."""
+    """Raise RefusalError with the reason `why` if the condition `when` holds."""
     if when:
         raise RefusalError(why)
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the graph, as its author sees it; of no node where the call that made it is refused."""
+    """A tensor of the graph, in the module's layout. `node` is None for the result of a refused call."""
 
     node: str | None
     layout: Layout
     shape: tuple[int, ...]
     other_shape: tuple[int, ...]  # in the other run
-    pairs: Pairs | None = field(default=None, kw_only=True)  # of queries and keys, in the place of a node
+    pairs: Pairs | None = field(default=None, kw_only=True)  # weights of attention, in the place of a node
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Weights of every query with every key: `scale` times their products, or, `softmaxed`, that over keys."""
+    """Weights of attention: `scale` times the products of queries and keys; `softmaxed`: their softmax over keys."""
 
     query: Value
     key: Value
     scale: float = 1.0
     softmaxed: bool = False
-    turned: bool = False  # keys come before queries
-    factors: tuple[tuple[str, Any], ...] = ()  # (mul or div, by what) since softmax: values are scaled instead
+    turned: bool = False  # the dim of keys comes before that of queries
+    factors: tuple[tuple[str, Any], ...] = ()  # (mul or div, number) after softmax: applied to the values instead
 
 
 Inputs = Sequence[Value]
@@ -72,63 +72,63 @@ Inputs = Sequence[Value]
 
 @dataclass(frozen=True)
 class Step:
-    """One call in both runs."""
+    """A call in both runs, with the methods by which handlers read its arguments and add nodes."""
 
     call: Call
     other: Call
     lowering: Lowering
-    trained: Call | None = None  # in training, where that calls the same
+    trained: Call | None = None  # the call in training, if training makes the same calls
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
-        """Return an argument: a tensor's `Value`, or a number. Refuses a number that depends on the image's size."""
+        """Return an argument: a tensor's `Value`, or a number. Refuses a number that differs between the runs."""
         one, other = self._both(index, name, default)
         refuse(not same(one, other), SIZED)
         return self.lowering.resolved(one)
 
     def arguments(self, index: int, name: str, default: Any = None) -> list[Any]:
-        """Return an argument in either run: for what may depend on the size."""
+        """Return an argument of both runs, which may depend on the size."""
         return list(map(self.lowering.resolved, self._both(index, name, default)))
 
     def _both(self, index: int, name: str, default: Any) -> tuple[Any, Any]:
         return given_to(self.call, index, name, default), given_to(self.other, index, name, default)
 
     def given(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return all arguments, and those by name."""
+        """Return all positional arguments, and all keyword arguments."""
         arguments = [self.argument(index, "") for index in range(len(self.call.arguments))]
         return arguments, {key: self.argument(len(arguments), key) for key in self.call.keywords}
 
     def options(self, first: int, **defaults: Any) -> dict[str, Any]:
-        """Return numbers by their names, in the order of the function's arguments from the one numbered `first` on."""
+        """Return arguments by name, `defaults` in the order of the function's arguments from number `first` on."""
         return {name: self.argument(at, name, default) for at, (name, default) in enumerate(defaults.items(), first)}
 
     def giving(self, one: tuple[int, ...], other: tuple[int, ...]) -> Step:
-        """Return the step as if it gave a single tensor of these shapes, in either run."""
+        """Return the step with another result: one tensor, of these shapes in the two runs."""
         return replace(self, call=replace(self.call, shapes=(one,)), other=replace(self.other, shapes=(other,)))
 
     def only(self, part: int = 0) -> Step:
-        """Return the step as if it gave one of its tensors alone."""
+        """Return the step with one tensor of its result alone."""
         return self.giving(self.call.shapes[part], self.other.shapes[part])
 
     def passed(self, value: Value, layout: Layout | None = None) -> list[Value]:
-        """Return the value as it is, as its author now sees it."""
+        """Return the value's node under the shapes of the call's result, in `layout`: nothing is computed."""
         return [self.made(value.node, value.layout if layout is None else layout)]
 
     def by(self, module: nn.Module, value: Value, what: str | None = None, layout: Layout = WHOLE) -> list[Value]:
-        """Return the output of a torch module with a twin."""
+        """Add a node for a torch module with a twin, and return its output."""
         return [self.made(self.lowering.add_module(self, module, value, what), layout)]
 
     def node(
         self, what: str, layer: Layer, module: nn.Module, inputs: Inputs, layout: Layout = WHOLE, cols: Any = None
     ) -> list[Value]:
-        """Return the output of a new node; `cols`: its layer along columns, if that is another."""
+        """Add a node, and return its output. `cols`: the layer along columns, if another than along rows."""
         return [self.made(self.lowering.add(self, what, layer, module, inputs, cols), layout)]
 
     def as_called(self, name: str) -> str:
-        """Return the function's name, or that of the tensor's method where the author called one."""
+        """Return the function's name, as `Tensor.name` if a method was called."""
         return f"Tensor.{name}" if self.call.is_method and hasattr(torch.Tensor, name) else name
 
     def value(self, index: int = 0, name: str = "input") -> Value:
-        """Return an argument that is a tensor of the graph."""
+        """Return an argument. Refuses all but a tensor of the graph."""
         value = self.argument(index, name)
         if not isinstance(value, Value):
             kind = "a tensor that does not depend on the input" if isinstance(value, Given) else f"{value}"
@@ -136,27 +136,27 @@ class Step:
         return value
 
     def full(self, index: int = 0, name: str = "input") -> Value:
-        """Return an argument that its author sees as (batch, channels, height, width)."""
+        """Return an argument. Refuses all layouts but (batch, channels, height, width)."""
         value = self.value(index, name)
         refuse(value.layout not in (WHOLE, ONE_PIXEL), PERMUTED)
         return value
 
     def planes(self, index: int = 0, name: str = "input") -> Value:
-        """Return an argument whose last dims are rows and columns, whatever stands before them."""
+        """Return an argument. Refuses layouts whose last dims are not rows and columns."""
         value = self.value(index, name)
         last = ((), ()) if value.layout.one_pixel else (("H",), ("W",))
         refuse(value.layout.dims[-2:] != last, PERMUTED)
         return value
 
     def enlarged(self, value: Value) -> list[Value]:
-        """Return one pixel in each of an image as large as the result."""
+        """Return a value of one pixel, repeated to the pixels of the call's result."""
         shape, other = (call.shapes[0] for call in (self.call, self.other))
         value = self.spread(value, ((shape[-2], shape[-1]), (other[-2], other[-1])))
         dims = (*value.layout.dims[:-2], *WHOLE.dims[-2:])
         return self.passed(value, replace(value.layout, dims=dims, one_pixel=False))
 
     def spread(self, value: Value, pixels: tuple[tuple[int, int], ...]) -> Value:
-        """Return one pixel of an image as that of one of so many `pixels`; another tensor as it is."""
+        """Return a value of one pixel, enlarged by a node for an image of `pixels`; any other value unchanged."""
         known, node = self.lowering.pixels, value.node
         if node is None or not value.layout.one_pixel or known[node] == pixels:
             return value
@@ -169,7 +169,7 @@ class Step:
         return replace(value, node=name)
 
     def made(self, node: str | None, layout: Layout = WHOLE, part: int = 0) -> Value:
-        """Return a part of the call's result, computed by a node."""
+        """Return a part of the call's result as the value of a node, and note the node's pixels."""
         shapes = self.call.shapes[part], self.other.shapes[part]
         if node is not None and layout.dims[-2:] == WHOLE.dims[-2:] and not layout.one_pixel:
             self.lowering.pixels[node] = tuple((shape[-2], shape[-1]) for shape in shapes)
@@ -180,21 +180,21 @@ Handler = Callable[[Step], list[Value]]
 
 
 class Lowering:
-    """Nodes and modules of a graph, call by call; what cannot be exact is a fault, and the rest is still looked at."""
+    """The nodes and modules of a graph that grows call by call. A call that cannot be exact adds a fault."""
 
     def __init__(self, one: Record, other: Record, trained: Record | None = None, still: bool = False) -> None:
         self.records, self.trained, self.still = (one, other), trained, still
         self.nodes: list[Node] = []
         self.modules: dict[str, nn.Module] = {}
-        self.pixels: dict[str, tuple[tuple[int, int], ...]] = {INPUT: (one.size, other.size)}  # in either run
+        self.pixels: dict[str, tuple[tuple[int, int], ...]] = {INPUT: (one.size, other.size)}  # of nodes, in both runs
         self.values: dict[Made, Value] = {Made(-1): Value(INPUT, WHOLE, (), ())}
         self.faults: list[str] = list(one.faults)
-        self.pooled: dict[str, str] = {}  # of nodes on means of parts of the image, the node that takes these
-        self.truths: dict[str, str] = {}  # of nodes that make truths or whole numbers, what of
-        self.untrained: str | None = None  # what the graph does not do as the module does in training
-        self.positions: dict[Any, Value] = {}  # tensors that follow the image's size
+        self.pooled: dict[str, str] = {}  # nodes on means of parts of the image: the node of these means
+        self.truths: dict[str, str] = {}  # nodes of booleans or integers: the node that they are computed of
+        self.untrained: str | None = None  # why the graph cannot do what the module does in training
+        self.positions: dict[Any, Value] = {}  # tensors computed from the image's size, by their `Given`
         self.placed: list[Any] = []  # `functions.positions.Placed`
-        self.in_other_dtype: Callable[[], Sequence[Record]] = tuple  # both runs
+        self.in_other_dtype: Callable[[], Sequence[Record]] = tuple  # records both runs in another dtype
         self.axes = serial_axes()
 
     def run(self, bands: int, lower: Handler) -> None:
@@ -213,14 +213,14 @@ class Lowering:
                     self.faults.append(f"{where(call)} takes {what}; take the maxima alone, the first result")
             except GeometryError:
                 raise
-            except Exception as error:  # of a handler too, which was not made for such arguments
+            except Exception as error:  # a handler fails at arguments that it was not written for
                 named = isinstance(error, RefusalError | ConfigError)
                 self.faults.append(f"{where(call)} {error if named else STRANGE}")
             for part, value in enumerate(made):
                 self.values[Made(index, part)] = value
 
     def resolved(self, argument: Any) -> Any:
-        """Return an argument with the graph's tensors in their places."""
+        """Return an argument with each `Made` replaced by its `Value`."""
         if isinstance(argument, Made):
             return self.values[argument]
         return tuple(map(self.resolved, argument)) if isinstance(argument, tuple) else argument
@@ -259,23 +259,23 @@ class Lowering:
         around = any(layer.output_size(1) != 1 for layer in (rows, cols))
         refuse(around, "works on neighbours, and a mean of the image has none; leave it out")
         layer = OfOnePixel(rows.output_channels(value.shape[1]), sum(p.numel() for p in module.parameters()))
-        return self.add(step, what, layer, OnePixel(writing(module, False), layer), (value,))
+        return self.add(step, what, layer, OnePixel(in_place_if(module, False), layer), (value,))
 
 
 def assembled(lowering: Lowering, outputs: Sequence[str]) -> tuple[Graph, list[nn.Module]]:
-    """Return the graph of what the outputs need, and its modules."""
+    """Return the graph of the nodes that the outputs need, and their modules."""
     needed = set(outputs)
     for node in reversed(lowering.nodes):
         if node.name in needed:
             needed.update(node.inputs)
     graph = Graph(tuple(node for node in lowering.nodes if node.name in needed), tuple(outputs))
     modules = [lowering.modules[node.name] for node in graph.nodes]
-    return graph, [writing(module, over) for module, over in zip(modules, graph.overwrites, strict=True)]
+    return graph, [in_place_if(module, over) for module, over in zip(modules, graph.overwrites, strict=True)]
 
 
-def writing(module: nn.Module, over: bool) -> nn.Module:
-    """Return an activation that writes over its input where the graph says that it may, whatever its author thought of.
-    One with a slope below 0 never does: autograd cannot tell its input from its output."""
+def in_place_if(module: nn.Module, over: bool) -> nn.Module:
+    """Return an activation with `inplace` as the graph allows (`over`), whatever its author chose. One with a slope
+    below 0 is never in place: autograd cannot tell its input from its output."""
     over = over and min(getattr(module, "negative_slope", 0), getattr(module, "alpha", 0)) >= 0
     if getattr(module, "inplace", over) == over:
         return module

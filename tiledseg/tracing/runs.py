@@ -25,7 +25,7 @@ from tiledseg.memory.allocations import is_exhausted
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Made, Record, differing
 from tiledseg.tracing.declared import declaration
-from tiledseg.tracing.functions.positions import unlike
+from tiledseg.tracing.functions.positions import breaks_rule
 from tiledseg.tracing.record import PairsError, record
 from tiledseg.tracing.state import in_mode
 
@@ -176,7 +176,7 @@ class Recorded:
                         self.source.pairs.clear()
                         one, other = self.source.pair(self.sizes, training, fake, **how)
                         different = differing(one, again, other=other)
-                    different = different or unlike(self.placed, network.graph, network.bands, again)
+                    different = different or breaks_rule(self.placed, network.graph, network.bands, again)
                     # Other faults may come from the lack of values.
                     faults = (fault for fault in again.faults if "writ" in fault or " of the network" in fault)
                     if different := different or next(faults, None):

@@ -25,7 +25,7 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Made, Record, differing, values_in, where
 from tiledseg.tracing.compare import check_traced, holds_anywhere
 from tiledseg.tracing.functions.handlers import lowered
-from tiledseg.tracing.functions.positions import unlike
+from tiledseg.tracing.functions.positions import breaks_rule
 from tiledseg.tracing.lowering import WHOLE, Lowering, Value, assembled
 from tiledseg.tracing.runs import FAR, ModuleRuns, OtherSizeError, Recorded, Size, legal_size, unsteady
 from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
@@ -121,7 +121,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
             what = f"{str(error).rsplit('; ', 1)[0]}; a mean counts as many pixels as the tensor that it is of"
             raise GeometryError(f"{what}; take it of one as large as the tensor that it is joined to") from None
     third = source.elsewhere(graph, sizes[0])
-    if different := differing(one, third, other=other) or unlike(lowering.placed, graph, source.bands, third):
+    if different := differing(one, third, other=other) or breaks_rule(lowering.placed, graph, source.bands, third):
         raise unsteady(different)
     runs = [one, *trained[:1]]
     kept = [name for run in runs for name in run.kept]

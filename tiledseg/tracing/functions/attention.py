@@ -1,5 +1,5 @@
-"""Handlers of attention over the image: torch's functions, or a product of queries and keys, softmax, and a product
-with values. Weights of queries and keys are no tensor of the graph, but `Pairs` until values come."""
+"""Handlers of attention over the image: of torch's functions, or of a product of queries and keys, softmax, and a
+product with values. Weights of attention are no tensor of the graph: `Pairs` stand for them until that product."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ POSITIONS = "adds to attention, or masks in it, what has one size of image; drop
 
 
 def heads_of(value: Value, pixels: int = -2) -> int | None:
-    """Return the heads of (images, heads, pixels, channels), or with the last two exchanged if `pixels` is -1; None for
-    another layout."""
+    """Return the number of heads of (images, heads, pixels, channels), or of (images, heads, channels, pixels) if
+    `pixels` is -1; None for another layout."""
     dims, factors = list(value.layout.dims), value.layout.channels
     if len(dims) not in (3, 4) or dims.pop(pixels) != PIXELS or value.layout.one_pixel:
         return None
@@ -51,14 +51,14 @@ def _attention(step: Step) -> list[Value]:
     refuse(options["dropout_p"] or options["enable_gqa"], OTHERWISE)
     scale, layouts = options["scale"], [each.layout for each in (query, key, value)]
     outer = {(layout.dims[:-2], each.shape[:-2]) for layout, each in zip(layouts, (query, key, value), strict=True)}
-    if len(outer) == 1 and all(is_channels(dim) for layout in layouts for dim in layout.dims[-2:]):  # of each pixel
+    if len(outer) == 1 and all(is_channels(dim) for layout in layouts for dim in layout.dims[-2:]):  # inside a pixel
         layout = resized_channels(query.layout, len(query.shape) - 1, value.shape[-1])
         return pixelwise(step, "scaled_dot_product_attention", *step.given(), layout, broadcasts=False)
     return _attend(step, query, key, value, 1 / sqrt(query.shape[-1]) if scale is None else float(scale))
 
 
 def _multi_head(step: Step) -> list[Value]:
-    """Lower the function of nn.MultiheadAttention: maps of channels, attention, another map. Its weights are none."""
+    """Lower the function of nn.MultiheadAttention: linear maps, attention, a linear map. Its weights have no node."""
     call = step.call
     query, key, value = (step.value(index, name) for index, name in enumerate(("query", "key", "value")))
     runs = call, step.other, step.trained or call
@@ -85,7 +85,7 @@ def _multi_head(step: Step) -> list[Value]:
 
 
 def _rows(weight: Given | None, part: int, count: int) -> Given | None:
-    """Return one of several parts of a weight, `count` rows each."""
+    """Return part number `part` of a weight, of `count` rows."""
     if weight is None:
         return None
     recipe: Any = "Tensor.narrow", (weight, 0, part * count, count), {}, None
@@ -93,13 +93,13 @@ def _rows(weight: Given | None, part: int, count: int) -> Given | None:
 
 
 def _mapped(step: Step, value: Value, weight: Given, bias: Given | None) -> Value:
-    """Map channels, which come last."""
+    """Add a node for a linear map of the last dim."""
     shapes = ((*shape[:-1], weight.tensor.shape[0]) for shape in (value.shape, value.other_shape))
     return pixelwise(step.giving(*shapes), "linear", (value, weight, bias), {}, value.layout, broadcasts=False)[0]
 
 
 def _of_heads(value: Value, heads: int) -> Value:
-    """Return (pixels, batch, channels) as (batch, heads, pixels, channels of a head), or without a dim for one head."""
+    """Return (pixels, batch, channels) as (batch, heads, pixels, channels of a head); one head has no dim."""
     layout = Layout((("B",), PIXELS, ("C0",)))
     each = value.shape[2] // heads
     if heads > 1:
@@ -109,7 +109,7 @@ def _of_heads(value: Value, heads: int) -> Value:
 
 
 def _attend(step: Step, query: Value, key: Value, value: Value, scale: float, turned: bool = False) -> list[Value]:
-    """Add the node of attention of (images, heads, pixels, channels). `turned`: the result has pixels last."""
+    """Add a node of attention for tensors (images, heads, pixels, channels). `turned`: the result has pixels last."""
     heads = [heads_of(each) for each in (query, key, value)]
     what = f"attends in tensors of {query.shape}, {key.shape} and {value.shape}"
     refuse(None in heads or len(set(heads)) > 1, f"{what}; give (batch, heads, pixels, channels) of all pixels")
@@ -126,14 +126,14 @@ def _attend(step: Step, query: Value, key: Value, value: Value, scale: float, tu
 
 
 def _product(step: Step) -> list[Value]:
-    """Note a product of queries and keys."""
+    """Note a product of queries and keys as `Pairs`."""
     query, key = (step.value(index, name) for index, name in enumerate(("input", "other")))
     refuse(heads_of(query) != heads_of(key, -1), OTHERWISE)
-    return [replace(step.made(None), pairs=Pairs(query, _turned(key)))]
+    return [replace(step.made(None), pairs=Pairs(query, _transposed(key)))]
 
 
 def _products(step: Step) -> list[Value]:
-    """Lower a product over all pixels: for each head of the image a matrix, the same for every pixel."""
+    """Lower a product over all pixels, as in linear attention: a matrix for each head of an image."""
     one, other = (step.value(index, name) for index, name in enumerate(("input", "other")))
     refuse(step.lowering.pixels[str(one.node)] != step.lowering.pixels[str(other.node)], OTHERWISE)
     sizes = one.shape[-2], other.shape[-1]
@@ -147,7 +147,7 @@ def _products(step: Step) -> list[Value]:
 
 
 def _applied(step: Step) -> list[Value]:
-    """Lower a product of the channels of each pixel, in heads, with a matrix of the image's."""
+    """Lower a product of each pixel's channels, by heads, with a matrix for each head of the image."""
     inputs = [step.value(index, name) for index, name in enumerate(("input", "other"))]
     full, matrix = sorted(inputs, key=lambda value: value.layout.one_pixel)
     heads = heads_of(full, -1 if full is inputs[1] else -2) or 1
@@ -160,8 +160,8 @@ def _applied(step: Step) -> list[Value]:
     return step.node("matmul", layer, PixelFunction(layer), inputs, after)
 
 
-def _turned(value: Value) -> Value:
-    """Return the tensor as its author would see it with the last two dims exchanged."""
+def _transposed(value: Value) -> Value:
+    """Return the value with the last two dims of its layout exchanged."""
     layout = replace(value.layout, dims=_exchanged(value.layout.dims))
     return replace(value, layout=layout, shape=_exchanged(value.shape), other_shape=_exchanged(value.other_shape))
 
@@ -172,7 +172,7 @@ def _exchanged(dims: tuple[T, ...]) -> tuple[T, ...]:
 
 
 def with_pairs(step: Step) -> Handler | None:
-    """Return the handler of a call that takes weights of queries and keys, or makes them; None for any other."""
+    """Return the handler of a call that takes or makes weights of attention or matrices of an image, or None."""
     given = [step.lowering.resolved(each) for each in (*step.call.arguments, *step.call.keywords.values())]
     if any(isinstance(each, Value) and each.pairs for each in given):
         return _weigh
@@ -190,40 +190,40 @@ def with_pairs(step: Step) -> Handler | None:
 
 
 def _weigh(step: Step) -> list[Value]:
-    """Lower what is done with weights of queries and keys."""
+    """Lower a call that takes weights of attention: scaling, softmax, dropout, transposition, product with values."""
     name, (first, *rest) = plain(step.call.function), step.given()[0]
     pairs: Any = next(each.pairs for each in (first, *rest) if isinstance(each, Value) and each.pairs)
     factor: Any = next((each for each in (first, *rest) if isinstance(each, Given | int | float)), None)
     is_weight = isinstance(factor, Given)
     scales = factor is not None and (name == "mul" or (name == "div" and factor is not first))
-    if scales and (not is_weight or tuple(factor.tensor.shape[-2:]) in ((), (1,), (1, 1))):  # of each head perhaps
+    if scales and (not is_weight or tuple(factor.tensor.shape[-2:]) in ((), (1,), (1, 1))):  # one number, or one a head
         refuse(step.call.keywords, OTHERWISE)
         if pairs.softmaxed:
-            return _noted(step, replace(pairs, factors=(*pairs.factors, (name, factor))))
+            return _paired(step, replace(pairs, factors=(*pairs.factors, (name, factor))))
         if not is_weight:
-            return _noted(step, replace(pairs, scale=pairs.scale * factor if name == "mul" else pairs.scale / factor))
-        return _noted(step, replace(pairs, query=_scaled(step, pairs.query, name, factor)))
+            return _paired(step, replace(pairs, scale=pairs.scale * factor if name == "mul" else pairs.scale / factor))
+        return _paired(step, replace(pairs, query=_scaled(step, pairs.query, name, factor)))
     refuse(is_weight, POSITIONS)
     if name == "softmax" and not pairs.softmaxed:
         cast = any(isinstance(each, torch.dtype) for each in (*rest, *step.call.keywords.values()))
         refuse(step.argument(1, "dim") not in (-1, len(first.shape) - 1) or pairs.turned or cast, OTHERWISE)
-        return _noted(step, replace(pairs, softmaxed=True))
+        return _paired(step, replace(pairs, softmaxed=True))
     if name == "dropout":
         refuse(step.argument(2, "training", True), "drops in evaluation too; pass training=self.training")
         if step.argument(1, "p", 0.5):
             why = f"{where(step.call)} drops weights of attention in training"
             step.lowering.untrained = step.lowering.untrained or why
-        return _noted(step, pairs)
+        return _paired(step, pairs)
     if name in ("contiguous", "clone", "to", "type_as"):
-        return _noted(step, pairs) if first.pairs else step.passed(first)
+        return _paired(step, pairs) if first.pairs else step.passed(first)
     if name in ("transpose", "permute", "swapaxes"):
         last = len(first.shape) - 1
         ((_, order),) = views_of(step, step.call, first.shape)
         refuse(order != [*range(last - 1), last, last - 1], OTHERWISE)
-        return _noted(step, replace(pairs, turned=not pairs.turned))
+        return _paired(step, replace(pairs, turned=not pairs.turned))
     value = first if pairs.turned else (*rest, None)[0]
     if name in PRODUCTS and pairs.softmaxed and len(rest) == 1 and isinstance(value, Value) and not value.pairs:
-        value = _turned(value) if pairs.turned else value
+        value = _transposed(value) if pairs.turned else value
         for scaling in pairs.factors:
             value = _scaled(step, value, *scaling)
         return _attend(step, pairs.query, pairs.key, value, pairs.scale, pairs.turned)
@@ -231,11 +231,11 @@ def _weigh(step: Step) -> list[Value]:
 
 
 def _scaled(step: Step, value: Value, name: str, factor: Any) -> Value:
-    """Multiply or divide a tensor by a number, or by a weight of each head."""
+    """Add a node that multiplies or divides a tensor by a number, or by a weight of each head."""
     return pixelwise(step.giving(value.shape, value.other_shape), name, (value, factor), {}, value.layout)[0]
 
 
-def _noted(step: Step, pairs: Pairs) -> list[Value]:
+def _paired(step: Step, pairs: Pairs) -> list[Value]:
     return [replace(step.made(None), pairs=pairs)]
 
 

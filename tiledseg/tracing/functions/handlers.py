@@ -1,4 +1,4 @@
-"""The handler of each function of torch, and of modules that are one layer."""
+"""The table of handlers, one for each function of torch that a graph can hold; and the handler of units."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise
 from tiledseg.tracing.functions.positions import positioned
 from tiledseg.tracing.functions.times import TIMES, is_of_times, of_one_time
 from tiledseg.tracing.functions.views import VIEWS, resized_channels
-from tiledseg.tracing.functions.weighted import WEIGHTED, called, of_size, right
+from tiledseg.tracing.functions.weighted import WEIGHTED, called, corrected, of_size
 from tiledseg.tracing.functions.windows import WHY_NOT, WINDOWS, mirrored, over_its_length
 from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, UnknownError, Value, refuse
 
-# Activations that take `inplace` by its place, and where.
+# The place of the argument `inplace` of activations.
 INPLACE = {"relu": 1, "relu6": 1, "selu": 1, "silu": 1, "mish": 1, "hardswish": 1, "hardsigmoid": 1}
 INPLACE |= {"leaky_relu": 2, "elu": 2, "celu": 2, "hardtanh": 3, "threshold": 3}
-# More functions along channels, each with the place of its dim.
+# The place of the argument `dim` of further functions along channels.
 DIM_PLACES = {"normalize": 2, "topk": 2, "roll": 2, "diff": 2, "repeat_interleave": 2, "take_along_dim": 2}
 DIM_PLACES |= dict.fromkeys(("gather", "index_select", "cumprod", "logcumsumexp"), 1)
 
 
 def lowered(step: Step) -> list[Value]:
-    """Lower a call by the handler of its function. Raises RefusalError for an unknown one, UnknownError for a call of
-    what a refused call gives."""
+    """Lower a call by the handler of its function. Raises RefusalError for an unknown function, and UnknownError for a
+    call that takes the result of a refused call."""
     return _handled(positioned(step, _handled))
 
 
@@ -69,7 +69,7 @@ def _elementwise(step: Step) -> list[Value]:
 
 
 def _same(step: Step) -> list[Value]:
-    """Lower a change of dtype or memory alone: truths become numbers of the network's dtype."""
+    """Lower a change of dtype or memory alone. Booleans become numbers of the network's dtype."""
     value = step.value(0, "self")
     source = value.node
     while source in step.lowering.truths:
@@ -99,7 +99,7 @@ def _concatenated(step: Step, what: str, inputs: Sequence[Value], layout: Layout
 
 
 def _with_constants(step: Step, inputs: Sequence[Any], others: Sequence[Any], dim: int) -> list[Value]:
-    """Lower a tensor with channels of one number before and after it, whatever their size."""
+    """Lower a join of one tensor with constants of a single number: a padding of channels."""
     places = [place for place, value in enumerate(inputs) if isinstance(value, Value)]
     constants = [value for value in (*inputs, *others) if not isinstance(value, Value)]
     numbers = {number for value in constants for number in value.tensor.unique().tolist()}
@@ -112,7 +112,7 @@ def _with_constants(step: Step, inputs: Sequence[Any], others: Sequence[Any], di
 
 
 def _stack(step: Step) -> list[Value]:
-    """Lower a stack: channels of each tensor after those of the one before, with a dim for the tensors."""
+    """Lower a stack: the tensors' channels one after the other, with a new dim for the tensors."""
     inputs, dim = step.argument(0, "tensors"), step.argument(1, "dim", 0)
     alike = all(isinstance(value, Value) and value.layout == inputs[0].layout for value in inputs)
     refuse(not alike, "stacks tensors of different layouts, or that do not depend on the input; stack images")
@@ -121,7 +121,7 @@ def _stack(step: Step) -> list[Value]:
 
 
 def _stacked(step: Step, inputs: Sequence[Value], layout: Layout, dim: int) -> list[Value]:
-    """Join tensors along a dim of size 1 of theirs: `layout` is each one's."""
+    """Join tensors of the same `layout` along a dim of size 1."""
     split = layout.channels or ("C0",) not in layout.dims
     refuse(split, "joins tensors whose channels are split, or none; join images")
     dims = [tuple("C1" if atom == "C0" else atom for atom in each) for each in layout.dims]
@@ -131,7 +131,7 @@ def _stacked(step: Step, inputs: Sequence[Value], layout: Layout, dim: int) -> l
 
 
 def _along_channels(step: Step) -> list[Value]:
-    """Lower a function along channels, of which it may give more or fewer."""
+    """Lower a function along channels, such as softmax; the number of channels may change."""
     name = plain(step.call.function)
     if name == "layer_norm":
         dim = tuple(range(-len(step.argument(1, "normalized_shape")), 0))
@@ -177,7 +177,7 @@ def _dropped(step: Step, probability: float, of_images: bool = False) -> list[Va
 
 
 def _unit(step: Step) -> list[Value]:
-    """Lower a module that is one layer, computed by itself."""
+    """Lower a call of a unit: stochastic depth, a declared module, or a layer with a twin."""
     module = step.call.module
     assert module is not None, "a unit is a module's call"
     hooks = module._forward_hooks or module._forward_pre_hooks
@@ -202,8 +202,8 @@ def _unit(step: Step) -> list[Value]:
         module = copy.copy(module)
         module.padding, module.padding_mode = (0, 0), "zeros"
     if over and type(module) not in POINTWISE:
-        return of_one_time(step, right(module), value)
-    return step.by(right(module), value, None, value.layout)
+        return of_one_time(step, corrected(module), value)
+    return step.by(corrected(module), value, None, value.layout)
 
 
 _SAME = "contiguous clone to float double half type type_as alias as_tensor asarray cpu cuda"

@@ -1,6 +1,6 @@
-"""Layouts, and a node for a call of single pixels.
+"""Layouts, and nodes for calls that compute each pixel from itself.
 
-A tensor of the graph always is (batch, channels, height, width); its author may see it in another layout.
+A tensor of the graph is always (batch, channels, height, width). A layout says which dims it has in the module's code.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tiledseg.tracing.calls import PLACES, TRUTHS, Given, values_in
 from tiledseg.tracing.lowering import Step, Value, refuse
 
 PIXELS = ("H", "W")
-# Functions of torch that take no numbers.
+# Functions of torch that take tensors but no numbers.
 TENSORS_ALONE = frozenset(["minimum", "maximum", "atan2", "hypot", "logaddexp", "xlogy", "index_select"])
 
 
 def sizes_of(layout: Layout, shape: Sequence[int], pixels: tuple[int, int], batch: int) -> dict[str, int]:
-    """Return the size of each name, for a tensor that its author sees in this layout and shape; `pixels`: its rows and
-    columns."""
+    """Return the size of each atom of a layout, for a tensor of this shape. `pixels`: its rows and columns; `batch`:
+    the images of the run."""
     sizes = dict(zip(("B", *PIXELS), (images_of(layout, shape, batch), *pixels), strict=True))
     sizes |= dict.fromkeys(PIXELS, 1) if layout.one_pixel else {}
     sizes |= {f"C{index}": size for index, size in enumerate(layout.channels)}
@@ -33,7 +33,7 @@ def sizes_of(layout: Layout, shape: Sequence[int], pixels: tuple[int, int], batc
 
 
 def images_of(layout: Layout, shape: Sequence[int], batch: int) -> int:
-    """Return the images that an author sees in a tensor: one of positions."""
+    """Return the number of images in a tensor of this shape: 1 for positions, which are equal for all images."""
     return shape[layout.dims.index(("B",))] if ("B",) in layout.dims else batch
 
 
@@ -43,7 +43,7 @@ def is_channels(dim: Sequence[str]) -> bool:
 
 
 def with_channels(layout: Layout) -> Layout:
-    """Return a layout in which the first dim of size 1 is the only channel's, if all have been reduced to one."""
+    """Return the layout; if it has no dim of channels, with its first dim of size 1 as the dim of one channel."""
     if layout.one_pixel or any(atom.startswith("C") for dim in layout.dims for atom in dim) or () not in layout.dims:
         return layout
     at = layout.dims.index(())
@@ -53,14 +53,14 @@ def with_channels(layout: Layout) -> Layout:
 def pixelwise(
     step: Step, function: str, arguments: Sequence[Any], keywords: Any, layout: Any = None, broadcasts: bool = True
 ) -> list[Value]:
-    """Lower a call of single pixels; `layout`: of its result, by default that of the inputs. `broadcasts`: True if its
-    weights stand beside the tensor's dims."""
+    """Lower a call that computes each pixel from itself. `layout`: of its result, by default of the inputs.
+    `broadcasts`: True if torch broadcasts its weights to the tensor's dims."""
     inputs, weights, made = list[Value](), list[Given](), list[Value]()
     name, truths = function.removeprefix("Tensor."), step.lowering.truths
     given = tuple(arguments), tuple(sorted(keywords.items()))
     filled = _slots(given, inputs, weights, name not in TENSORS_ALONE)
     common, after = _common_layout(inputs), layout
-    if layout is None:  # channels of which an input had one are more
+    if layout is None:  # one channel of an input may have been broadcast to more
         ones = zip(common.dims, step.call.shapes[0], strict=True)
         numbers = {dim[0]: size for dim, size in ones if len(dim) == 1}
         factors = (numbers.get(f"C{index}", size) for index, size in enumerate(common.channels))
@@ -87,7 +87,7 @@ def pixelwise(
 
 
 def _slots(value: Any, inputs: list[Value], weights: list[Given], plainly: bool = True) -> Any:
-    """Return arguments with a slot or a formula for each tensor. `plainly`: constants of one number are numbers."""
+    """Return arguments with a slot or a formula for each tensor. `plainly`: constants of one value become numbers."""
     if isinstance(value, Value):
         if value not in inputs:
             inputs.append(value)
@@ -100,12 +100,12 @@ def _slots(value: Any, inputs: list[Value], weights: list[Given], plainly: bool 
 
 
 def shared(weights: Sequence[Given]) -> Weights:
-    """Return the weights of other modules that a node shares."""
+    """Return the container by which a node shares weights and buffers of the traced module."""
     return Weights([weight.owner or weight.tensor for weight in weights])
 
 
 def formula(value: Given, weights: list[Given], plainly: bool = True) -> Any:
-    """Return how a weight is computed from others, which are added to `weights`."""
+    """Return the formula of a computed weight, a number, or a slot; append the weights that it takes to `weights`."""
     if value.name is None and value.recipe is not None and value.from_weights:
         function, arguments, keywords, part = value.recipe
         overwrites = function.endswith("_") and not function.endswith("__")
@@ -121,11 +121,11 @@ def formula(value: Given, weights: list[Given], plainly: bool = True) -> Any:
 
 
 def _common_layout(inputs: Sequence[Value]) -> Layout:
-    """Return the layout of what the inputs give together: pixels where one of them has pixels."""
+    """Return the layout of the inputs' common result: the one with most dims, of an input with pixels if any has."""
     layouts = [value.layout for value in inputs]
     full = [layout for layout in layouts if not layout.one_pixel] or layouts
     most = max(full, key=lambda layout: sum(map(bool, layout.dims)))
-    # Dims are the same in both, or of channels, one of one maybe; pixels of one pixel may be missing.
+    # Dims must be equal, or both of channels, of which one may have size 1; a value of one pixel has no pixel dims.
     pairs = [list(zip(layout.dims, most.dims, strict=False)) for layout in full]
     alike = all(a == b or (is_channels(b) and (not a or is_channels(a))) for each in pairs for a, b in each)
     pairs = [list(zip(layout.dims, most.dims, strict=False)) for layout in layouts]
@@ -136,7 +136,7 @@ def _common_layout(inputs: Sequence[Value]) -> Layout:
 
 
 def channel_dims(value: Value, dims: int | Sequence[int] | None, of_pixels: str | None = None) -> tuple[int, ...]:
-    """Return dims by number from the front. Refuses those that hold pixels (`of_pixels`: the reason) or images."""
+    """Return sorted dims counted from the front. Refuses dims of pixels (`of_pixels`: the reason) or of images."""
     count = len(value.layout.dims)
     numbers = range(count) if dims is None else [dims] if isinstance(dims, int) else dims
     numbers = tuple(sorted(number % count for number in numbers))
@@ -148,7 +148,7 @@ def channel_dims(value: Value, dims: int | Sequence[int] | None, of_pixels: str 
 
 
 def without(layout: Layout, dims: Sequence[int], keep: bool) -> Layout:
-    """Return the layout after channels have been reduced to one."""
+    """Return the layout after the channels of `dims` are reduced to one. `keep`: such a dim stays, of size 1."""
     gone = {atom for number in dims for atom in layout.dims[number]}
     stay = [(f"C{index}", size) for index, size in enumerate(layout.channels) if f"C{index}" not in gone]
     names = {atom: f"C{index}" for index, (atom, _) in enumerate(stay)}

@@ -1,7 +1,7 @@
-"""Positions: tensors that a module computes from the image's size, in the place of a tensor of the graph.
+"""Positions: tensors that a module computes from the image's size alone, such as coordinates.
 
-Two runs say which numbers of a tensor's calls are sizes, and runs of other sizes must follow the rule. A node makes the
-tensor anew for the whole image. Layers with weights take it as any other tensor."""
+A `Rule` says, from two runs, which numbers of a tensor's calls are sizes; runs at other sizes must follow it. A node
+computes the tensor for the whole image at any size. Layers with weights take it as any other tensor."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from tiledseg.tracing.calls import Call, Given, Made, Record, same, values_in
 from tiledseg.tracing.functions.pixelwise import is_channels, shared
 from tiledseg.tracing.lowering import Handler, RefusalError, Step, Value, refuse
 
-Path = tuple[Any, ...]  # the number of a call, then indices into its arguments, and into those of constants' recipes
-MANY = 8  # images, for which positions are those of one
+Path = tuple[Any, ...]  # the number of a call, then indices into its arguments and into the recipes of constants
+MANY = 8  # images of a trial: positions must be those of one image
 ANCHOR = "computes a tensor of the image's size by other than plain functions of torch; write it by such alone"
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor that the node `node` computes: its place among calls, the rule by which it follows sizes, and a call in
-    words."""
+    """The positions that a node computes: their path among the calls, their rule, and the call's file and line."""
 
     node: str
     path: Path
@@ -40,7 +39,7 @@ class Placed:
 
 
 class Rule:
-    """The calls that make a tensor in two runs, for any size. Raises RefusalError where a number of theirs is none."""
+    """The calls that compute positions, for any size. Raises RefusalError for a number that differs and is no size."""
 
     def __init__(self, pair: tuple[Given, Given], sizes: Sequence[Size], batches: tuple[int, int]) -> None:
         self.sizes, self.batches = sizes, batches
@@ -50,7 +49,7 @@ class Rule:
         self._slots(*pair)
 
     def _slots(self, one: Any, other: Any) -> Any:
-        """Return what two runs have alike, with slots for tensors and sizes for numbers."""
+        """Return the arguments of both runs as one: slots for tensors, a `SizeNumber` for each number that differs."""
         match one, other:
             case Given(), Given():
                 return self._places.get(id(one)) or self._tensor(one, other)
@@ -87,7 +86,7 @@ class Rule:
         return slot
 
     def program(self, *pair: Given) -> Program:
-        """Return the calls. Raises RefusalError where they do not give the tensors of both runs."""
+        """Return the calls as a program. Raises RefusalError if it does not give the tensors of both runs."""
         made, device = Program(self.steps, shared(self.given)), pair[0].tensor.device
         values = list[float]()
         for size, given in zip(self.sizes, pair, strict=True):
@@ -96,7 +95,7 @@ class Rule:
                 y = made(size, device)
                 refuse(many is not None and not torch.equal(y.expand_as(many), many), ANCHOR)
                 y = y.expand(given.tensor.shape)
-            except Exception as error:  # of a function that is called in another way than it was recorded
+            except Exception as error:  # a function may not run as it was recorded
                 raise RefusalError(ANCHOR) from error
             refuse(y.dtype != given.tensor.dtype or not torch.equal(y, given.tensor), ANCHOR)
             values.append(made.largest / prod(size))
@@ -104,7 +103,7 @@ class Rule:
         return made
 
     def holds(self, given: Any, size: Size, batch: int) -> bool:
-        """Return True if the tensor of another run was made by these calls, and has their values."""
+        """Return True if these calls made the tensor of another run, with the same values."""
         seen = set[tuple[int, int]]()
 
         def fits(slot: Any, value: Any) -> bool:
@@ -137,17 +136,17 @@ class Rule:
         return torch.equal(made.expand(tensor.shape), tensor)
 
 
-def _learned(given: Given) -> bool:
-    """Return True for a tensor that a parameter, or a module, makes."""
+def _is_learned(given: Given) -> bool:
+    """Return True for a tensor that is computed from parameters, or by a module."""
     if given.recipe is None:
         return isinstance(given.tensor, nn.Parameter) or given.tensor.requires_grad
     function, *rest, _ = given.recipe
-    return isinstance(function, nn.Module) or any(isinstance(v, Given) and _learned(v) for v in values_in(rest))
+    return isinstance(function, nn.Module) or any(isinstance(v, Given) and _is_learned(v) for v in values_in(rest))
 
 
 def positioned(step: Step, lower: Handler, at: Path | None = None, anchor: Value | None = None) -> Step:
-    """Return the step with tensors of the graph in the places of those that follow the image's size, if that is known.
-    `at`: the place of the call, if it is one of a constant's recipe; `anchor`: a tensor of as many pixels."""
+    """Return the step with a node's value in the place of each argument that is computed from the image's size.
+    `at`: the place of a call of a constant's recipe; `anchor`: a tensor of as many pixels."""
     pairs = [(each.arguments, dict(each.keywords)) for each in (step.call, step.other)]
     if same(*pairs):
         return step
@@ -160,8 +159,8 @@ def positioned(step: Step, lower: Handler, at: Path | None = None, anchor: Value
 
     def placed(one: Any, other: Any, path: Path) -> Any:
         if isinstance(one, Given) and isinstance(other, Given) and not same(one, other):
-            with suppress(Exception):  # of a handler too, which was not made for such arguments
-                value = _value(step, lower, (one, other), path, anchor)
+            with suppress(Exception):  # a handler fails at arguments that it was not written for
+                value = _position_value(step, lower, (one, other), path, anchor)
                 return value, value
         alike = isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other)
         if not alike or isinstance(one, torch.Size):
@@ -176,12 +175,12 @@ def positioned(step: Step, lower: Handler, at: Path | None = None, anchor: Value
     return replace(step, call=call, other=other)
 
 
-def _value(step: Step, lower: Handler, pair: tuple[Given, Given], path: Path, anchor: Value) -> Value:
-    """Return the value of a tensor that follows the image's size. Raises RefusalError where it cannot be a node."""
+def _position_value(step: Step, lower: Handler, pair: tuple[Given, Given], path: Path, anchor: Value) -> Value:
+    """Return the value of a node for a tensor computed from the image's size. Raises RefusalError where none can be."""
     shapes = tuple(tuple(each.tensor.shape) for each in pair)
     missing = max(0, len(anchor.layout.dims) - len(shapes[0]))
     shapes = tuple((*(1,) * missing, *shape) for shape in shapes)
-    if _learned(pair[0]):
+    if _is_learned(pair[0]):
         recipes = [each.recipe for each in pair]
         refuse(None in recipes or any(recipe[3] is not None for recipe in recipes if recipe), ANCHOR)
         calls = [_as_call(step, each, shape) for each, shape in zip(pair, shapes, strict=True)]
@@ -189,14 +188,14 @@ def _value(step: Step, lower: Handler, pair: tuple[Given, Given], path: Path, an
     lowering = step.lowering
     sizes, runs = lowering.pixels[str(anchor.node)], lowering.records
     batches = runs[0].batch, runs[1].batch
-    layout = _layout(shapes, sizes, batches, anchor)
+    layout = _position_layout(shapes, sizes, batches, anchor)
     key = id(pair[0]), sizes, layout
     if key not in lowering.positions:
         rule = Rule(pair, sizes, batches)
         program = rule.program(*pair)
         programs = {runs[0].dtype: program}
         with suppress(Exception):  # whatever a copy in another dtype raises
-            wide = tuple(found(run, path) for run in lowering.in_other_dtype())
+            wide = tuple(tensor_at(run, path) for run in lowering.in_other_dtype())
             programs[lowering.in_other_dtype()[0].dtype] = Rule(wide, sizes, batches).program(*wide)
         channels = prod(shapes[0][at] for at, dim in enumerate(layout.dims) if is_channels(dim))
         refuse(pair[0].tensor.dtype == torch.bool, ANCHOR)
@@ -209,7 +208,7 @@ def _value(step: Step, lower: Handler, pair: tuple[Given, Given], path: Path, an
 
 
 def _as_call(step: Step, given: Given, shape: tuple[int, ...]) -> Call:
-    """Return the call that made a tensor."""
+    """Return the call that made a constant, from its recipe."""
     recipe: Any = given.recipe
     function, arguments, keywords, _ = recipe
     if isinstance(function, nn.Module) and given.owner:
@@ -220,8 +219,8 @@ def _as_call(step: Step, given: Given, shape: tuple[int, ...]) -> Call:
     return Call(*of, step.call.at, arguments, keywords, (shape,), is_method)
 
 
-def found(run: Record, path: Path) -> Any:
-    """Return the tensor at a place in the calls of a run."""
+def tensor_at(run: Record, path: Path) -> Any:
+    """Return the tensor at a path in the calls of a run."""
     call = run.calls[path[0]]
     value: Any = call.arguments, call.keywords
     for key in path[1:]:
@@ -229,11 +228,11 @@ def found(run: Record, path: Path) -> Any:
     return value
 
 
-def _layout(
+def _position_layout(
     shapes: Sequence[tuple[int, ...]], sizes: Sequence[Size], batches: tuple[int, int], anchor: Value
 ) -> Layout:
-    """Return the layout of a tensor of these shapes, of which each run has its size and batch. The tensor beside it,
-    `anchor`, names dims of size 1, and channels."""
+    """Return the layout of positions, from their shapes, sizes and batches in both runs. The layout of `anchor`, a
+    tensor beside them, tells dims of size 1 and channels apart."""
     kinds: dict[Any, tuple[str, ...]] = {batches: ("B",), (prod(sizes[0]), prod(sizes[1])): ("H", "W")}
     kinds |= {pair: (name,) for name, pair in zip("HW", zip(*sizes, strict=True), strict=True)}
     pairs = list(zip(*shapes, strict=True))
@@ -258,13 +257,13 @@ def _layout(
     return Layout(tuple(dims), tuple(factors) if len(factors) > 1 else ())
 
 
-def unlike(placed: Sequence[Placed], graph: Graph, bands: int, again: Record) -> str | None:
-    """Return what makes positions by another rule in a run of another size; None where nothing does."""
+def breaks_rule(placed: Sequence[Placed], graph: Graph, bands: int, again: Record) -> str | None:
+    """Return in words the first positions that do not follow their rule in a run of another size; None without one."""
     if not placed:
         return None
     shapes = dict(zip(graph.names, tensor_shapes(graph, bands, *again.size), strict=True))
     for each in placed:
-        if each.node in shapes and not each.rule.holds(found(again, each.path), shapes[each.node][1:], again.batch):
+        if each.node in shapes and not each.rule.holds(tensor_at(again, each.path), shapes[each.node][1:], again.batch):
             size = f"{again.batch} x {again.size[0]} x {again.size[1]} pixels"
             return f"{each.where} computes positions otherwise at {size}"
     return None

@@ -1,7 +1,7 @@
-"""Images of several times: (batch, channels, times, height, width), or times among the images of the batch.
+"""Handlers of images of several times: (batch, channels, times, height, width), or times among the batch's images.
 
-In a tensor of the graph, channels of the first time come first. So convolutions and norms over times are layers of
-images with more channels. A pooling or resizing of times follows that of rows and columns."""
+A tensor of the graph holds times among its channels: all channels of the first time first. So convolutions and norms
+over times are layers of images with more channels. Pooling and resizing of times follow those of rows and columns."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tiledseg.tracing.lowering import PERMUTED, Handler, Step, Value, refuse
 
 @dataclass(frozen=True)
 class Series:
-    """A value of `times` times of `channels` channels. Times have a dim of their own, or are among the images `batch`,
-    the names in the first dim."""
+    """The times and channels of a value. Times have a dim of their own (`has_dim`), or are among the images: `batch`
+    holds the atoms of the first dim."""
 
     layout: Layout
     batch: tuple[str, ...]
@@ -35,7 +35,7 @@ class Series:
 
     @staticmethod
     def of(step: Step, value: Value) -> Series:
-        """Refuse a value of another layout."""
+        """Return the times and channels of a value. Refuses other layouts."""
         dims, shape, batch = value.layout.dims, value.shape, step.lowering.records[0].batch
         pixels = ((), ()) if value.layout.one_pixel else (("H",), ("W",))
         has_dim = len(dims) == 5 and dims[0] == ("B",)
@@ -43,7 +43,7 @@ class Series:
         return Series(value.layout, dims[0], shape[1], shape[2] if has_dim else shape[0] // batch, has_dim)
 
     def made(self, channels: int, times: int) -> Layout:
-        """Return the layout, in the graph's order, of so many channels and times that are made of it."""
+        """Return the layout, in the graph's order, of a result with so many channels and times."""
         of_times = ("C0",) * (times > 1)
         of_channels = ("C1" if times > 1 else "C0",) * (channels > 1 or times == 1)
         first = tuple(name for each in self.batch for name in (("B",) if each == "B" else of_times))
@@ -52,14 +52,14 @@ class Series:
         return replace(self.layout, dims=dims, channels=factors)
 
     def ordered(self, step: Step, value: Value) -> Value:
-        """Return the value in the graph's order."""
+        """Return the value with its channels in the graph's order, by a node that reorders them if needed."""
         layout = self.made(self.channels, self.times)
         one = step.giving(value.shape, value.other_shape)
         return value if value.layout == layout else pixelwise(one, "contiguous", (value,), {}, layout)[0]
 
 
 def is_of_times(value: Value) -> bool:
-    """Return True if its author sees times, in a dim of their own or among the images."""
+    """Return True if the value has times, in a dim of their own or among the images."""
     dims = value.layout.dims
     return len(dims) == 5 or (len(dims) == 4 and len(dims[0]) == 2 and "B" in dims[0])
 
@@ -74,7 +74,7 @@ OF_ONE_TIME: dict[Any, Any] = {
 
 
 def of_one_time(step: Step, module: nn.Module, value: Value, what: str | None = None) -> list[Value]:
-    """Lower a module of images that is called at each time by itself, or a norm of all times together."""
+    """Lower a module of images that is called for each time, or a norm over all times."""
     shuffles = isinstance(module, nn.PixelShuffle | nn.PixelUnshuffle)
     refuse(shuffles, "moves channels of several times at once; call it for each time, or use Upsample")
     known = next((kind for kind in OF_ONE_TIME if isinstance(module, kind)), None)
@@ -110,22 +110,22 @@ def over_times(
 
 
 def _triple(number: int | Sequence[int]) -> tuple[Any, ...]:
-    """Return numbers of times, rows and columns."""
+    """Return a number of each of times, rows and columns."""
     return (number,) * 3 if isinstance(number, int | float) else tuple(number) * (3 // len(number))
 
 
-_OF_IMAGES = {"trilinear": "bilinear"}
+_MODES_2D = {"trilinear": "bilinear"}
 _POOL = {"kernel_size": None, "stride": None, "padding": 0}
 _MAX_POOL = {**_POOL, "dilation": 1, "ceil_mode": False}
 _AVG_POOL = {**_POOL, "ceil_mode": False, "count_include_pad": True, "divisor_override": None}
 
 
 def _over_volume(step: Step) -> list[Value]:
-    """Lower a pooling, padding or resizing: of rows and columns as of images, then of times as of single pixels."""
+    """Lower a 3d pooling, padding or resizing: a node for rows and columns, then one of single pixels for times."""
     value, name = step.planes(), step.call.function.removesuffix("_with_indices")
     refuse(len(value.shape) != 5, "needs (batch, channels, times, height, width); give it so")
     each, (_, channels, times, *_) = Series.of(step, value), step.call.shapes[0]
-    one, other = _of_images(step.call, value.shape), _of_images(step.other, value.other_shape)
+    one, other = _of_rows_and_columns(step.call, value.shape), _of_rows_and_columns(step.other, value.other_shape)
     plane = replace(step, call=one, other=other, trained=None)
     made = WINDOWS[plane.call.function](plane)[0]
     besides = [step.made(None, part=part) for part in range(1, len(step.call.shapes))]
@@ -136,13 +136,13 @@ def _over_volume(step: Step) -> list[Value]:
     return [*pixelwise(step.only(), name, (made, *arguments), keywords, layout), *besides]
 
 
-def _of_images(call: Call, shape: Sequence[int]) -> Call:
-    """Return the call of rows and columns alone."""
+def _of_rows_and_columns(call: Call, shape: Sequence[int]) -> Call:
+    """Return the 2d call that does to rows and columns what a 3d call does."""
 
     def cut(number: Any) -> Any:
         if isinstance(number, tuple):
             return number[1:] if len(number) == 3 else number[:4]
-        return _OF_IMAGES.get(number, number) if isinstance(number, str) else number
+        return _MODES_2D.get(number, number) if isinstance(number, str) else number
 
     name = call.function.removesuffix("_with_indices")
     made = (*shape[:3], *call.shapes[0][3:])
@@ -151,7 +151,7 @@ def _of_images(call: Call, shape: Sequence[int]) -> Call:
 
 
 def _of_times(step: Step, name: str, factor: float) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
-    """Return the arguments by which a function works on times alone; None where it leaves them as they are."""
+    """Return the arguments by which a 3d function changes times alone; None if it leaves times as they are."""
     if name in ("max_pool3d", "avg_pool3d"):
         given = step.options(1, **(_MAX_POOL if "max" in name else _AVG_POOL))
         given["stride"] = given["stride"] or given["kernel_size"]

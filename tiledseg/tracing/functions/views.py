@@ -1,4 +1,4 @@
-"""Handlers of functions that compute nothing: they name the dims of a tensor anew, or take a part of it."""
+"""Handlers of functions that compute nothing: they permute or reshape a tensor, or take a part of it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tiledseg.tracing.lowering import WHOLE, Handler, RefusalError, Step, Value,
 
 Range = tuple[int, int, int]  # start, step, count
 Shape = tuple[int, ...]
-View = tuple[list[Range], list[int | None]]  # a range of each dim, and the dim that each of the view's is (None: new)
+View = tuple[list[Range], list[int | None]]  # a range of each dim; for each dim of the view its source (None: new)
 
 
 def _view(step: Step) -> list[Value]:
-    """Lower a permutation, a part or several parts of a tensor, or a mixture of these."""
+    """Lower a permutation, a part of a tensor, several parts, or a mixture of these."""
     value = step.value(0, "self")
     views = views_of(step, step.call, value.shape), views_of(step, step.other, value.other_shape)
     made = list[Value]()
@@ -38,7 +38,7 @@ def _view(step: Step) -> list[Value]:
 
 
 def views_of(step: Step, call: Call, shape: Shape) -> list[View]:
-    """Call the function on a tensor without values, whose strides say which dims the views have."""
+    """Return the views that the call gives, by calling it on a meta tensor whose strides identify its dims."""
     strides = [3]
     for size in reversed(shape[1:]):
         strides.insert(0, strides[0] * (2 * size + 3))
@@ -68,7 +68,7 @@ def views_of(step: Step, call: Call, shape: Shape) -> list[View]:
 
 
 def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
-    """Take a part of channels, or a part of pixels: as many from each end, whatever the size."""
+    """Take a part of one dim: any channels, or pixels cut by equal amounts from each end at both sizes."""
     names, size, other = value.layout.dims[dim], value.shape[dim], value.other_shape[dim]
     (start, every, count), (other_start, _, other_count) = one, again
     if (one, again) == ((0, 1, size), (0, 1, other)):
@@ -84,7 +84,7 @@ def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
         rest = size - start - count * every, other - other_start - other_count * every
         if every == 1 and start == other_start and rest[0] == rest[1]:
             return _cropped(step, value, dim, start, rest[0])
-        if every > 1 and start == other_start and max(rest) <= 0 and min(rest) > -every:  # pooling over windows of one
+        if every > 1 and start == other_start and max(rest) <= 0 and min(rest) > -every:  # by pooling of 1 x 1 windows
             value, strides = _cropped(step, value, dim, start, 0), (every, 1) if names == ("H",) else (1, every)
             node = step.lowering.add_module(step, MaxPoolModule(1, strides), value, "every")
             sizes = (-(-shape[dim] // every) for shape in (value.shape, value.other_shape))
@@ -95,7 +95,7 @@ def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
 
 
 def resized_channels(layout: Layout, dim: int, count: int) -> Layout:
-    """Return the layout with so many channels along a dim."""
+    """Return the layout with `count` channels along a dim."""
     first, *joined = layout.dims[dim] or ("",)
     if count == 1 or not layout.channels or not first:
         return without(layout, (dim,), True)
@@ -133,19 +133,19 @@ def add_borders(step: Step, value: Value, rows: Border, cols: Border) -> Value:
 
 
 def _reshape(step: Step) -> list[Value]:
-    """Lower a reshape, flatten, unflatten, squeeze or unsqueeze by the shapes of its result."""
+    """Lower a reshape, flatten, unflatten, squeeze or unsqueeze, by the shapes of its result alone."""
     value, (after, other) = step.value(0, "self"), (step.call.shapes[0], step.other.shapes[0])
     shapes, pixels = (value.shape, value.other_shape), step.lowering.pixels[str(value.node)]
     runs = zip(shapes, pixels, (each.batch for each in step.lowering.records), strict=True)
     sizes = [sizes_of(value.layout, *run) for run in runs]
-    layout, again = (reshaped(value.layout, *each) for each in zip(sizes, (after, other), strict=True))
+    layout, again = (_reshaped(value.layout, *each) for each in zip(sizes, (after, other), strict=True))
     if layout is None or layout != again:
         what = f"reshapes {value.shape} to {after}, which takes pixels apart or mixes them with other dims"
         raise RefusalError(f"{what}; keep rows and columns")
-    return [settled(step, step.made(value.node, layout))]
+    return [_reordered(step, step.made(value.node, layout))]
 
 
-def reshaped(layout: Layout, sizes: dict[str, int], shape: Sequence[int]) -> Layout | None:
+def _reshaped(layout: Layout, sizes: dict[str, int], shape: Sequence[int]) -> Layout | None:
     """Return the layout after a reshape to `shape`; None where it takes pixels apart, or mixes them with other dims."""
     atoms = [(atom, sizes[atom]) for dim in layout.dims for atom in dim]
     dims: list[list[tuple[str, int]]] = []
@@ -177,16 +177,16 @@ def reshaped(layout: Layout, sizes: dict[str, int], shape: Sequence[int]) -> Lay
     before = [name for name in sorted(sizes) if name.startswith("C")]
     parts = {atom: size for dim in dims for atom, size in dim if atom.startswith("C")}
     ordered = sorted(parts, key=lambda atom: (before.index(atom.rstrip("ab")), atom.lstrip("C0123456789")))
-    names = {atom: f"C{index}" for index, atom in enumerate(ordered)}  # in the order of the tensor's own channels
+    names = {atom: f"C{index}" for index, atom in enumerate(ordered)}  # in the order of the graph's channels
     made = tuple(tuple(names.get(atom, atom) for atom, _ in dim) for dim in dims)
     factors = tuple(parts[atom] for atom in ordered) if len(ordered) > 1 else ()
-    if factors and (together := tuple(names.values())) in made:  # all of them again, in their order
+    if factors and (together := tuple(names.values())) in made:  # all channels in one dim, in their order
         made, factors = tuple(("C0",) if dim == together else dim for dim in made), ()
     return with_channels(replace(layout, dims=made, channels=factors))
 
 
-def settled(step: Step, value: Value) -> Value:
-    """Return a value that its author sees as an image, its channels in another order, as a tensor in that order."""
+def _reordered(step: Step, value: Value) -> Value:
+    """Return the value; for an image whose channels have another order, the output of a node that orders them."""
     dims, factors = value.layout.dims, value.layout.channels
     if dims == (("B",), ("C0",), ("H", "C1"), ("W", "C2")) and len(set(factors[1:])) == 1:
         shuffled = step.lowering.add_module(step, nn.PixelShuffle(factors[1]), value, "shuffle")
@@ -197,14 +197,14 @@ def settled(step: Step, value: Value) -> Value:
 
 
 def _expand(step: Step) -> list[Value]:
-    """Lower one pixel as many: the tensor at hand is as large as the image already."""
+    """Lower an expansion or repetition: of one pixel to the image, of positions to all images, or of channels."""
     value, shape = step.value(0, "self"), step.call.shapes[0]
     if shape == value.shape:
         return step.passed(value)
     if value.layout.one_pixel and len(shape) == 4 and shape[:2] == value.shape[:2]:
         return step.enlarged(value)
     grown = [at for at, (one, other) in enumerate(zip(value.shape, shape, strict=False)) if one != other]
-    if grown == [0] and value.layout.dims[0] == ("B",) and len(shape) == len(value.shape):  # positions, alike in all
+    if grown == [0] and value.layout.dims[0] == ("B",) and len(shape) == len(value.shape):  # positions for all images
         return step.passed(value)
     name = step.call.function
     if name in ("repeat", "tile") and len(grown) == 1 and len(shape) == len(value.shape):

@@ -1,4 +1,4 @@
-"""Handlers of convolutions, norms and linear maps, by weights of some module or computed from them."""
+"""Handlers of convolutions, norms and linear maps, with weights of any module or computed from weights."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OVER_PIXELS = f"sums over pixels, or joins each with each, of which a tile has a
 
 
 def called(step: Step, name: str, layout: Layout | None = None) -> list[Value]:
-    """Lower a call as it was made, by a node of single pixels."""
+    """Lower a call, with all its arguments, by a node of single pixels."""
     return pixelwise(step, step.as_called(name), *step.given(), layout, broadcasts=False)
 
 
 def _linear(step: Step) -> list[Value]:
-    """Lower channels times a matrix of weights, or times a matrix that each pixel has of its own."""
+    """Lower a product of channels with a matrix of weights, or with a matrix of each pixel."""
     name, inputs = "linear", [step.argument(index, "") for index in range(2)]
     if step.call.function == "linear":
         value, dim = step.value(), -1
@@ -45,7 +45,7 @@ def _linear(step: Step) -> list[Value]:
 
 
 def _of_each_pixel(step: Step, one: Value, other: Value) -> list[Value]:
-    """Lower a product of two tensors over channels, or times: other dims are the same in both."""
+    """Lower a matrix product of two tensors over dims of channels. Other dims must be the same in both."""
     dims, last = one.layout.dims[:-2], (*one.layout.dims[-2:], *other.layout.dims[-2:])
     alike = (dims, one.shape[:-2]) == (other.layout.dims[:-2], other.shape[:-2])
     refuse(not alike or not all(map(is_channels, last)), OVER_PIXELS)
@@ -58,7 +58,7 @@ def _of_each_pixel(step: Step, one: Value, other: Value) -> list[Value]:
 
 
 def _einsum(step: Step) -> list[Value]:
-    """Lower a product by an equation: pixels and images stay, all else may be mixed."""
+    """Lower an einsum that sums over channels alone: it keeps dims of pixels and images."""
     equation, *operands = step.given()[0]
     operands = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], tuple) else operands
     plainly = "->" in equation and "..." not in equation
@@ -79,7 +79,7 @@ def _einsum(step: Step) -> list[Value]:
 
 
 def _among_channels(step: Step) -> list[Value]:
-    """Lower a function of an image's channels, or a convolution along those of one pixel, which come last."""
+    """Lower a function of an image's channels, or a conv1d along the channels of a value of one pixel."""
     if step.call.function != "conv1d":
         step.full(0, "self")
         return called(step, step.call.function)
@@ -90,9 +90,9 @@ def _among_channels(step: Step) -> list[Value]:
 
 
 def of_size(step: Step, module: nn.ConvTranspose2d, value: Value) -> nn.ConvTranspose2d:
-    """Return a transposed convolution that reaches the size of its output, an argument, by padding that."""
+    """Return the transposed convolution with the `output_padding` that gives the size of the call's result."""
     choices: set[tuple[int, ...]] = set()
-    paddings = [int(padding) for padding in module.padding]  # torch takes no words here
+    paddings = [int(padding) for padding in module.padding]  # never a word, as in a convolution
     for made, before in ((step.call.shapes[0], value.shape), (step.other.shapes[0], value.other_shape)):
         spans = (dilation * (kernel - 1) for dilation, kernel in zip(module.dilation, module.kernel_size, strict=True))
         dims = zip(made[2:], before[2:], module.stride, paddings, spans, strict=True)
@@ -104,7 +104,7 @@ def of_size(step: Step, module: nn.ConvTranspose2d, value: Value) -> nn.ConvTran
 
 
 def _convolution(kind: type[nn.Module], step: Step) -> list[Value]:
-    """Lower a convolution by the weights of some module, as one of our own that shares them."""
+    """Lower a convolution, by a new module that shares the weights of the call."""
     forward = kind is nn.Conv2d
     more = {"dilation": 1, "groups": 1} if forward else {"output_padding": 0, "groups": 1, "dilation": 1}
     options = step.options(3, stride=1, padding=0, **more)
@@ -112,21 +112,21 @@ def _convolution(kind: type[nn.Module], step: Step) -> list[Value]:
     refuse(isinstance(weight, Value) or isinstance(bias, Value), UNLEARNT)
     if weight.tensor.dim() == 5:
         module, layout, value = over_times(step, kind, value, weight.tensor.shape, options)
-        return step.by(_with(module, weight=weight, bias=bias), value, "conv", layout)
+        return step.by(_with_weights(module, weight=weight, bias=bias), value, "conv", layout)
     out, inner = weight.tensor.shape[:2]
     channels = (inner * options["groups"], out) if forward else (out, inner * options["groups"])
     made = kind(*channels, tuple(weight.tensor.shape[2:]), device="meta", **options)
-    return _of_images(step, _with(made, weight=weight, bias=bias), value, "conv")
+    return _of_images(step, _with_weights(made, weight=weight, bias=bias), value, "conv")
 
 
 def _of_images(step: Step, module: nn.Module, value: Value, what: str) -> list[Value]:
-    """Return the output of a module of images, or of the images of several times."""
-    over, module = is_of_times(value), right(module)
+    """Add a node for a module of images, applied to an image or to each of several times."""
+    over, module = is_of_times(value), corrected(module)
     return of_one_time(step, module, value, what) if over else step.by(module, step.full(), what, value.layout)
 
 
-def _with(module: nn.Module, **tensors: Given | None) -> Any:
-    """Return the module by other modules' tensors, which it shares if they are weights as they are."""
+def _with_weights(module: nn.Module, **tensors: Given | None) -> Any:
+    """Give the module the call's weights: parameters are shared, computed weights become formulas of parameters."""
     refuse(any(isinstance(each, Value) for each in tensors.values()), UNLEARNT)
     if all(each is None or isinstance(each.tensor, nn.Parameter) for each in tensors.values()):
         for name, each in tensors.items():
@@ -137,21 +137,21 @@ def _with(module: nn.Module, **tensors: Given | None) -> Any:
     return COMPUTED[type(module)].of(module, formulas, shared(weights))
 
 
-def right(module: nn.Module) -> nn.Module:
-    """Return the module; for one of torch's whose numbers are not right everywhere, one of ours with its weights.
+def corrected(module: nn.Module) -> nn.Module:
+    """Return our class of a module, with its weights, where torch's has wrong numbers somewhere; else the module.
 
     On a CPU torch 2.13's instance norm reads one image's gradient that comes channels last in the wrong order, and its
     group and batch norm lose digits where tensors lie channels last (decision 0007). Convolutions have
     `models.layers.convolution.thinned`, average pooling `models.layers.pooling.average_pool`.
     """
-    if type(module) not in RIGHT:
+    if type(module) not in CORRECTED:
         return module
     again: Any = copy.copy(module)
-    again.__class__, again.in_place_of = RIGHT[type(module)], (module,)
+    again.__class__, again.in_place_of = CORRECTED[type(module)], (module,)
     return again
 
 
-RIGHT: dict[type[nn.Module], type[nn.Module]] = {
+CORRECTED: dict[type[nn.Module], type[nn.Module]] = {
     **{nn.InstanceNorm2d: InstanceNorm, nn.GroupNorm: GroupNorm, nn.BatchNorm2d: BatchNorm},
     nn.Conv2d: TorchConvolution,
     nn.AvgPool2d: AveragePoolModule,
@@ -174,7 +174,7 @@ def _batch_norm(step: Step) -> list[Value]:
         counter = mean.owner[0], "num_batches_tracked"
         tensors["num_batches_tracked"] = Given(getattr(*counter), *counter[1:], owner=counter)
     options = {"eps": step.argument(7, "eps", 1e-5), "momentum": momentum, "track_running_stats": mean is not None}
-    module = _with(BatchNorm(value.shape[1], affine=False, device="meta", **options), **tensors)
+    module = _with_weights(BatchNorm(value.shape[1], affine=False, device="meta", **options), **tensors)
     module.still = step.lowering.still or not trains
     return of_one_time(step, module, value, "norm") if over else step.by(module, value, "norm", value.layout)
 
@@ -190,7 +190,7 @@ def _group_norm(step: Step) -> list[Value]:
         keeps = step.argument(1, "running_mean") is not None
         refuse(keeps, "keeps running statistics of instances; leave them out")
         module = InstanceNorm(value.shape[1], eps, device="meta")
-    return _of_images(step, _with(module, weight=weight, bias=bias), value, "norm")
+    return _of_images(step, _with_weights(module, weight=weight, bias=bias), value, "norm")
 
 
 WEIGHTED: dict[str, Handler] = {

@@ -1,6 +1,6 @@
-"""Handlers of borders, pooling, resizing, and of means, sums and maxima of all pixels, which ranks tell each other.
+"""Handlers of borders, pooling, resizing, and of means, sums and maxima over the image, which ranks exchange.
 
-Means of parts of the whole image, and what is computed of them until they have its size again, are one node."""
+A branch of adaptive pooling, from means of parts of the image to the resizing to the image's size, is one node."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tiledseg.models.layers.resampling import AlignedUpsampleModule, UpsampleMod
 from tiledseg.models.network import PooledBranchModule
 from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, is_channels, pixelwise, without
 from tiledseg.tracing.functions.views import add_border, add_borders, resized_channels
-from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, Value, refuse, writing
+from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, Value, in_place_if, refuse
 
 Pair = tuple[int, int]
-LEAST = 1e-30  # a sum of squares
+LEAST = 1e-30  # least sum of squares: below, its root has no gradient
 WHY_NOT = {"circular": "with the image's other end, which no tile has"}
 
 
 def _adaptive(step: Step) -> list[Value]:
-    """Lower means or maxima of parts of the image, as many at every size."""
+    """Lower adaptive pooling: means or maxima of parts of the image, as many parts at every size."""
     value, factors, after = step.planes(), ratios(step, step.planes()), step.call.shapes[0][-2:]
     of_maxima = "max" in step.call.function
     if factors == (1.0, 1.0):
@@ -45,13 +45,13 @@ def _adaptive(step: Step) -> list[Value]:
     refuse(after != step.other.shapes[0][-2:], f"{what}; take its single mean, or a pooling of fixed windows")
     again = step.full().node in step.lowering.pooled
     refuse(again, "takes means of means of parts of the image; take them of the image itself")
-    (made,) = step.node("means", Mark(), nn.Identity(), (value,))  # stands for the input of the branch
+    (made,) = step.node("means", Mark(), nn.Identity(), (value,))  # the input of the branch
     step.lowering.pooled[str(made.node)] = str(made.node)
     return [made]
 
 
 def _image_max(step: Step, value: Value, layout: Layout, even: bool = False) -> list[Value]:
-    """Add a node for maxima. Their places have none: what is computed from these is refused."""
+    """Add a node for maxima. Their indices have no node, so a call that takes them is refused."""
     one = step.only()
     new = ("maximum", ImageMax(even), WholeImageMax(even), (value,), layout)
     made = one.passed(value, layout) if value.layout.one_pixel else one.node(*new)
@@ -65,7 +65,7 @@ def _image_mean(step: Step, value: Value, layout: Layout, total: bool = False) -
 
 
 def _reduce(step: Step) -> list[Value]:
-    """Lower a reduction: over channels by single pixels, or a mean, sum or maximum of all pixels of the image."""
+    """Lower a reduction: over channels of each pixel, or a mean, sum or maximum of all pixels of the image."""
     value, name = step.value(), step.call.function
     first = 2 if name in ("norm", "kthvalue") else 1
     dims, keep = step.argument(first, "dim"), bool(step.argument(first + 1, "keepdim", False))
@@ -73,7 +73,7 @@ def _reduce(step: Step) -> list[Value]:
     numbers = {dim % len(value.layout.dims) for dim in (dims if isinstance(dims, tuple) else (dims,))}
     names = tuple(sorted(atom for number in numbers for atom in value.layout.dims[number]))
     kept = [(at, dim) for at, dim in enumerate(value.layout.dims) if keep or at not in numbers]
-    single = not names and name in ("mean", "sum", "amax", "amin")  # of one time
+    single = not names and name in ("mean", "sum", "amax", "amin")  # over one value
     if single or (value.layout.one_pixel and set(names) <= set(PIXELS)):
         return step.passed(value, replace(value.layout, dims=tuple(dim for _, dim in kept)))
     if names == PIXELS and not value.layout.one_pixel:
@@ -84,7 +84,7 @@ def _reduce(step: Step) -> list[Value]:
             return _image_max(step, value, layout, even=name == "amax")
         return _summed(step, value, name, layout)
     apart = value.layout.dims[-2:] == WHOLE.dims[-2:] and set(PIXELS) < set(names) and "B" not in names
-    if apart and name in ("mean", "sum", "amax"):  # first of pixels, then of channels and times
+    if apart and name in ("mean", "sum", "amax"):  # over pixels, then over channels and times
         dims_1 = replace(value.layout, dims=(*value.layout.dims[:-2], (), ()), one_pixel=True)
         one = step.giving(*((*shape[:-2], 1, 1) for shape in (value.shape, value.other_shape)))
         of, how = (_image_max, True) if name == "amax" else (_image_mean, name == "sum")
@@ -96,7 +96,7 @@ def _reduce(step: Step) -> list[Value]:
 
 
 def _summed(step: Step, value: Value, name: str, layout: Layout) -> list[Value]:
-    """Lower a mean or a sum over the image, or the root of the sum of squares."""
+    """Lower a mean, a sum or a Euclidean norm over the image."""
     if name in ("mean", "sum"):
         return _image_mean(step, value, layout, total=name == "sum")
     other = name != "norm" or step.argument(1, "p", "fro") not in ("fro", 2, 2.0)
@@ -104,14 +104,14 @@ def _summed(step: Step, value: Value, name: str, layout: Layout) -> list[Value]:
     one = step.giving(value.shape, value.other_shape)
     (squares,) = pixelwise(one, "square", (value,), {}, value.layout)
     (total,) = _image_mean(one, squares, ONE_PIXEL, total=True)
-    (least,) = pixelwise(one, "clamp_min", (total, LEAST), {}, ONE_PIXEL)  # without a gradient where all are zeros
+    (least,) = pixelwise(one, "clamp_min", (total, LEAST), {}, ONE_PIXEL)  # no gradient where all values are zero
     (over,) = pixelwise(one, "rsqrt", (least,), {}, ONE_PIXEL)
     (root,) = pixelwise(one, "mul", (total, over), {}, ONE_PIXEL)
     return step.passed(root, layout)
 
 
 def over_its_length(step: Step, value: Value, dim: int) -> list[Value]:
-    """Lower channels that are divided by their lengths over the image; `dim` holds all pixels."""
+    """Lower `normalize` over `dim`, all pixels: divide channels by their Euclidean norms over the image."""
     at = dim % len(value.layout.dims)
     layout = replace(value.layout, dims=(*value.layout.dims[:at], (), *value.layout.dims[at + 1 :]), one_pixel=True)
     one = step.giving(*((*shape[:at], 1, *shape[at + 1 :]) for shape in (value.shape, value.other_shape)))
@@ -133,23 +133,23 @@ def _pad(step: Step) -> list[Value]:
     differ = tuple(pads) != tuple(others)
     refuse(differ, f"pads by {pads} at one size and {others} at another; pad by fixed numbers")
     if mode in MIRRORED and len(pads) <= 4 and min(pads) >= 0 and not value.layout.one_pixel:
-        return [step.made(mirrored(step, value, tuple(pads), mode).node, value.layout)]
+        return step.passed(mirrored(step, value, pads, mode))
     why = f"pads {WHY_NOT.get(mode, f'by mode {mode}')}; pad by reflect, replicate, or with zeros"
     refuse(mode != "constant" and max(pads) > 0, why)
     if not any((*pads[:4], *pads[6:])) and mode == "constant" and not value.layout.one_pixel:
         return pixelwise(step, "pad", (value, tuple(pads)), {"value": fill})
     refuse(any(pads[4:]) or value.layout.one_pixel, "pads other dims than rows and columns; pad these alone")
-    return [step.made(mirrored(step, value, pads, "constant", fill).node, value.layout)]
+    return step.passed(mirrored(step, value, pads, "constant", fill))
 
 
 def mirrored(step: Step, value: Value, pads: Sequence[int], mode: str, fill: float = 0.0) -> Value:
-    """Pad by (left, right, top, bottom) with what lies beside the image's ends, or by a number."""
+    """Pad by (left, right, top, bottom), by torch's `mode`, with `fill` in mode constant."""
     left, right, top, bottom = (*pads, 0, 0)[:4]
     return add_borders(step, value, Border(top, bottom, fill, mode), Border(left, right, fill, mode))
 
 
 def _sees_all(step: Step, value: Value) -> bool:
-    """Return True if a pooling's only window is the whole image, whatever its size."""
+    """Return True if a pooling's window is the whole image at both sizes."""
     shapes = [value.shape[-2:], value.other_shape[-2:]]
     kernels = [_pair(kernel) for kernel in step.arguments(1, "kernel_size")]
     paddings = (_pair(padding) for padding in step.arguments(3, "padding", 0))
@@ -157,7 +157,7 @@ def _sees_all(step: Step, value: Value) -> bool:
 
 
 def _pool_options(step: Step, **defaults: Any) -> dict[str, Any]:
-    """Return a pooling's options. At sizes that are multiples of windows that touch there is nothing to ceil."""
+    """Return a pooling's options. Windows that touch need no ceil_mode: sizes are multiples of them."""
     options = step.options(1, kernel_size=None, stride=None, padding=0, **defaults)
     options["stride"] = options["stride"] or options["kernel_size"]
     touches = _pair(options["kernel_size"]) == _pair(options["stride"]) and not any(_pair(options["padding"]))
@@ -203,7 +203,7 @@ def _average_pool(step: Step) -> list[Value]:
 
 
 def _resized_branch(step: Step, value: Value, mode: str, aligned: bool) -> list[Value]:
-    """Add the node of a whole branch: the means that it begins with, what is computed of them, and the resizing."""
+    """Replace a branch of adaptive pooling by one node: its means, the nodes that follow, and the resizing."""
     refuse(mode != "bilinear", f"resizes means of parts of the image by '{mode}'; take bilinear")
     lowering, last = step.lowering, str(value.node)
     root = next(node for node in lowering.nodes if node.name == lowering.pooled[last])
@@ -213,7 +213,7 @@ def _resized_branch(step: Step, value: Value, mode: str, aligned: bool) -> list[
             needed.update(node.inputs)
             inputs = tuple(INPUT if name == root.name else name for name in node.inputs)
             inside.insert(0, replace(node, inputs=inputs))
-    modules = [writing(lowering.modules[node.name], False) for node in inside] or [nn.Identity()]
+    modules = [in_place_if(lowering.modules[node.name], False) for node in inside] or [nn.Identity()]
     inside = inside or [replace(root, inputs=(INPUT,))]
     made, bins = (step.call.shapes[0][2:], step.other.shapes[0][2:]), lowering.pixels[root.name][0]
     runs = [zip(*sizes, strict=True) for sizes in zip(made, lowering.pixels[source], strict=True)]
@@ -236,7 +236,7 @@ def _interpolate(step: Step) -> list[Value]:
     if value.layout.one_pixel:
         return step.enlarged(value)
     if factors == (1.0, 1.0):
-        return [step.made(value.node, value.layout)]
+        return step.passed(value)
     (rows, cols), (height, width) = value.shape[-2:], step.call.shapes[0][-2:]
     sizes = f"{rows} x {cols} to {height} x {width} pixels"
     why = f"resizes {sizes}, by another factor at another size; give a scale_factor, or another node's size"
@@ -257,21 +257,21 @@ def _interpolate(step: Step) -> list[Value]:
 
 
 def ratios(step: Step, value: Value) -> tuple[float, float] | None:
-    """Return how many times as large it becomes; None where that depends on the size."""
+    """Return the factors by which the call enlarges rows and columns; None if they differ between the runs."""
     runs = (value.shape, step.call.shapes[0]), (value.other_shape, step.other.shapes[0])
     one, other = ((after[-2] / before[-2], after[-1] / before[-1]) for before, after in runs)
     return one if one == other else None
 
 
 def _thinned(step: Step, value: Value, strides: Pair, mode: str, align: bool | None) -> list[Value]:
-    """Downsample by whole factors: means, or every so manyth pixel."""
+    """Lower a resizing to 1 / `strides` of rows and columns."""
     if mode == "area":
         return step.by(nn.AvgPool2d(strides), value, "interpolate", value.layout)
     if mode == "nearest":
         return step.by(pooling.MaxPoolModule(1, strides), value, "interpolate", value.layout)
     other = mode != "bilinear" or align or step.argument(6, "antialias", False)
     refuse(other, f"shrinks the image by '{mode}'; use nearest, area, or bilinear with align_corners=False")
-    for dim, stride in zip((-2, -1), strides, strict=True):  # the one or two pixels about the middle of each window
+    for dim, stride in zip((-2, -1), strides, strict=True):  # the one or two pixels in the middle of each window
         before = (stride - 1) // 2
         value = add_border(step, value, dim, -before, -before) if before else value
     row, col = (1 if stride % 2 else 2 for stride in strides)
