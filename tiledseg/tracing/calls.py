@@ -75,7 +75,7 @@ class Given:
     tensor: torch.Tensor
     name: str | None = None
     from_weights: bool = False  # a weight, or computed from weights
-    owner: tuple[nn.Module, str] | None = None  # of a buffer: the module that has it, and its name there
+    owner: tuple[nn.Module, str] | None = None  # of a buffer: module, name in it; of a module's result: module, path
     recipe: tuple[Any, ...] | None = None  # the call that made it: function, arguments, keywords, part of the result
 
 

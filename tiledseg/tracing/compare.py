@@ -88,26 +88,29 @@ def differences(
     """Return the values in which a module and its graph differ by more than `relative` of the value's size. `epsilon`:
     rounding of the input; ten times the change that it makes in the module's own value is tolerated too."""
     x_BCHW = x_BCHW.double() if precise else x_BCHW
-    mine = values(twin, x_BCHW, False, precise, backward)  # first: the module may write its weights
-    theirs = values(twin, x_BCHW, True, precise, backward)
-    apart = _beyond({name: gap(mine[name], tensor) for name, tensor in theirs.items() if name in mine}, relative, {})
+    by_graph = values(twin, x_BCHW, False, precise, backward)  # first: the module may write its weights
+    by_module = values(twin, x_BCHW, True, precise, backward)
+    gaps = {name: gap(by_graph[name], tensor) for name, tensor in by_module.items() if name in by_graph}
+    apart = _beyond(gaps, relative, {})
     if apart and epsilon:
         noise_BCHW = torch.rand(x_BCHW.shape, generator=torch.Generator().manual_seed(1)).to(x_BCHW)
         moved_BCHW = x_BCHW + epsilon * (float(x_BCHW.abs().nan_to_num().max()) or 1.0) * noise_BCHW
         moved = values(twin, moved_BCHW, True, precise, backward)
-        apart = _beyond(apart, relative, {name: 10 * gap(moved[name], theirs[name])[0] for name in apart})
+        apart = _beyond(apart, relative, {name: 10 * gap(moved[name], by_module[name])[0] for name in apart})
     return apart
 
 
-def gap(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
+def gap(value: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
     """Return the largest difference of two tensors, and the largest number of the second, over its finite numbers."""
-    if not theirs.numel() or mine.shape != theirs.shape:
-        return 0.0 if mine.shape == theirs.shape else inf, float(theirs.abs().max()) if theirs.numel() else 0.0
-    is_equal, theirs = torch.equal(mine, theirs), theirs.double()
-    apart, size = 0.0 if is_equal else float((mine.double() - theirs).abs_().max()), float(theirs.abs().max())
+    if value.shape != reference.shape:
+        return inf, float(reference.abs().max()) if reference.numel() else 0.0
+    if not reference.numel():
+        return 0.0, 0.0
+    is_equal, reference = torch.equal(value, reference), reference.double()
+    apart, size = 0.0 if is_equal else float((value.double() - reference).abs_().max()), float(reference.abs().max())
     if not isfinite(apart) or not isfinite(size):
-        both = (mine.double() - theirs).abs().nan_to_num(inf, inf), theirs.abs()
-        apart, size = (float(each.where(theirs.isfinite(), 0.0).max()) for each in both)
+        both = (value.double() - reference).abs().nan_to_num(inf, inf), reference.abs()
+        apart, size = (float(each.where(reference.isfinite(), 0.0).max()) for each in both)
     return apart, size
 
 
@@ -205,8 +208,8 @@ def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: b
             except Exception as error:  # a function that takes other things than it was thought to
                 what = f"the module's graph does not run: {type(error).__name__}: {first_line(error)}"
                 raise ConfigError(f"{what}; write that function in other words, and please report it") from error
-            for most, size in apart.values():
-                what = f"the module's graph gives outputs that differ from the module's by {most:.1e} of {size:.1e}"
+            for diff, size in apart.values():
+                what = f"the module's graph gives outputs that differ from the module's by {diff:.1e} of {size:.1e}"
                 raise ConfigError(f"{what} for {tuple(x_BCHW.shape)}; write in other words what was not seen")
         unwatched, watched = (values(twin, probes[-1], True, precise, False, each) for each in (True, False))
         bound = OUTPUTS[torch.float32] if precise else COARSE
@@ -295,17 +298,17 @@ def _check(network: GraphNetwork, twin: GraphNetwork, window_BCHW: torch.Tensor,
     """Compare on a crop in float64 (in the run's dtype if the module does not run in float64), in training with
     gradients; then by `twin` on the whole window, in the run's dtype. Raise ConfigError that names the first
     difference. It is the last of the gradients, which a backward pass makes first."""
-    trains, looked, precise_twin = network.training and torch.is_grad_enabled(), False, copied(network, True)
+    trains, compared, precise_twin = network.training and torch.is_grad_enabled(), False, copied(network, True)
     cast = torch.is_autocast_enabled(kind := window_BCHW.device.type)
     epsilon = torch.finfo(torch.get_autocast_dtype(kind) if cast else window_BCHW.dtype).eps
-    name_of = type(network.recorded.module).__name__
+    module_name = type(network.recorded.module).__name__
     for precise, side in (*itertools.product((True, False), SIDES), (False, 0)):
         if side:
-            sizes = (range(min(side, most), most) for most in window_BCHW.shape[2:])
+            sizes = (range(min(side, n), n) for n in window_BCHW.shape[2:])
             least = [next((n for n in each if is_legal_size(network.graph, n)), each.stop) for each in sizes]
             x_BCHW, bound = _crop(window_BCHW, least), EXACT if precise else 1e4 * epsilon
             rounding = 16 * torch.finfo(torch.float64 if precise else x_BCHW.dtype).eps
-            if looked or _bytes(network, x_BCHW, torch.float64.itemsize * (3 if trains else 1)) > room:
+            if compared or _bytes(network, x_BCHW, torch.float64.itemsize * (3 if trains else 1)) > room:
                 continue
         else:
             x_BCHW, rounding = window_BCHW, 4 * epsilon
@@ -318,18 +321,18 @@ def _check(network: GraphNetwork, twin: GraphNetwork, window_BCHW: torch.Tensor,
                 raise
             if side:
                 continue
-            what = f"{name_of} does not run on {_size(x_BCHW)} of the data: {type(error).__name__}: {first_line(error)}"
-            raise ConfigError(f"{what}; mend it, or choose another size of tiles") from error
-        looked = True
+            what = f"{module_name} does not run on {_size(x_BCHW)} of the data: {type(error).__name__}"
+            raise ConfigError(f"{what}: {first_line(error)}; mend it, or choose another size of tiles") from error
+        compared = True
         if apart:
             outputs = [name for name in apart if not name.startswith("gradient")]
             name, place = outputs[0] if outputs else list(apart)[-1], "a backward pass of its own, after it"
             place = _first_differing(network, x_BCHW, bound, precise) if outputs else place
-            most, size = apart[name]
+            difference, size = apart[name]
             mode = " in training" if network.training else ""
-            what = f"{name_of} computes{mode} what its graph does not, on {_size(x_BCHW)} of the data"
+            what = f"{module_name} computes{mode} what its graph does not, on {_size(x_BCHW)} of the data"
             remedy = "write that in other words, or set verify to false (docs/explanation/exactness.md)"
-            raise ConfigError(f"{what}: {name} differs by {most:.1e} of {size:.1e}; first: {place}; {remedy}")
+            raise ConfigError(f"{what}: {name} differs by {difference:.1e} of {size:.1e}; first: {place}; {remedy}")
 
 
 def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: float, precise: bool) -> str:
@@ -352,9 +355,9 @@ def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: floa
                 continue
             advance(graph, tensors, done, node + 1)
             done = node + 1
-            most, size = gap(to_layout(tensors[done], layout), tensor)
-            if not most <= relative * size:
-                places.append(f"node '{network.graph.nodes[node].name}' by {most:.1e} of {size:.1e}, {traced}")
+            difference, size = gap(to_layout(tensors[done], layout), tensor)
+            if not difference <= relative * size:
+                places.append(f"node '{network.graph.nodes[node].name}' by {difference:.1e} of {size:.1e}, {traced}")
 
     with contextlib.suppress(Exception), torch.no_grad(), same_conditions(x_BCHW.device, precise):
         record(as_trained(module), x_BCHW.clone(), watch=watch)
@@ -365,7 +368,7 @@ def _fitted(network: GraphNetwork, x_BCHW: torch.Tensor, room: int) -> torch.Ten
     """Return the input, or a legal crop whose tensors fill at most `room` bytes; None where no crop does."""
     sizes = list(x_BCHW.shape[2:])
     while min(sizes) > 0:
-        tried = (range(most, max(0, most - TRIES), -1) for most in sizes)
+        tried = (range(n, max(0, n - TRIES), -1) for n in sizes)
         sizes = [next((n for n in each if is_legal_size(network.graph, n)), 0) for each in tried]
         if min(sizes) and _bytes(network, x_BCHW[:, :, : sizes[0], : sizes[1]]) <= room:
             return _crop(x_BCHW, sizes)

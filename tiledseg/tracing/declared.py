@@ -123,8 +123,7 @@ def _only_scales(module: nn.Module) -> bool:
     return scales
 
 
-_SCALING: set[tuple[Any, ...]] = set()
-"""A cache of `_only_scales`: classes of modules that only scale, with their attributes."""
+_SCALING: set[tuple[Any, ...]] = set()  # a cache of `_only_scales`: classes of modules that scale, with attributes
 
 
 def _held(module: nn.Module) -> dict[str, Any]:

@@ -182,7 +182,7 @@ Handler = Callable[[Step], list[Value]]
 class Lowering:
     """The nodes and modules of a graph that grows call by call. A call that cannot be exact adds a fault."""
 
-    def __init__(self, one: Record, other: Record, trained: Record | None = None, still: bool = False) -> None:
+    def __init__(self, one: Record, other: Record, trained: Record | None, still: bool) -> None:
         self.records, self.trained, self.still = (one, other), trained, still
         self.nodes: list[Node] = []
         self.modules: dict[str, nn.Module] = {}

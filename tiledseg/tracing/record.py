@@ -128,7 +128,7 @@ def address(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def is_unit(module: nn.Module, opened: bool = False) -> bool:
+def is_unit(module: nn.Module, opened: bool) -> bool:
     """Return True for a unit: a module that is recorded as one call, whatever functions it calls. `opened`: declared
     modules are no units."""
     kind = type(module)
@@ -141,7 +141,7 @@ def is_unit(module: nn.Module, opened: bool = False) -> bool:
 class Recorder(TorchFunctionMode):
     """A mode that sees each function of torch: it notes calls of functions, and of units, in `record`."""
 
-    def __init__(self, root: nn.Module, x_BCHW: torch.Tensor, watch: Any, widest: float, opened: bool = False) -> None:
+    def __init__(self, root: nn.Module, x_BCHW: torch.Tensor, watch: Any, widest: float, opened: bool) -> None:
         super().__init__()
         self._opened = opened
         self.record = Record(len(x_BCHW), (x_BCHW.shape[2], x_BCHW.shape[3]), x_BCHW.dtype)

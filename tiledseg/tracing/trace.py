@@ -77,6 +77,7 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
 
 
 def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
+    """Return the network of a module, traced by runs at two sizes. Raise OtherSizeError where other sizes may do."""
     module, own_backward = source.module, own_gradients(source.module)
     with suppress(OtherSizeError):  # a module that needs values; PairsError ends the trace before memory runs out
         if different := differing(*source.pair(sizes, fake=True)):
@@ -84,12 +85,12 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     one, other = source.pair(sizes)
     own_backward, changed = own_backward or own_gradients(module), None  # again: a first call may hang hooks on weights
     if one.hangs:  # the first call hangs hooks, as modules of transformers do: keep them, and record again
-        first, large = one, other
+        before = one, other
         with suppress(ConfigError):
             source.run(1, sizes[0], fake=True, hangs=True)
         source.pairs.clear()
         one, other = source.pair(sizes)
-        changed = differing(first, one, "at its next call") or differing(large, other, "at its next call")
+        changed = differing(before[0], one, "at its next call") or differing(before[1], other, "at its next call")
     if different := changed or differing(one, other):
         raise _refused(one.faults) if one.faults else unsteady(different)
     try:
@@ -120,7 +121,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
                 raise
             what = f"{str(error).rsplit('; ', 1)[0]}; a mean counts as many pixels as the tensor that it is of"
             raise GeometryError(f"{what}; take it of one as large as the tensor that it is joined to") from None
-    third = source.elsewhere(graph, sizes[0])
+    third = source.elsewhere(graph, sizes[0])  # from here on the graph stands, and further runs must agree with it
     if different := differing(one, third, other=other) or breaks_rule(lowering.placed, graph, source.bands, third):
         raise unsteady(different)
     runs = [one, *trained[:1]]

@@ -135,11 +135,10 @@ def _common_layout(inputs: Sequence[Value]) -> Layout:
     return most
 
 
-def channel_dims(value: Value, dims: int | Sequence[int] | None, of_pixels: str | None = None) -> tuple[int, ...]:
+def channel_dims(value: Value, dims: int | Sequence[int], of_pixels: str | None = None) -> tuple[int, ...]:
     """Return sorted dims counted from the front. Refuses dims of pixels (`of_pixels`: the reason) or of images."""
     count = len(value.layout.dims)
-    numbers = range(count) if dims is None else [dims] if isinstance(dims, int) else dims
-    numbers = tuple(sorted(number % count for number in numbers))
+    numbers = tuple(sorted(number % count for number in ([dims] if isinstance(dims, int) else dims)))
     inside = all(is_channels(value.layout.dims[number]) for number in numbers)
     over_pixels = any(atom in PIXELS for number in numbers for atom in value.layout.dims[number])
     refuse(of_pixels and over_pixels, str(of_pixels))

@@ -52,9 +52,10 @@ def _adaptive(step: Step) -> list[Value]:
 
 def _image_max(step: Step, value: Value, layout: Layout, even: bool = False) -> list[Value]:
     """Add a node for maxima. Their indices have no node, so a call that takes them is refused."""
-    one = step.only()
-    new = ("maximum", ImageMax(even), WholeImageMax(even), (value,), layout)
-    made = one.passed(value, layout) if value.layout.one_pixel else one.node(*new)
+    if value.layout.one_pixel:
+        made = step.only().passed(value, layout)
+    else:
+        made = step.only().node("maximum", ImageMax(even), WholeImageMax(even), (value,), layout)
     return [*made, *(step.made(None, part=part) for part in range(1, len(step.call.shapes)))]
 
 
