@@ -101,7 +101,7 @@ def _only_scales(module: nn.Module) -> bool:
     """Return True if a module, by the kernels that it calls for tensors without values, only multiplies its input by
     numbers. In training it draws them, one an image; shape and dtype change nothing."""
     mode, held = module.training, _held(module)
-    own = {name for name, each in vars(module).items() if name[0] != "_" and name not in held}
+    own = vars(module).keys() - vars(nn.Module()).keys() - held.keys()
     parts = module._modules, module._parameters, module._buffers
     alike = None if own or any(parts) else (type(module), tuple(sorted(held.items(), key=str)))
     if alike in _SCALING:
