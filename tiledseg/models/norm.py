@@ -46,15 +46,15 @@ class BatchNorm(nn.BatchNorm2d):
     """Batch norm; in evaluation torch's. `in_place_of`: the user's own norm, whose mode it always shares."""
 
     in_place_of: tuple[nn.Module, ...] = ()
+    own_mode: bool
 
     @property
     def training(self) -> bool:
-        mode: bool = self.in_place_of[0].training if self.in_place_of else self.__dict__["training"]
-        return mode
+        return self.in_place_of[0].training if self.in_place_of else self.own_mode
 
     @training.setter
     def training(self, mode: bool) -> None:
-        self.__dict__["training"] = mode
+        self.own_mode = self.__dict__["training"] = mode  # torch 2.8 compiles a look into `__dict__` as this property
         for norm in self.in_place_of:
             norm.training = mode
 
