@@ -176,7 +176,7 @@ class CropModule(BlockModule):
         mine = {each: self.kept.pop(each) for each in crops if self.kept and each in self.kept}
         missing = {(row, col): max(core.row.start, row.used.start) - row.read.stop for row, col in mine}
         kept = {each: rows_KHW for each, rows_KHW in mine.items() if rows_KHW.shape[1] + missing[each] >= 0}
-        made = self._scores_of_crops(x_CHW, [each for each in crops if each not in kept], place, copies)
+        made = self._each(x_CHW, [each for each in crops if each not in kept], place, copies)
         wide = torch.promote_types(x_CHW.dtype, torch.float32)
         weights_HW = self._weights_HW.to(device, wide)
         weighted_KHW = torch.empty(self.rows.classes, side, side, dtype=wide, device=device)
@@ -206,7 +206,7 @@ class CropModule(BlockModule):
         while sum(each.nbytes for each in self.kept.values()) > _KEPT_BYTES:
             del self.kept[next(iter(self.kept))]
 
-    def _scores_of_crops(
+    def _each(
         self, x_CHW: torch.Tensor, crops: Sequence[Place], place: BlockPlace, copies: Sequence[nn.Module]
     ) -> Iterator[torch.Tensor]:
         """Yield the scores of each crop of a tile, in order, computed in batches by threads."""
