@@ -69,6 +69,9 @@ ODD: dict[str, Function] = {
     "data of a weight": lambda x: x * TABLE.data[:, :, :1, :1],
     "channels again": lambda x: x.repeat(1, 2, 1, 1) + x.tile((1, 2, 1, 1)),
     "median of channels": lambda x: x.median(1, keepdim=True)[0] + x.kthvalue(2, 1, keepdim=True)[0],
+    "words and places of arguments": lambda x: (
+        torch.flip(x - x.var(1, False, True), dims=(1,)) + x.std(1, True)[:, None]
+    ),
     "the largest channels": lambda x: x.topk(2, 1)[0] + x.topk(1, 1)[0],
     "channels that are moved": lambda x: torch.roll(x, (1, 2), (1, 1)) + x.index_select(1, torch.tensor([2, 0, 1, 3])),
     "channels by their order": lambda x: (

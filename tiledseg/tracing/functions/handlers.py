@@ -136,7 +136,7 @@ def _along_channels(step: Step) -> list[Value]:
     if name == "layer_norm":
         dim = tuple(range(-len(step.argument(1, "normalized_shape")), 0))
     else:
-        word, default = "dims" if name == "roll" else "dim", 1 if name == "normalize" else None
+        word, default = "dims" if name in ("roll", "flip") else "dim", 1 if name == "normalize" else None
         dim = step.argument(DIM_PLACES.get(name, 1), word, default)
         value = step.value()
         over_image = name == "normalize" and isinstance(dim, int) and value.layout.dims[dim] == PIXELS

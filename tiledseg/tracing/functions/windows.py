@@ -68,8 +68,8 @@ def _image_mean(step: Step, value: Value, layout: Layout, total: bool = False) -
 def _reduce(step: Step) -> list[Value]:
     """Lower a reduction: over channels of each pixel, or a mean, sum or maximum of all pixels of the image."""
     value, name = step.value(), step.call.function
-    first = 2 if name in ("norm", "kthvalue") else 1
-    dims, keep = step.argument(first, "dim"), bool(step.argument(first + 1, "keepdim", False))
+    first, last = 2 if name in ("norm", "kthvalue") else 1, 3 if name in ("var", "std") else -1  # after `unbiased`
+    dims, keep = step.argument(first, "dim"), bool(step.argument(max(last, first + 1), "keepdim", False))
     refuse(dims is None, "reduces all dims, images too; give dim=")
     numbers = {dim % len(value.layout.dims) for dim in (dims if isinstance(dims, tuple) else (dims,))}
     names = tuple(sorted(atom for number in numbers for atom in value.layout.dims[number]))
