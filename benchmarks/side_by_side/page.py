@@ -24,7 +24,7 @@ WRONG = {
 EXACT, CLEAR = 1e-10, 0.97  # in float64; a ratio below is a difference, not noise
 OF_DISTDL = (
     "its messages go through MPI's shared memory, ours through Gloo's sockets. Least of 20 turns on 2 ranks: 142 ms, "
-    "ours 179, ours over MPI 137; on 4 ranks 105, 157, 137. Could change: `parallelize` opens Gloo alone"
+    "ours 179, ours over MPI 137; on 4 ranks 105, 157, 137. stays: GPUs speak by NCCL"
 )
 OF_VERIFY = "`verify`, once a module: without it {ratios[tiledseg, without `verify`]:.2f}; stays"
 OF_TILES = "tiles as large as memory allows: {near[tiledseg, without `verify`, `grid=4`][MiB]:.0f} with `grid=4`; stays"
