@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
+import pytest
 import rasterio
 import yaml
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from rasterio.transform import from_origin
 
 UTM = "EPSG:32611"
 PLACE = from_origin(500000, 3760000, 0.5, 0.5)
+alike_in_bytes = pytest.mark.skipif(h5py.version.hdf5_version_tuple < (1, 12), reason="HDF5 1.10 writes a group's time")
 
 
 def write_raster(path: Path, pixels_CHW: NDArray, **options: Any) -> str:

@@ -313,7 +313,7 @@ def test_what_is_not_there_is_one_line(
     for arguments, words in {
         ("s3://no-such-bucket/*.tif", *output): "cannot list s3://no-such-bucket/: the server said 404 Not Found",
         ("s3://no-such-bucket/a.tif", *output): "cannot open s3://no-such-bucket/a.tif: ",
-        (f"{HOME}/none.tif", *output): f"cannot open {HOME}/none.tif: The specified key does not exist",
+        (f"{HOME}/none.tif", *output): f"cannot open {HOME}/none.tif: | The specified key does not exist",
         (image, "--output", "s3://no-such-bucket/m.tif"): "cannot write s3://no-such-bucket/m.tif: the server said 404",
         (image, "--output", f"{HOME}/a/../m.tif"): "names no object",
         (image, "--output", "https://example.org/m.tif"): "which cannot be written",
@@ -321,7 +321,8 @@ def test_what_is_not_there_is_one_line(
         (f"{HOME}/images/", "--output", f"{HOME}/maps"): "s3:// with a slash at its end",
     }.items():
         assert predict([*run, *arguments]) == 2, arguments
-        assert words in one_error(capsys)
+        error = one_error(capsys)
+        assert all(each in error for each in words.split(" | ")), error
     monkeypatch.setitem(sys.modules, "obstore", None)
     assert predict([*run, image, "--output", f"{HOME}/m.tif"]) == 2
     assert f"--output {HOME}/m.tif needs obstore: {install('s3')}" in one_error(capsys)
@@ -356,7 +357,7 @@ def test_files_of_a_server_of_ones_own_certificate(
         for authority, base, said, listed in (
             (None, url, "unable to get local issuer certificate", "is not trusted (UnknownIssuer); no variable"),
             (others.authority, elsewhere, "no alternative certificate subject name", "certificate is not trusted ("),
-            (empty, url, "certificate file", "no certificate of an authority was found; CURL_CA_BUNDLE is"),
+            (empty, url, "empty.pem", "no certificate of an authority was found; CURL_CA_BUNDLE is"),
         ):
             if authority is not None:
                 monkeypatch.setenv("CURL_CA_BUNDLE", str(authority))

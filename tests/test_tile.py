@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.comm.launching import mpirun, needs_mpirun
-from tests.small_files import write_raster
+from tests.small_files import alike_in_bytes, write_raster
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.finding import pair_sources
@@ -70,6 +70,7 @@ def test_alone_it_writes_a_store_for_the_network_named(
     assert digest(output) == before
 
 
+@alike_in_bytes
 @needs_mpirun
 def test_two_ranks_write_the_same_bytes_as_one(tmp_path: Path, flags: list[str]) -> None:
     assert main([*flags, "--output", str(tmp_path / "one.h5")]) == 0

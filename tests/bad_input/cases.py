@@ -246,8 +246,10 @@ INPUTS = (
 _AS_STORE = "--data.labels [] --data.images"
 
 EDITED_STORES = (
-    train("store-with-a-flipped-pixel", f"{_AS_STORE} ROOT/flipped.h5", "flipped.h5#0", "filter", "copy it again"),
-    train("store-with-flipped-labels", f"{_AS_STORE} ROOT/flipped-labels.h5", "flipped-labels.h5#0:labels", "filter"),
+    train(
+        "store-with-a-flipped-pixel", f"{_AS_STORE} ROOT/flipped.h5", "flipped.h5#0", "tried 4 times", "copy it again"
+    ),
+    train("store-with-flipped-labels", f"{_AS_STORE} ROOT/flipped-labels.h5", "flipped-labels.h5#0:labels", "copy it"),
     train("store-of-a-changed-grid", f"{_AS_STORE} ROOT/regridded.h5", "regridded.h5", "tiles of (4, ", "cut it again"),
     train("store-linked-to-another", f"{_AS_STORE} ROOT/linked.h5", "linked.h5", "links", "cut it again"),
     train("store-of-an-older-version", f"{_AS_STORE} ROOT/old.h5", "old.h5", "version 2", "remove it and cut it again"),
@@ -325,11 +327,11 @@ EXPORTS = (
     export("other-format", "--output ROOT/net.tflite", "net.tflite", ".onnx, .pt2, .json"),
     export("two-of-a-kind", "--output ROOT/a.onnx ROOT/b.onnx", "a.onnx", "b.onnx", "one kind"),
     export("missing-checkpoint", "--output ROOT/model.json --checkpoint ROOT/none", "none", "no checkpoint"),
-    export("tile-of-no-alignment", "--output ROOT/new.onnx --tile 7", "--tile is 7", "multiple of 2"),
-    export("tile-within-the-halo", "--output ROOT/new.onnx --tile 2", "--tile is 2", "halo"),
+    export("tile-of-no-alignment", "--output ROOT/new.pt2 --tile 7", "--tile is 7", "multiple of 2"),
+    export("tile-within-the-halo", "--output ROOT/new.pt2 --tile 2", "--tile is 2", "halo"),
     export("tolerance-of-nothing", "--output ROOT/new.json --tolerance 1e-3", "--tolerance is 0.001", "no .onnx or"),
     export("resolution-of-another", "--output ROOT/new.pt2 --resolution 50", "--resolution is 50", "no .onnx"),
-    export("build-of-ours", "--output ROOT/new.onnx --build a.b:c", "--build is a.b:c", "leave it out"),
+    export("build-of-ours", "--output ROOT/new.pt2 --build a.b:c", "--build is a.b:c", "leave it out"),
     export("output-is-of-the-checkpoint", "--output ROOT/link.json", "link.json", "is the input"),
     export("best-of-none", "--output ROOT/net2.pt2 --which best", "best"),
 )

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.small_files import write_raster
+from tests.small_files import alike_in_bytes, write_raster
 from tiledseg.errors import OutputError, RasterError, WriteError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
@@ -117,6 +117,7 @@ def test_a_chunk_is_some_rows_of_one_tile(
         np.testing.assert_array_equal(ours.read(box)[0], theirs.read(box)[0])
 
 
+@alike_in_bytes
 def test_stopped_at_any_write_it_leaves_no_store_and_the_next_run_cuts_a_whole_one(
     tmp_path: Path, rasters: tuple[list[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

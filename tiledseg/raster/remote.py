@@ -178,7 +178,7 @@ def said(error: Exception) -> str:
 
 def advice(environ: Mapping[str, str], url: str, words: str = "") -> str:
     """Return the remedy for an error `words` at a URL: it names the environment variables read, never their values."""
-    if any(word in words.lower() for word in ("certificate", "ssl", "tls")):
+    if any(word in words.lower() for word in ("certificate", "ssl", "tls", "trust anchor")):
         name = _certificates(environ)
         state = f"{name} is {environ[name]}" if name else "no variable names the authorities to trust"
         return (
