@@ -156,7 +156,7 @@ def test_refusals_and_notes(root: Path, capfd: pytest.CaptureFixture[str]) -> No
         ),
         ({"split": {**BLOCKS, "gap": 90}}, {}, "leaves no pixel of"),
         ({"split": [4]}, {}, "data.split: blocks is [4]"),
-        ({"split": {"seed": 3}}, {}, "data.split: blocks is null"),
+        ({"split": {"seed": 3}}, {}, "data.split: blocks is not given"),
         ({"split": {**BLOCKS, "gap": "wide"}}, {}, "data.split: gap is 'wide'"),
         ({"split": {**BLOCKS, "gap": "1.5 px"}}, {}, "data.split: gap is '1.5 px'"),
         ({"split": "0 m"}, {}, "data.split: blocks is 0 m"),
