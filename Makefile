@@ -58,9 +58,10 @@ test-serial: setup
 # broken inputs; three and two the law, what communicates, and what shows something of its own there (all at night,
 # TILEDSEG_NIGHTLY=1). On nine, a mesh with a middle; on six, pipelines of the paper's length; on sixteen, at night, the
 # acceptance case of 4 x 4 (by day: sixteen forks in tests/benchmarks). One session a number of ranks; the long ones
-# first, since two run at a time. A test that hangs in a message cannot be interrupted: after its time limit the process
-# ends, and prints where each of its threads stood.
-COMMUNICATING := $(CURDIR)/$(BIN)/python -m pytest --only-mpi -q --color=no --timeout-method thread --durations 12
+# first, since two run at a time. A rank that hangs in a message cannot be interrupted: after ten minutes in one test its
+# process prints where each thread stands, and ends.
+END_HANGING := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+COMMUNICATING := $(CURDIR)/$(BIN)/python -m pytest --only-mpi -q --color=no $(END_HANGING) --durations 12
 COMMUNICATE := tests/law tests/comm tests/spatial tests/test_gradients.py
 CASES_4 := -m mpi --ignore tests/bad_input
 CASES_3 := -m mpi $(if $(TILEDSEG_NIGHTLY),,$(COMMUNICATE) tests/bad_input)
@@ -99,7 +100,7 @@ test-torch-%: build/torch-%/ready
 	OMP_NUM_THREADS=1 build/torch-$*/bin/python -m pytest -m "not mpi" -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
 	timeout 1800 env PATH="$(CURDIR)/build/torch-$*/bin:$$PATH" OMP_NUM_THREADS=1 \
 		OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun $(OVERSUBSCRIBE) -n 2 \
-		$(CURDIR)/build/torch-$*/bin/python -m pytest --only-mpi -m mpi -q --color=no --timeout-method thread --ignore tests/bad_input
+		$(CURDIR)/build/torch-$*/bin/python -m pytest --only-mpi -m mpi -q --color=no $(END_HANGING) --ignore tests/bad_input
 
 # sympy and setuptools are torch's to choose.
 PINS = --constraint build/torch-$*/constraints.txt
