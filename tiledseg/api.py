@@ -121,7 +121,6 @@ def predict_raster(
     compress: str = "auto",
     probability_type: str | None = None,
     polygons: str | Path | None = None,
-    minimum_area: str | None = None,
     polygons_classes: Sequence[str | int] | None = None,
     area: str | Path | None = None,
     assets: Sequence[str] = (),
@@ -180,7 +179,6 @@ def predict_raster(
     paths = {"output": target, "probabilities": probabilities, "polygons": polygons, "area": area}
     files = {name: None if path is None else str(path) for name, path in paths.items()}
     more = {
-        "polygons_minimum_area": minimum_area,
         "polygons_classes": None if polygons_classes is None else ",".join(map(str, polygons_classes)),
         "tiling": {"grid": list(grid) if isinstance(grid, tuple) else grid},
         **{"precision": precision, "references": references, "format": format, "compress": compress, "tta": tta},

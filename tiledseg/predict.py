@@ -75,8 +75,6 @@ def build_parser() -> Parser:
     add("--format", choices=FORMATS, default="cog", help=cog)
     add("--compress", choices=COMPRESSIONS, default=AUTO, help="compression (default auto: docs/how-to/maps.md)")
     add("--polygons", metavar="FILE.gpkg", help="GeoPackage of the classes' areas to write")
-    least = "leave out smaller areas: as 50, in square units of the CRS, or 12px"
-    add("--polygons-minimum-area", dest="minimum_area", metavar="AREA", help=least)
     names = "classes with polygons, by name or number (default: all)"
     add("--polygons-classes", type=str, metavar="CLASS[,CLASS]", help=names)
     views = "the mean over the raster and its reflections, or all quarter turns of these too (default none)"
@@ -128,8 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_groups(options: Namespace) -> Config:
     """Return the configuration from the options that are its keys. Raise ConfigError."""
-    named = {"minimum_area": "polygons_minimum_area"}
-    check_files(vars(options), lambda name: flag_of(named.get(name, name)))
+    check_files(vars(options), flag_of)
     config = config_of(options, PLAIN, "(see tiledseg predict --help)", memory={"blocks": NONE})
     if config.memory.in_file and config.memory.blocks == NONE:
         raise ConfigError(
@@ -213,7 +210,6 @@ def request_of(options: Namespace, config: Config) -> Request:
         references=config.data.references,
         packing=Packing(options.format, options.compress),
         probability_type=options.probability_type or "float32",
-        minimum_area=options.minimum_area,
         polygons_classes=options.polygons_classes and tuple(options.polygons_classes.split(",")),
         area=config.data.area,
         views=options.tta,

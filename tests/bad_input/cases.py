@@ -286,7 +286,6 @@ REPLACED_MAPS = (
     predict("image-twice", "--image ROOT/image.tif ROOT/image.tif --output ROOT/folder", "image.tif", "twice"),
     predict("area-of-another-kind", "--area ROOT/image.tif", "--area", "image.tif", ".gpkg"),
     predict("area-elsewhere", "--area ROOT/parcels.gpkg", "parcels.gpkg", "no polygon", "image.tif"),
-    predict("least-area-alone", "--polygons-minimum-area 5", "--polygons-minimum-area", "--polygons"),
 )
 
 REPLACED_OTHERS = (

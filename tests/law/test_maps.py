@@ -26,7 +26,7 @@ from tiledseg.planning.run.spread import parallelism
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 CORNERS = [(500003, 4999996), (500023.5, 4999989), (500009, 4999967)]
-POLYGONS = {"probability_type": "uint8", "polygons": "map.gpkg", "minimum_area": "3px"}
+POLYGONS = {"probability_type": "uint8", "polygons": "map.gpkg"}
 VIEWS = {
     "reflections": [(1, 0), (-1, 0), (1, 2), (-1, 2)],  # which way the columns go, and quarter turns
     "turns": [(cols, quarters) for cols in (1, -1) for quarters in range(4)],

@@ -11,7 +11,6 @@ import numpy as np
 import pyogrio
 import pytest
 import shapely
-from affine import Affine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from tests.raster.test_writer import PLACE, UTM, Info
 from tests.small_files import write_raster
 from tiledseg.errors import OutputError
 from tiledseg.raster import geopackage
-from tiledseg.raster.geopackage import begin, pixels_of, polygons_output, publish_polygons, write_polygons
+from tiledseg.raster.geopackage import begin, polygons_output, publish_polygons, write_polygons
 from tiledseg.raster.labels.classes import default_classes
 from tiledseg.raster.labels.polygons import read_polygons
 from tiledseg.system.run_lock import claimed
@@ -29,13 +28,11 @@ from tiledseg.system.run_lock import claimed
 LEGEND = default_classes(4)
 
 
-def polygons_of(
-    folder: Path, classes_HW: NDArray[np.uint8], classes: set[int], least: float = 0.0
-) -> tuple[NDArray, NDArray, NDArray]:
+def polygons_of(folder: Path, classes_HW: NDArray[np.uint8], classes: set[int]) -> tuple[NDArray, NDArray, NDArray]:
     """Outlines on the ground, class numbers and pixels."""
     write_raster(folder / "plain.tif", classes_HW[None], crs=UTM, transform=PLACE)
     file = begin(folder / "p.gpkg")
-    write_polygons(file, folder / "plain.tif", Info(*classes_HW.shape), LEGEND, classes, least)
+    write_polygons(file, folder / "plain.tif", Info(*classes_HW.shape), LEGEND, classes)
     assert not (folder / "p.gpkg").exists(), "an unfinished file has another name"
     publish_polygons(file)
     meta, _, wkb, (numbers, names, pixels) = pyogrio.raw.read(folder / "p.gpkg", layer="classes")
@@ -56,24 +53,22 @@ def maps(draw: st.DrawFn) -> NDArray[np.uint8]:
 
 
 @settings(derandomize=True, max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(classes_HW=maps(), classes=st.sets(st.integers(0, 3)), least=st.sampled_from([0.0, 3.0]))
+@given(classes_HW=maps(), classes=st.sets(st.integers(0, 3)))
 def test_polygons_cover_each_pixel_of_their_classes_once(
-    tmp_path: Path, classes_HW: NDArray[np.uint8], classes: set[int], least: float
+    tmp_path: Path, classes_HW: NDArray[np.uint8], classes: set[int]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(geopackage, "_FEATURES_AT_ONCE", 7)
-        found, numbers, pixels = polygons_of(tmp_path, classes_HW, classes, least)
+        found, numbers, pixels = polygons_of(tmp_path, classes_HW, classes)
     assert shapely.is_valid(found).all()
     np.testing.assert_allclose(shapely.area(found), pixels * abs(PLACE.determinant))
-    assert (pixels >= least).all()
     burnt = list(zip(found, numbers, strict=True)) or [(shapely.Point(), 0)]
     back_HW = rasterize(burnt, classes_HW.shape, fill=99, dtype=np.uint8, transform=PLACE) if len(found) else None
     covered_HW = np.zeros(classes_HW.shape, bool) if back_HW is None else back_HW != 99
     if back_HW is not None:
         np.testing.assert_array_equal(back_HW[covered_HW], classes_HW[covered_HW])
     assert covered_HW.sum() == pixels.sum()
-    if least == 0:
-        np.testing.assert_array_equal(covered_HW, np.isin(classes_HW, list(classes)))
+    np.testing.assert_array_equal(covered_HW, np.isin(classes_HW, list(classes)))
 
 
 def test_rings_within_rings(tmp_path: Path) -> None:
@@ -108,14 +103,6 @@ def test_qgis_finds_the_classes_colours_and_labels_read_the_layer_alone(tmp_path
     polygons = read_polygons(str(tmp_path / "p.gpkg"), Info(2, 2), attribute="class")
     assert sorted(polygons.values or ()) == [1, 3]
     polygons_output("--polygons", tmp_path / "p.gpkg")  # may be replaced
-
-
-def test_a_least_area_is_of_whole_pixels() -> None:
-    """49 square metres are 100 pixels of 0.7 m, of which one of just these stays."""
-    for side, area, pixels in ((0.7, "49", 100), (0.15, "0.0675", 3), (0.5, "50", 200), (0.5, "0.3", 1.2)):
-        info = Info(300, 410, transform=Affine(side, 0, 350000, 0, -side, 3770000))
-        assert pixels_of(area, info) == pytest.approx(pixels, rel=1e-12)
-        assert pixels_of(area, info) <= pixels or pixels == 1.2
 
 
 def test_a_layer_of_other_fields_is_somebodys_and_stays(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ AUTO = "auto"
 COMPRESSIONS = (AUTO, *_WORST)
 
 
-_BELONGS_TO = {"probability_type": "probabilities", "minimum_area": "polygons", "polygons_classes": "polygons"}
+_BELONGS_TO = {"probability_type": "probabilities", "polygons_classes": "polygons"}
 
 
 def check_files(given: Mapping[str, Any], key: Callable[[str], str] = str) -> None:

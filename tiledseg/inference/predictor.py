@@ -27,7 +27,7 @@ from tiledseg.inference.mapping import NO_SHARE, WHOLE_SHARE, ImageShare, map_wi
 from tiledseg.inference.request import IMAGE, Request, chosen_classes, plan_maps, staged, upload
 from tiledseg.inference.trained import Mapper
 from tiledseg.models.network import GraphNetwork
-from tiledseg.raster.geopackage import PolygonFile, begin, pixels_of, publish_polygons, write_polygons
+from tiledseg.raster.geopackage import PolygonFile, begin, publish_polygons, write_polygons
 from tiledseg.raster.info import RasterInfo, code_notes, is_placed, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.map_writer import RasterLayout, begin_chunks, lay_out, pack_layout, publish
@@ -226,8 +226,7 @@ class MapFiles:
         if self.polygons is not None:
             with doing("outlining the map's polygons"):
                 classes = chosen_classes(request.polygons_classes, legend) - {ignore_index}
-                least = pixels_of(request.minimum_area, info)
-                write_polygons(self.polygons, self.rasters[0].temporary, info, legend, classes, least, tick)
+                write_polygons(self.polygons, self.rasters[0].temporary, info, legend, classes, tick)
         with doing("packing the map"):
             for layout in self.rasters:
                 pack_layout(layout, len(os.sched_getaffinity(0)), tick)

@@ -29,7 +29,7 @@ from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.raster.composed import label_of, stem_of
 from tiledseg.raster.finding import check_assets, expand_sources
-from tiledseg.raster.geopackage import pixels_of, polygons_output
+from tiledseg.raster.geopackage import polygons_output
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.pair_reading import area_reader
@@ -66,10 +66,9 @@ class Request:
 
     `grid` None: auto. `parallel.exact` False: accept norms with a tile's statistics. `inputs`: files that the request
     was read from, which no output may replace. `probability_type`: float32, or uint8 (multiples of 1/254). `polygons`:
-    GeoPackage of `polygons_classes` (None: all), of at least `minimum_area` (`raster.geopackage.pixels_of`). `views`:
-    one of `VIEWS`. `area`: file of polygons; the map has no data outside. `verify`: compare a traced network with its
-    module first. `blocks`: compute tiles in blocks, kept in `store`. `machine`: profile that decides the tiles.
-    `composing`: how images are made of rasters.
+    GeoPackage of `polygons_classes` (None: all). `views`: one of `VIEWS`. `area`: file of polygons; the map has no data
+    outside. `verify`: compare a traced network with its module first. `blocks`: compute tiles in blocks, kept in
+    `store`. `machine`: profile that decides the tiles. `composing`: how images are made of rasters.
     """
 
     image: str
@@ -85,7 +84,6 @@ class Request:
     packing: Packing = field(default_factory=Packing)
     probability_type: str = "float32"
     polygons: str | None = None
-    minimum_area: str | None = None
     polygons_classes: tuple[str, ...] | None = None
     views: str = NO_VIEWS
     normalize: str = TRAINING
@@ -190,7 +188,6 @@ def plan_maps(
     _check_outputs(requests, infos, network.classes, mapper)
     chosen_classes(first.polygons_classes, mapper.legend or default_classes(network.classes))
     for request, info in zip(requests, infos, strict=True):
-        pixels_of(request.minimum_area, info)
         if request.area is not None and not area_reader(request.area, info, "--area").count:
             raise RasterError(f"--area {request.area} has no polygon in {info.path}; check its CRS and its place")
     return plan, tuple(infos), network.classes

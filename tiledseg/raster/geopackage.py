@@ -7,7 +7,6 @@ systems lack, and is then copied.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import tempfile
@@ -93,11 +92,9 @@ def write_polygons(
     info: RasterInfo,
     legend: Sequence[ClassRecord],
     classes: Collection[int],
-    least_pixels: float = 0.0,
     beat: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the areas of `classes` with at least `least_pixels` in the class map `plain` into the unfinished `file`,
-    with a style for QGIS.
+    """Write the areas of `classes` in the class map `plain` into the unfinished `file`, with a style for QGIS.
 
     Coordinates are those of the raster `info`; without a transform, its pixels, without a CRS. Raises WriteError.
     """
@@ -119,12 +116,9 @@ def write_polygons(
             sizes = [len(polygon) for polygon, _ in of_classes]
             outlines = shapely.polygons(lines, indices=np.repeat(np.arange(len(sizes)), sizes))
             pixels = shapely.area(outlines)
-            large = pixels >= least_pixels
-            placed = shapely.transform(
-                outlines[large], lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f])
-            )
+            placed = shapely.transform(outlines, lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f]))
             numbers = np.array([number for _, number in of_classes], np.int32)
-            batches.append((shapely.to_wkb(placed), numbers[large], pixels[large].astype(np.int64)))
+            batches.append((shapely.to_wkb(placed), numbers, pixels.astype(np.int64)))
         wkb, numbers, pixels = (np.concatenate(column) for column in zip(*batches, strict=True))
         names = np.array([one.name for one in legend], object)[numbers]
         fields = dict(zip(FIELDS, (numbers, names, pixels), strict=True))
@@ -157,26 +151,3 @@ def _style(legend: Sequence[ClassRecord], classes: Sequence[int]) -> dict[str, s
     words: dict[str, str | bool] = dict.fromkeys(("f_table_catalog", "f_table_schema", "styleSLD", "owner", "ui"), "")
     words |= {"f_table_name": LAYER, "f_geometry_column": "geom", "styleName": LAYER, "useAsDefault": True}
     return words | {"styleQML": Xml.tostring(root, encoding="unicode")}
-
-
-def pixels_of(area: str | None, info: RasterInfo) -> float:
-    """Convert a least area to pixels: `12px`, or square units of the raster's CRS. Raises ConfigError."""
-    if area is None:
-        return 0.0
-    text, in_pixels = (area[:-2], True) if area.endswith("px") else (area, False)
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < math.inf:
-        raise ConfigError(f"--polygons-minimum-area is {area}; give an area of 0 or more, as 50, or pixels, as 12px")
-    if in_pixels:
-        return number
-    if not is_placed(info.transform) or not info.crs or not info.crs.is_projected:
-        raise ConfigError(
-            f"--polygons-minimum-area is {area}, but {info.path} has no lengths (it is in degrees, or not placed); "
-            "give it in pixels, as 12px"
-        )
-    a, b, _, d, e, _ = tuple(info.transform)[:6]
-    least = number / abs(a * e - b * d)
-    return round(least) if math.isclose(least, round(least), rel_tol=1e-9) else least  # areas are whole pixels
