@@ -11,7 +11,7 @@ from benchmarks.pipeline.paper_times import Case, Measurement
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.balance import cuts, parse_balance
-from tiledseg.planning.run.pipeline import PipelineCase, StagePrices, choose, stage
+from tiledseg.planning.run.pipeline import PipelineCase, choose, stage
 from tiledseg.planning.walk.cost import FLOPS_PER_MULTIPLY_ADD, tile_walk
 from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.planning.walk.rank_steps import SentBytes
@@ -46,8 +46,8 @@ class Simulated:
     def __init__(self, case: Case, measurement: Measurement, machine: Machine, micro_batches: int) -> None:
         self.case, self.machine, self.micro_batches = case, machine, micro_batches
         self.layers = network_graph(case.network, case.model, measurement.base_channels)
-        self.prices = StagePrices(tile_walk(self.layers, BANDS, (case.size, case.size), VALUE_BYTES))
-        self.costs = self.prices.costs
+        self.walk = tile_walk(self.layers, BANDS, (case.size, case.size), VALUE_BYTES)
+        self.costs = self.walk.costs
         self.work = [cost.multiply_adds for cost in self.costs]
         times = measurement.cases[case]
         self.measured = sum(t.forward + t.backward for t in times)
@@ -79,7 +79,7 @@ class Simulated:
             schedule,
             ("never",) * stages,
             self.micro_batches,
-            self.prices,
+            self.walk,
             self.forward,
             self.backward,
             lambda size: self.machine.message_seconds(SentBytes(1, size)),

@@ -11,11 +11,11 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.words import SCHEDULES
 from tiledseg.pipeline.simulation import simulate
-from tiledseg.planning.run.pipeline import PipelineCase, StagedPipeline, StagePrices, choose, stage, torn_skips
+from tiledseg.planning.run.pipeline import PipelineCase, StagedPipeline, choose, stage, torn_skips
 from tiledseg.planning.walk.cost import tile_walk
 
 LAYERS = UNet(2, 1, base_channels=2).graph()
-PRICES = StagePrices(tile_walk(LAYERS, 4, (32, 32)))
+WALK = tile_walk(LAYERS, 4, (32, 32))
 
 
 def case_of(schedule: str, stages: int, seed: int, per_byte: float | None = None, **more: object) -> PipelineCase:
@@ -24,7 +24,7 @@ def case_of(schedule: str, stages: int, seed: int, per_byte: float | None = None
     forward = [draw.uniform(0.2, 1.0) for _ in LAYERS.nodes]
     backward = [draw.uniform(0.5, 2.0) for _ in LAYERS.nodes]
     message = None if per_byte is None else lambda size: 0.01 + per_byte * size
-    case = PipelineCase(schedule, ("never",) * stages, 6, PRICES, forward, backward, message, None)
+    case = PipelineCase(schedule, ("never",) * stages, 6, WALK, forward, backward, message, None)
     return replace(case, **more)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.run.pipeline import MeasuredTimes, PipelinePlan, StagePrices, plan_pipeline
+from tiledseg.planning.run.pipeline import MeasuredTimes, PipelinePlan, plan_pipeline
 from tiledseg.planning.run.spread import (
     MicroBatchSize,
     choose_spread,
@@ -46,9 +46,9 @@ def test_measured_messages_decide_too() -> None:
     links = (lambda size: 1e-12 * size), (lambda size: 1e-6 * size)
     quick, slow = (plan(measured=MeasuredTimes(forward, backward, link), stages=2) for link in links)
     assert abs(quick.balance[0] - quick.balance[1]) <= 1
-    prices = StagePrices(tile_walk(LAYERS, UNET.bands, TILES.pixels, TILES.value_bytes))
-    assert prices.received(slow.balance[0], len(LAYERS)) < prices.received(quick.balance[0], len(LAYERS))
-    assert quick.times.sending == pytest.approx([1e-12 * prices.tensor_bytes(quick.balance[0])])
+    walk = tile_walk(LAYERS, UNET.bands, TILES.pixels, TILES.value_bytes)
+    assert walk.received(slow.balance[0], len(LAYERS)) < walk.received(quick.balance[0], len(LAYERS))
+    assert quick.times.sending == pytest.approx([1e-12 * walk.tensor_bytes(quick.balance[0])])
 
 
 @pytest.mark.parametrize("brackets", [None, "{}", "[]"], ids=["list", "braces", "brackets"])

@@ -21,7 +21,7 @@ from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.chunk import Chunk
 from tiledseg.pipeline.partition import NetworkCut, cut_network
 from tiledseg.pipeline.schedule import Route
-from tiledseg.planning.run.pipeline import StagePrices
+from tiledseg.planning.run.pipeline import stage_memory
 from tiledseg.planning.walk.cost import layer_costs, tile_walk
 from tiledseg.planning.walk.items import price
 from tiledseg.planning.walk.step_memory import network_walk, training_memory
@@ -99,11 +99,11 @@ def test_stages_of_networks_that_others_wrote(name: str, stages: int) -> None:
     graph, context = network.graph, (96, 112)
     each, more = divmod(len(graph), stages)
     balance = [each + (stage < more) for stage in range(stages)]
-    prices = StagePrices(tile_walk(graph, network.bands, context))
+    walk = tile_walk(graph, network.bands, context)
     measured = measured_chunks(network, cut_network(graph, balance, "1f1b", stages), context)
-    unseen = prices.costs[-1].output_bytes  # the loss's gradient, which torch's own convolutions copy within
+    unseen = walk.costs[-1].output_bytes  # the loss's gradient, which torch's own convolutions copy within
     for run, found in zip(cuts(balance), measured, strict=True):
-        memory = prices.memory(*run)
+        memory = stage_memory(walk)(*run)
         planned = memory.activations + memory.backward
         assert found.kept <= 1.01 * memory.activations + 1024
         assert 0.4 * (planned - unseen) <= found.kept + found.backward <= 1.01 * planned
@@ -132,12 +132,12 @@ def test_kept_bytes_and_the_peak_of_the_backward_pass(
     a copy of the loss's gradient may be made by oneDNN, unseen."""
     unet = UNet(3, base_channels=4, padding=padding, norm=norm, upsampling=upsampling, classes=3)
     layers, context = unet.graph(), CONTEXTS[padding]
-    prices = StagePrices(tile_walk(layers, unet.bands, context))
+    walk = tile_walk(layers, unet.bands, context)
     measured = measured_chunks(build_modules(unet, seed=0), cut_network(layers, balance, "1f1b", len(balance)), context)
     for run, found in zip(cuts(balance), measured, strict=True):
-        memory = prices.memory(*run)
+        memory = stage_memory(walk)(*run)
         assert found.kept == pytest.approx(memory.activations, abs=SCALAR if norm != "batch" else 1024)
-        unseen = prices.costs[-1].output_bytes if run[1] == len(layers) else 0
+        unseen = walk.costs[-1].output_bytes if run[1] == len(layers) else 0
         assert found.backward <= 1.02 * memory.backward + 128
         assert memory.backward <= 1.02 * (found.backward + unseen) + 128
 
@@ -146,25 +146,25 @@ def test_kept_bytes_and_the_peak_of_the_backward_pass(
 def test_recomputed_stages_keep_their_inputs_and_need_the_rest_once(norm: str) -> None:
     unet = UNet(3, base_channels=4, norm=norm, classes=3)
     layers, context, balance = unet.graph(), CONTEXTS["same"], BALANCES[0]
-    prices = StagePrices(tile_walk(layers, unet.bands, context))
+    walk = tile_walk(layers, unet.bands, context)
     measured = measured_chunks(
         build_modules(unet, seed=0), cut_network(layers, balance, "1f1b", len(balance)), context, recompute=True
     )
     for (first, stop), found in zip(cuts(balance), measured, strict=True):
-        memory = prices.memory(first, stop)
+        memory = stage_memory(walk)(first, stop)
         assert found.kept == memory.inputs
         # What the second forward pass was given and what it hands out may stay as long, though nobody needs it.
         more = found.kept + found.backward - memory.activations - memory.backward
-        assert -128 <= more <= 128 + memory.inputs + prices.costs[stop - 1].output_bytes
+        assert -128 <= more <= 128 + memory.inputs + walk.costs[stop - 1].output_bytes
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_where_all_is_kept_the_items_are_those_of_the_stage(norm: str) -> None:
     unet = UNet(3, base_channels=4, norm=norm, classes=3, dropout=0.1)
     graph = unet.graph()
-    prices = StagePrices(tile_walk(graph, unet.bands, CONTEXTS["same"]))
+    walk = tile_walk(graph, unet.bands, CONTEXTS["same"])
     for run in cuts(BALANCES[1]):
-        found, memory = network_walk(prices.forward, run=run), prices.memory(*run)
+        found, memory = network_walk(walk, run=run), stage_memory(walk)(*run)
         kept = found.needed_words(keep_all(graph))
         assert found.kept(kept) == memory.activations
         assert price(found, kept).peak == memory.activations + memory.backward
@@ -177,11 +177,11 @@ def test_stages_by_a_policy(norm: str, word: str, balance: tuple[int, ...]) -> N
     unet = UNet(3, base_channels=8, norm=norm, classes=3)
     graph, context = unet.graph(), (64, 96)
     policy = named_policy(graph, unet.bands, word)
-    prices = StagePrices(tile_walk(graph.with_memory(policy), unet.bands, context))
+    walk = tile_walk(graph.with_memory(policy), unet.bands, context)
     network = build_modules(unet, seed=0).follow(policy)
     measured = measured_chunks(network, cut_network(graph, balance, "1f1b", len(balance)), context)
     for run, found in zip(cuts(balance), measured, strict=True):
-        memory = prices.memory(*run)
+        memory = stage_memory(walk)(*run)
         assert found.kept == pytest.approx(memory.activations, rel=0.02)
         assert found.kept + found.backward == pytest.approx(memory.activations + memory.backward, rel=0.02)
 
@@ -191,23 +191,24 @@ def test_one_stage_is_the_whole_network(width: int) -> None:
     unet = UNet(4, base_channels=4, norm="instance")
     layers = unet.graph()
     whole = training_memory(layers, unet.bands, (48, 64), width)
-    prices = StagePrices(tile_walk(layers, unet.bands, (48, 64), width))
-    assert prices.memory(0, len(layers)).needed(1) == whole.total
-    assert prices.memory(0, len(layers)).inputs == unet.bands * 48 * 64 * width
+    walk = tile_walk(layers, unet.bands, (48, 64), width)
+    assert stage_memory(walk)(0, len(layers)).needed(1) == whole.total
+    assert stage_memory(walk)(0, len(layers)).inputs == unet.bands * 48 * 64 * width
 
 
 def test_a_stage_receives_its_input_and_each_foreign_skip_once() -> None:
     unet = UNet(3, base_channels=4)
     layers = unet.graph()
     costs = layer_costs(layers, unet.bands, (48, 64))
-    prices = StagePrices(tile_walk(layers, unet.bands, (48, 64)))
-    (stash1, pop1), (stash0, pop0) = prices.skips
-    assert prices.tensor_bytes(stash0 + 1) == 4 * 4 * 48 * 64
-    assert prices.received(0, len(layers)) == 0
+    walk = tile_walk(layers, unet.bands, (48, 64))
+    (made1, pop1), (made0, pop0) = layers.skips
+    stash1, stash0 = made1 - 1, made0 - 1
+    assert walk.tensor_bytes(stash0 + 1) == 4 * 4 * 48 * 64
+    assert walk.received(0, len(layers)) == 0
     first = stash1 + 2  # after the inner level's pooling
     skips = costs[stash1].output_bytes + costs[stash0].output_bytes
-    assert prices.received(first, len(layers)) == costs[first - 1].output_bytes + skips
-    assert prices.received(stash1, pop0) == sum(costs[stash1].input_bytes)
+    assert walk.received(first, len(layers)) == costs[first - 1].output_bytes + skips
+    assert walk.received(stash1, pop0) == sum(costs[stash1].input_bytes)
     assert pop1 < pop0
     # The inner level's pooling, and its concatenation, take one mark: it comes once.
-    assert prices.received(stash1 + 1, len(layers)) == skips
+    assert walk.received(stash1 + 1, len(layers)) == skips

@@ -10,7 +10,7 @@ from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import is_skip, kept_of
 from tiledseg.pipeline.simulation import in_flight
 from tiledseg.planning.answer.text import Section, milliseconds, tabled, time_of, words
-from tiledseg.planning.run.pipeline import StagedPipeline, balanced_pipeline, modelled
+from tiledseg.planning.run.pipeline import StagedPipeline, balanced_pipeline, modelled, stage_memory
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import MicroBatchSize, Parallelism
 from tiledseg.units import size
@@ -77,10 +77,10 @@ def stages_part(question: RunQuestion, tiling: Tiling, settings: Parallelism, st
 
 def _stage(staged: StagedPipeline, rank: int, held: Sequence[int], limit: int | None) -> dict[str, Any]:
     """Return the figures of a stage. `held`: micro-batches in flight of each chunk."""
-    case, prices, every = staged.case, staged.case.prices, cuts(staged.balance)
+    case, walk, every = staged.case, staged.case.walk, cuts(staged.balance)
     chunks = [chunk for chunk, place in enumerate(staged.pipeline.ranks) if place == rank]
     runs = [every[chunk] for chunk in chunks]
-    memories = [prices.memory(*run) for run in runs]
+    memories = [stage_memory(walk)(*run) for run in runs]
     kept = [kept_of(case.schedule, held[chunk], case.modes[rank]) for chunk in chunks]
     memory = {key: sum(getattr(each, key) for each in memories) for key in ("weights", "gradients", "optimizer")}
     memory["activations"] = sum(each.kept(*counts) for each, counts in zip(memories, kept, strict=True))
@@ -95,7 +95,7 @@ def _stage(staged: StagedPipeline, rank: int, held: Sequence[int], limit: int | 
     row: dict[str, Any] = {
         "stage": rank,
         "layers": [list(run) for run in runs],
-        "multiply_adds": sum(cost.multiply_adds for a, b in runs for cost in prices.costs[a:b]),
+        "multiply_adds": sum(cost.multiply_adds for a, b in runs for cost in walk.costs[a:b]),
         "forward_milliseconds": milliseconds(forward),
         "milliseconds": milliseconds(forward + backward),
         "recompute": case.modes[rank],

@@ -48,62 +48,26 @@ _SAMPLE = 24  # micro-batches that are simulated to compare balances
 MessageTime = Callable[[int], float]  # bytes -> time of one message
 
 
-@dataclass(frozen=True)
-class StageMemory(StepMemory):
-    """Bytes of a stage on one micro-batch. `inputs`: tensors that it received, all that a recomputed one keeps."""
-
-    inputs: int
-
-    def kept(self, complete: int, inputs_only: int = 0) -> int:
-        """Return the bytes of so many micro-batches with all their activations, and so many with their inputs only."""
-        return complete * self.activations + inputs_only * self.inputs
-
-    def needed(self, complete: int, inputs_only: int = 0) -> int:
-        """Return all bytes, with so many micro-batches kept at once."""
-        return self.total - self.activations + self.kept(complete, inputs_only)
-
-
-class StagePrices:
-    """Memory and messages of runs of nodes (first, stop), half-open, on one micro-batch."""
-
-    def __init__(self, forward: ForwardWalk) -> None:
-        self.forward, self.graph, self.costs = forward, forward.graph, forward.costs
-        self.memory = cache(self._memory)
-
-    @property
-    def skips(self) -> tuple[tuple[int, int], ...]:
-        """Each edge that passes over nodes: the node that makes the tensor, and the one that reads it."""
-        return tuple((tensor - 1, reader) for tensor, reader in self.graph.skips)
-
-    def _memory(self, first: int, stop: int) -> StageMemory:
-        """Return the memory of a rank that holds the run; the loss belongs to the last layer."""
-        inputs = self.received(first, stop) if first else self.tensor_bytes(0)
-        return StageMemory(**vars(memory_of(self.forward, (first, stop))), inputs=inputs)
-
-    def tensor_bytes(self, tensor: int) -> int:
-        """Return the bytes of a tensor of the graph, whole: its reader crops it."""
-        return self.costs[tensor - 1].output_bytes if tensor else self.forward.input_bytes
-
-    def received(self, first: int, stop: int) -> int:
-        """Return the bytes that the run receives in a forward pass."""
-        return sum(map(self.tensor_bytes, self.graph.entering(first, stop))) if first else 0
-
-
-stage_prices = lru_cache(maxsize=32)(StagePrices)  # shared by all pipelines on micro-batches of one size
+@lru_cache(maxsize=32)
+def stage_memory(walk: ForwardWalk) -> Callable[[int, int], StepMemory]:
+    """Return a function from a run of nodes (first, stop), half-open, to its memory on one micro-batch. All pipelines
+    on micro-batches of one size share its cache."""
+    return cache(lambda first, stop: memory_of(walk, (first, stop)))
 
 
 @dataclass(frozen=True)
 class PipelineCase:
     """The settings of a pipeline, and the costs of its layers.
 
-    `modes`: recomputation, one a stage. `micro_batches`: between two flushes. `forward`, `backward`: times of each
-    layer, in any unit; `message` in the same (None: messages take no time). `limit`: bytes that a stage may need.
+    `walk`: of one micro-batch. `modes`: recomputation, one a stage. `micro_batches`: between two flushes. `forward`,
+    `backward`: times of each layer, in any unit; `message` in the same (None: messages take no time). `limit`: bytes
+    that a stage may need.
     """
 
     schedule: str
     modes: tuple[str, ...]
     micro_batches: int
-    prices: StagePrices
+    walk: ForwardWalk
     forward: Sequence[float]
     backward: Sequence[float]
     message: MessageTime | None
@@ -133,7 +97,7 @@ class PipelineCase:
         @cache
         def memory(first: int, stop: int, chunk: int) -> int:
             kept = kept_of(self.schedule, held[chunk], self.modes[self.ranks[chunk]])
-            return self.prices.memory(first, stop).needed(*kept)
+            return stage_memory(self.walk)(first, stop).needed(*kept)
 
         return memory
 
@@ -164,7 +128,7 @@ class StagedPipeline:
 
     def route_bytes(self, route: Route) -> int:
         """Return the bytes that travel along a route, one way, for one micro-batch."""
-        return 0 if self.pipeline.is_local(route) else self.case.prices.tensor_bytes(route.tensor)
+        return 0 if self.pipeline.is_local(route) else self.case.walk.tensor_bytes(route.tensor)
 
     def timeline(self, transfers: bool = True) -> Timeline:
         """Simulate a step; without `transfers` messages take no time."""
@@ -175,13 +139,13 @@ class StagedPipeline:
 
 def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
     """Return the pipeline of a balance that fits (see `balance.parse_balance`)."""
-    runs, prices = cuts(balance), case.prices
+    runs = cuts(balance)
     forward = [sum(case.forward[first:stop]) for first, stop in runs]
     backward = [sum(case.backward[first:stop]) for first, stop in runs]
     for chunk, rank in enumerate(case.ranks):
         backward[chunk] += forward[chunk] * case.recomputes(rank)
-    sending = [case.message(prices.tensor_bytes(first)) for first, _ in runs[1:]] if case.message else ()
-    chunks = ChunkMap(case.ranks, chunk_routes(prices.graph, runs))
+    sending = [case.message(case.walk.tensor_bytes(first)) for first, _ in runs[1:]] if case.message else ()
+    chunks = ChunkMap(case.ranks, chunk_routes(case.walk.graph, runs))
     return StagedPipeline(case, balance, chunks, ChunkTimes(forward, backward, sending))
 
 
@@ -195,11 +159,12 @@ def choose(case: PipelineCase) -> StagedPipeline:
 
     def traffic(first: int, stop: int) -> int:
         """Return the bytes that a run receives; skips of a folded pipeline stay on their rank."""
-        return case.prices.tensor_bytes(first) * bool(first) if case.folds else case.prices.received(first, stop)
+        return case.walk.tensor_bytes(first) * bool(first) if case.folds else case.walk.received(first, stop)
 
     prices = BalancePrices(both, case.memory(), case.limit, traffic, case.forward, recomputing)
     if case.folds:
-        balances = choose_folded_balances(prices, case.prices.skips, case.stages, tolerances)
+        skips = [(tensor - 1, reader) for tensor, reader in case.walk.graph.skips]
+        balances = choose_folded_balances(prices, skips, case.stages, tolerances)
     else:
         balances = choose_balances(prices, len(case.ranks), tolerances)
     sample = replace(case, micro_batches=min(case.micro_batches, _SAMPLE))
@@ -211,8 +176,8 @@ def torn_skips(case: PipelineCase, balance: Sequence[int]) -> list[str]:
     if not case.folds:
         return []
     stages = [case.ranks[chunk] for chunk, count in enumerate(balance) for _ in range(count)]
-    names = case.prices.graph.names
-    ends = [(names[maker + 1], stages[max(maker, 0)], stages[taker]) for maker, taker in case.prices.skips]
+    names, skips = case.walk.graph.names, case.walk.graph.skips
+    ends = [(names[tensor], stages[max(tensor - 1, 0)], stages[reader]) for tensor, reader in skips]
     return [f"{name} from stage {source} to {target}" for name, source, target in ends if source != target]
 
 
@@ -226,13 +191,13 @@ def choose_stages(case: PipelineCase, balance: Sequence[int], budget: int) -> Me
     runs, needed, memory = cuts(balance), case.rank_bytes(balance), case.memory()
     held = most_in_flight(case.schedule, case.stages, case.micro_batches)
     chosen, totals = list[MemoryChoice](), [0] * case.stages
-    graph = case.prices.graph
+    graph = case.walk.graph
     tensors, inside = [KEEP] * len(graph.names), [KEEP] * len(graph)
     for chunk, (first, stop) in enumerate(runs):
-        rank, own = case.ranks[chunk], case.prices.memory(first, stop)
+        rank, own = case.ranks[chunk], stage_memory(case.walk)(first, stop)
         complete, inputs = kept_of(case.schedule, held[chunk], case.modes[rank])
         fixed = own.weights + own.gradients + own.optimizer + inputs * own.inputs
-        step = StepChoices(network_walk(case.prices.forward, run=(first, stop)), fixed, max(1, complete))
+        step = StepChoices(network_walk(case.walk, run=(first, stop)), fixed, max(1, complete))
         fits = needed[rank] <= budget
         choice = step.choose(step.kept if fits else memory(first, stop, chunk) * budget // needed[rank])
         if choice is None:
@@ -251,7 +216,7 @@ def choose_stages(case: PipelineCase, balance: Sequence[int], budget: int) -> Me
     return MemoryChoice(policy, max(needed), max(totals), items, max(each.extra for each in chosen))
 
 
-_PERCENTS = 110, 130, 160, 200, 300, 500  # of the memory that a balance may need before tensors are recomputed
+_PERCENTS = 100, 110, 130, 160, 200, 300, 500  # of the memory that a balance may need before tensors are recomputed
 
 
 @dataclass(frozen=True)
@@ -259,12 +224,14 @@ class PipelinePlan(Settings):
     """The settings of a pipeline, and the micro-batches between two flushes (None: all of a step).
 
     `seconds`: of the passes of a step with the most micro-batches, replayed with the times that were measured.
-    `memory`: bytes of the stage that needs most, where tensors are kept.
+    `memory`: bytes of the stage that needs most, where tensors are kept. `rebuilt`: the tensors that are recomputed so
+    that all stages fit, None where that is not needed.
     """
 
     micro_batches: int | None = None
     seconds: float | None = None
     memory: int = 0
+    rebuilt: MemoryChoice | None = None
 
     @property
     def in_words(self) -> str:
@@ -302,61 +269,44 @@ def plan_pipeline(
     largest: MicroBatchSize,
     memory_bytes: int | None,
     measured: MeasuredTimes | None = None,
+    rebuilds: bool = False,
 ) -> PipelinePlan:
-    """Plan the pipeline that `parallel` sets, of several stages.
+    """Plan the pipeline that `parallel` sets, of several stages. Its seconds are those of all flushes of a step:
+    simulated ones, or the busy time of cores that ranks share, where that is longer.
 
-    `memory_bytes`: of a rank for a training step (None: nothing is trained). Raises ConfigError as `balanced_pipeline`,
-    and where a stage needs more than that.
+    `memory_bytes`: of a rank for a training step (None: nothing is trained). `rebuilds`: where no balance fits it,
+    balances for more and more memory are tried, and the first is taken whose stages fit by recomputing tensors. Raises
+    ConfigError as `balanced_pipeline`, and where a stage needs more than the memory.
     """
-    staged = balanced_pipeline(parallel, graph, bands, largest, memory_bytes, measured)
-    if parallel.balance is not None and memory_bytes is not None:
-        needed = staged.case.rank_bytes(staged.balance)
-        rank = next((rank for rank, size in enumerate(needed) if size > memory_bytes), None)
-        if rank is not None:
-            raise BudgetError(
-                f"stage {rank} of parallel.balance [{','.join(map(str, staged.balance))}] needs about "
-                f"{needed[rank] / 2**30:.2f} GiB, but {memory_bytes / 2**30:.2f} GiB are free; move layers to "
-                "other stages, use more stages, a finer tiling.grid, parallel.recompute always, or balance auto"
-            )
-    return _pipeline_plan(parallel, staged, largest, measured)
-
-
-def _pipeline_plan(
-    parallel: Parallelism, staged: StagedPipeline, largest: MicroBatchSize, measured: MeasuredTimes | None
-) -> PipelinePlan:
-    """Return the plan of a balance. Its seconds are those of all flushes of a step: simulated ones, or the busy time of
-    cores that ranks share, where that is longer."""
-    case, seconds = staged.case, None
-    if measured:
-        busy = measured.takes_turns * case.alone / case.stages
-        seconds = -(-largest.count // case.micro_batches) * max(staged.timeline().makespan, busy)
-    memory = max(case.rank_bytes(staged.balance))
-    return PipelinePlan(
-        case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches, seconds, memory
-    )
-
-
-def rebuilt_pipeline(
-    parallel: Parallelism,
-    graph: Graph,
-    bands: int,
-    largest: MicroBatchSize,
-    memory_bytes: int,
-    measured: MeasuredTimes | None,
-) -> tuple[PipelinePlan, MemoryChoice] | None:
-    """Plan a pipeline whose stages fit the memory by recomputing tensors, and return their choice too. Balances for
-    more and more memory are tried, and the first one that fits is taken; None where there is none."""
-    for percent in _PERCENTS:
+    refused: ConfigError | None = None
+    for percent in _PERCENTS if rebuilds else _PERCENTS[:1]:
+        limit = None if memory_bytes is None else memory_bytes * percent // 100
         try:
-            staged = balanced_pipeline(parallel, graph, bands, largest, memory_bytes * percent // 100, measured)
-        except ConfigError:
+            staged = balanced_pipeline(parallel, graph, bands, largest, limit, measured)
+        except ConfigError as error:
+            refused = refused or error
             continue
-        choice = choose_stages(staged.case, staged.balance, memory_bytes)
-        if choice is not None:
-            return _pipeline_plan(parallel, staged, largest, measured), choice
-        if parallel.balance is not None:
-            break
-    return None
+        case, choice = staged.case, None
+        needed = case.rank_bytes(staged.balance)
+        if memory_bytes is not None and max(needed) > memory_bytes:
+            choice = choose_stages(case, staged.balance, memory_bytes) if rebuilds else None
+            if choice is None and parallel.balance is None:
+                continue
+            if choice is None:
+                rank = next(rank for rank, size in enumerate(needed) if size > memory_bytes)
+                raise BudgetError(
+                    f"stage {rank} of parallel.balance [{','.join(map(str, staged.balance))}] needs about "
+                    f"{needed[rank] / 2**30:.2f} GiB, but {memory_bytes / 2**30:.2f} GiB are free; move layers to "
+                    "other stages, use more stages, a finer tiling.grid, parallel.recompute always, or balance auto"
+                )
+        flushes, seconds = -(-largest.count // case.micro_batches), None
+        if measured:
+            busy = measured.takes_turns * case.alone / case.stages
+            seconds = flushes * max(staged.timeline().makespan, busy)
+        settings = case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches
+        return PipelinePlan(*settings, seconds, max(needed), choice)
+    assert refused is not None, "the first balance fits, or is refused"
+    raise refused
 
 
 def balanced_pipeline(
@@ -374,14 +324,14 @@ def balanced_pipeline(
     forward where all is trained, and messages that take no time). Raises ConfigError where the balance does not fit the
     network or the schedule, or none fits the memory.
     """
-    prices = stage_prices(tile_walk(graph, bands, largest.pixels, largest.value_bytes))
-    forward = measured.forward if measured else [cost.multiply_adds for cost in prices.costs]
-    backward = measured.backward if measured else [cost.passes * cost.multiply_adds for cost in prices.costs]
+    walk = tile_walk(graph, bands, largest.pixels, largest.value_bytes)
+    forward = measured.forward if measured else [cost.multiply_adds for cost in walk.costs]
+    backward = measured.backward if measured else [cost.passes * cost.multiply_adds for cost in walk.costs]
     case = PipelineCase(
         parallel.schedule,
         parallel.recompute,
         max(1, min(parallel.micro_batches or largest.count, largest.count)),
-        prices,
+        walk,
         forward,
         backward,
         measured.message if measured else None,

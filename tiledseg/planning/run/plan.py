@@ -18,7 +18,7 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
 from tiledseg.planning.run.grid import CROPS_BATCHED, CROPS_SIDE, MAP_HALOS, MAP_SIDE, choose_grid, tiles_of
 from tiledseg.planning.run.memory import OffloadPlan, memory_note, offload_by, plan_offload, plan_rebuilt, why_alone
-from tiledseg.planning.run.pipeline import MeasuredTimes, PipelinePlan, modelled, plan_pipeline, rebuilt_pipeline
+from tiledseg.planning.run.pipeline import MeasuredTimes, PipelinePlan, modelled, plan_pipeline
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import (
     MicroBatchSize,
@@ -205,19 +205,11 @@ def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | Non
         ranks, stages = plan.spread.mesh.ranks, plan.spread.mesh.stages
         prices = Prices(graph, bands, question.value_bytes, machine, ranks // stages)
         update_seconds = prices.step(StepTime(), 0, 0.0).seconds / stages  # stages have about equally many weights
-    limit, rebuilt = question.memory if question.trains else None, plan.rebuilt
-    of_pipeline = question.parallel, graph, bands, plan.micro_batch
-    try:
-        pipeline = plan_pipeline(*of_pipeline, limit, measured)
-    except ConfigError:
-        again, chooses = None, question.recompute == "auto" and not question.offload
-        if limit is not None and chooses:
-            again = rebuilt_pipeline(*of_pipeline, limit, measured)
-        if again is None:
-            raise
-        pipeline, rebuilt = again
+    limit = question.memory if question.trains else None
+    rebuilds = question.trains and question.recompute == "auto" and not question.offload
+    pipeline = plan_pipeline(question.parallel, graph, bands, plan.micro_batch, limit, measured, rebuilds)
     seconds = None if pipeline.seconds is None else pipeline.seconds + update_seconds
-    return replace(plan, pipeline=pipeline, seconds=seconds, rebuilt=rebuilt)
+    return replace(plan, pipeline=pipeline, seconds=seconds, rebuilt=pipeline.rebuilt or plan.rebuilt)
 
 
 def step_cost(

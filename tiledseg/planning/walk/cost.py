@@ -173,6 +173,14 @@ class ForwardWalk:
     def input_bytes(self) -> int:
         return self.made[0].tensor.bytes
 
+    def tensor_bytes(self, tensor: int) -> int:
+        """Return the bytes of a tensor of the network, whole: its reader crops it."""
+        return self.costs[tensor - 1].output_bytes if tensor else self.input_bytes
+
+    def received(self, first: int, stop: int) -> int:
+        """Return the bytes that a stage of the nodes `first` to `stop` receives in a forward pass."""
+        return sum(map(self.tensor_bytes, self.graph.entering(first, stop))) if first else 0
+
     @property
     def work(self) -> int:
         """Multiply-adds of the forward pass; those of pixels that are cropped after a layer count too."""

@@ -131,7 +131,7 @@ class StepMemory:
     """Bytes of one training step, by purpose.
 
     `activations` is all that autograd keeps when the forward pass ends; `backward` is what the backward pass needs on
-    top of that at its worst moment.
+    top of that at its worst moment. `inputs`: tensors that a stage received, all that a recomputed one keeps.
     """
 
     weights: int
@@ -139,10 +139,19 @@ class StepMemory:
     optimizer: int
     activations: int
     backward: int
+    inputs: int
 
     @property
     def total(self) -> int:
         return self.weights + self.gradients + self.optimizer + self.activations + self.backward
+
+    def kept(self, complete: int, inputs_only: int = 0) -> int:
+        """Return the bytes of so many micro-batches with all their activations, and so many with their inputs only."""
+        return complete * self.activations + inputs_only * self.inputs
+
+    def needed(self, complete: int, inputs_only: int = 0) -> int:
+        """Return all bytes, with so many micro-batches kept at once."""
+        return self.total - self.activations + self.kept(complete, inputs_only)
 
 
 @lru_cache(maxsize=1024)
@@ -168,7 +177,8 @@ def memory_of(walk: ForwardWalk, run: tuple[int, int] | None = None) -> StepMemo
         words = items.needed_words(policy)
         activations, peak = items.kept(words), price(items, words).peak
     weights, gradients, optimizer, _ = weight_memory(walk.graph, walk.bands, walk.value_bytes, run)
-    return StepMemory(weights, gradients, optimizer, activations, peak - activations)
+    inputs = walk.received(*run) if run and run[0] else walk.input_bytes
+    return StepMemory(weights, gradients, optimizer, activations, peak - activations, inputs)
 
 
 def block_peak(walk: ForwardWalk, is_last: bool) -> int:
