@@ -10,6 +10,7 @@ keeps and receives cover its window within the tensor, each position once; every
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -60,7 +61,12 @@ class Partition:
 
     def owners(self, window: Interval) -> dict[int, Interval]:
         """Return the parts of a window in the blocks that it meets, by block."""
-        return {block: part for block, own in enumerate(self.blocks) if (part := own.clip(window)).size}
+        edges, parts, start = self.edges, dict[int, Interval](), max(0, window.start)
+        block = bisect_right(edges, start) - 1
+        while start < min(window.stop, self.size):
+            parts[block] = Interval(start, min(edges[block + 1], window.stop))
+            start, block = edges[block + 1], block + 1
+        return parts
 
 
 def partition_through(node: Node, inputs: Sequence[Partition]) -> Partition:

@@ -154,7 +154,7 @@ def choose_spread(
         for tiling in tilings:
             blocks = layer_blocks(tiling, graph, shape, fusion)
             if whole_tiles:
-                check_blocks(graph, blocks.rows, blocks.cols, fusion, bands)
+                check_blocks(graph, blocks.rows, blocks.cols, fusion, bands, value_bytes)
     except GeometryError as error:
         raise ConfigError(f"parallel.halo is {parallel.halo} on a mesh of {mesh}: {error}") from error
     return Spread(parallel.halo, mesh, fusion, parallel.overlap, goes_together(parallel, graph, images_per_step))

@@ -143,7 +143,6 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
     graph, bands, width, prices = task.graph, task.bands, task.value_bytes, task.prices(machine)
     rows, cols = settled(graph, task.decomposition)
     of_image = whole_bytes(graph, bands, (rows.size, cols.size))
-    check_blocks(graph, rows, cols, fusion, bands)
     norms, ranks = statistic_sums(graph, bands, task.ranks, (rows.size, cols.size), width), list[RankCost]()
     sums = machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks)
     for walk, number in layer_ranks(graph, rows, cols, fusion, bands, width):
@@ -224,16 +223,10 @@ def layer_ranks(
     return tuple([(rank_walk(graph, bands, row, col, ranks, value_bytes), number) for row, col, number in pairs])
 
 
-@functools.lru_cache(maxsize=64)
-def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int) -> None:
+def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int, value_bytes: int = 4) -> None:
     """Raise GeometryError where a tensor of a rank's block in layer mode is too large for a kernel."""
-    steps = itertools.product(rank_kinds(graph, rows, fusion), rank_kinds(graph.along_columns, cols, fusion))
-    channels, names, shapes = tensor_channels(graph, bands), graph.names, list[TensorShape]()
-    for row, col in steps:
-        for k, (sources, r, c) in enumerate(zip(graph.sources, row, col, strict=True)):
-            for source, i, j in zip(sources, r.inputs, c.inputs, strict=True):  # with the halo and padding read
-                shapes.append(TensorShape(names[k + 1], channels[source], i.read, j.read))
-            shapes.append(TensorShape(names[k + 1], channels[k + 1], r.computed, c.computed))
+    walks = layer_ranks(graph, rows, cols, fusion, bands, value_bytes)
+    shapes = (TensorShape(cost.name, *cost.shape) for walk, _ in walks for cost in walk.costs)
     check_countable(
         [max(shapes, key=lambda shape: shape.values)],
         f"spread the image over more ranks than {rows.parts} x {cols.parts}",

@@ -21,7 +21,6 @@ Tensors too large for a kernel are found here too, and refused before a run star
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,22 +129,12 @@ def rank_steps(graph: Graph, partition: Partition, fusion: int = 1) -> list[Rank
 
 def swaps(partition: Partition, windows: Sequence[Interval]) -> list[Swap]:
     """Return every rank's part in the exchange after which rank i holds `windows[i]`, as `plan_exchange` does."""
-    edges = partition.edges
+    taken = [{giver: part.size for giver, part in partition.owners(window).items()} for window in windows]
+    kept = [sizes.pop(rank, 0) for rank, sizes in enumerate(taken)]
     sent: list[list[int]] = [[] for _ in windows]
-    received: list[list[int]] = [[] for _ in windows]
-    kept = [0 for _ in windows]
-    for taker, window in enumerate(windows):
-        wanted = window.clip(partition.whole)
-        giver = bisect_right(edges, wanted.start) - 1
-        while giver < partition.parts and edges[giver] < wanted.stop:
-            size = min(edges[giver + 1], wanted.stop) - max(edges[giver], wanted.start)
-            if size and giver == taker:
-                kept[taker] = size
-            elif size:
-                sent[giver].append(size)
-                received[taker].append(size)
-            giver += 1
-    return [Swap(tuple(s), tuple(r), k) for s, r, k in zip(sent, received, kept, strict=True)]
+    for giver, size in (pair for sizes in taken for pair in sizes.items()):
+        sent[giver].append(size)
+    return [Swap(tuple(s), tuple(r.values()), k) for s, r, k in zip(sent, taken, kept, strict=True)]
 
 
 def dim_steps(
