@@ -9,7 +9,6 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.run.pipeline import MeasuredTimes, PipelinePlan, plan_pipeline
 from tiledseg.planning.run.spread import (
@@ -17,7 +16,6 @@ from tiledseg.planning.run.spread import (
     choose_spread,
     micro_batch_size,
     parallelism,
-    spread_note,
 )
 from tiledseg.planning.walk.cost import tile_walk
 
@@ -117,14 +115,3 @@ def test_the_largest_micro_batch_is_one_that_the_network_takes(halo: str, paddin
     largest = micro_batch_size(plans, unet.graph(), [tiling], 16, 1, 4)
     assert largest.count == {"read": 8, "exchange": 8, "layer": 1}[halo]
     plan_pipeline(parallelism(parallel), unet.graph(), 4, largest, None)
-
-
-def test_a_pipeline_on_several_hosts_is_told() -> None:
-    mesh = MeshShape(2, 1, 1, 3)
-    assert spread_note(mesh, ["a"] * 3 + ["b"] * 3) is None
-    assert spread_note(MeshShape(6, 1, 1), ["a", "b"] * 3) is None
-    note = spread_note(mesh, ["a"] * 4 + ["b"] * 2)
-    assert note is not None
-    assert "ranks 3 to 5" in note
-    assert "(a, b)" in note
-    assert "multiple of 3" in note

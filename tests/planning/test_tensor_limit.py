@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,10 @@ from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.plan import main as plan
+from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.grid import check_tiles, choose_grid
+from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, choose_spread
 from tiledseg.planning.walk.mode_cost import check_blocks, settled
 from tiledseg.planning.walk.rank_steps import MOST_VALUES, is_countable, largest_tensor
@@ -100,3 +104,12 @@ def test_plan_refuses_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(["--size", "4096", "--grid", "1"]) == 2
     assert "decoder0.pop would make a tensor of 128 x 4096 x 4096" in capsys.readouterr().err
     assert plan(["--size", "4096", "--grid", "auto", "--gpu-memory", "4096GiB", "--format", "json"]) == 0
+
+
+def test_a_block_of_a_ranks_block_counts_where_it_is_computed_in_blocks() -> None:
+    parallel, blocks = Parallelism(halo="layer"), BlockSettings(None)
+    question = RunQuestion(UNet(base_channels=2), (Extent((40_000, 40_000)),), 1, 2**40, parallel, grid=(1, 1))
+    planned = plan_run(replace(question, blocks=blocks))
+    assert planned.blocks is not None
+    with pytest.raises(InputError, match="spread the image over more ranks than 1 x 1"):
+        plan_run(question)

@@ -30,7 +30,6 @@ from tiledseg.execution.progress import Shown, StepProgress, unseen
 from tiledseg.execution.survey import survey, survey_content
 from tiledseg.memory.device import is_gpu, name_of
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.run.spread import spread_note
 from tiledseg.raster.labels.label_map import median_frequency_weights
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.content import Content, square_units, tile_units
@@ -100,8 +99,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         over = _own_end(beginning, preparation) is not None
         mesh.on_root(lambda: _claim(folder, text, beginning, newest, over))
         hosts = mesh.communicator.gather_objects(mesh.host)
-        note = spread_note(preparation.plan.spread.mesh, hosts)
-        notes = [warning for warning in (lost, note, idle_ranks(preparation, mesh.size), unlocked) if warning]
+        notes = [warning for warning in (lost, idle_ranks(preparation, mesh.size), unlocked) if warning]
         warnings = (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes)
         freed = ""
         plan, on_cpu = preparation.plan, mesh.device.type == "cpu"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
@@ -28,10 +28,6 @@ class Join(Layer):
 
     def crop(self, index: int) -> int:
         return self.crops[index]
-
-    @property
-    def uncropped(self) -> Layer:
-        return replace(self, crops=(0,) * self.arity)
 
     def output_size(self, size: int, *others: int) -> int:
         sizes = [each - 2 * crop for each, crop in zip((size, *others), self.crops, strict=True)]

@@ -109,11 +109,6 @@ class Layer:
         """Return the pixels that it cuts from each side of input `index`."""
         return 0
 
-    @property
-    def uncropped(self) -> Layer:
-        """The layer for inputs that are already cropped."""
-        return self
-
     # Channels.
 
     def output_channels(self, channels: int, *others: int) -> int:
@@ -149,11 +144,6 @@ class Layer:
     def stilled(self) -> Layer:
         """The layer with constant running statistics."""
         return self
-
-    @property
-    def needs_pixels(self) -> bool:
-        """True if its statistics need more than one pixel of a channel."""
-        return False
 
     def in_words(self, module: str | None) -> str:
         """Return the words for its statistics: of `module` in a user's network, or (None) of a configuration's key."""

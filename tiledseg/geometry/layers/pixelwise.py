@@ -244,10 +244,6 @@ class Norm(Layer):
     def stilled(self) -> Norm:
         return replace(self, still=True) if self.tracks else self
 
-    @property
-    def needs_pixels(self) -> bool:
-        return self.statistics is not None and self.kind != "group"  # a group has several channels
-
     def in_words(self, module: str | None) -> str:
         return f"model.norm is {self.kind}" if module is None else f"'{module}' is a norm of kind {self.kind}"
 

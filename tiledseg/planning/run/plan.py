@@ -6,6 +6,7 @@ It needs no torch. The free memory is handed to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -79,25 +80,17 @@ def plan_run(question: RunQuestion) -> RunPlan:
     ConfigError or GeometryError for the first setting that cannot be."""
     if question.blocks is None or not question.blocks.if_needed:
         return _plan(question)
-    whole, plan, refused = replace(question, blocks=None), None, None
+    whole, plan = replace(question, blocks=None), None
     if question.parallel.stages > 1:
         return _plan(whole)
-    try:
+    with suppress(BudgetError, GeometryError):
         plan = _plan(whole)
-    except (BudgetError, GeometryError) as error:
-        refused = error
-    if plan is not None and plan.memory <= question.memory:
-        return plan
-    try:
-        in_blocks = _plan(replace(question, blocks=replace(question.blocks, if_needed=False)))
-        if in_blocks.memory <= question.memory:
-            return in_blocks
-    except InputError:
-        pass  # the plan of whole tiles says what is wrong
-    if refused is not None:
-        raise refused
-    assert plan is not None, "a plan, or an error"
-    return plan
+    if plan is None or plan.memory > question.memory:
+        with suppress(InputError):  # the plan of whole tiles says what is wrong
+            in_blocks = _plan(replace(question, blocks=replace(question.blocks, if_needed=False)))
+            if in_blocks.memory <= question.memory:
+                return in_blocks
+    return plan or _plan(whole)
 
 
 def _plan(question: RunQuestion) -> RunPlan:
@@ -105,7 +98,7 @@ def _plan(question: RunQuestion) -> RunPlan:
     network, parallel, value, settings = question.network, question.parallel, question.value_bytes, question.blocks
     graph, bands, images, budget = question.graph, network.bands, question.images_per_step, question.memory
     footprint, batch = network_footprint(graph, question.halo, parallel.exact), 1
-    if any(isinstance(layer, Crops) for layer in graph.layers):  # a module that is not traced
+    if graph.is_untraced:
         cuts = {
             f"parallel.halo is {parallel.halo}": parallel.halo == "layer",
             f"parallel.stages is {parallel.stages}": parallel.stages > 1,

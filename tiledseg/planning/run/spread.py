@@ -24,6 +24,7 @@ from tiledseg.config.checks import rows_cols
 from tiledseg.config.parallel import HALO_MODES, ParallelConfig
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.layers.pixelwise import Norm
 from tiledseg.geometry.shapes import is_legal_size, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
@@ -247,22 +248,6 @@ def micro_batch_size(
     return MicroBatchSize(pixels, images * tiles, value_bytes)
 
 
-def spread_note(mesh: MeshShape, hosts: Sequence[str]) -> str | None:
-    """Return a warning where the stages of a pipeline are on several hosts; `hosts` of all ranks, in order."""
-    if mesh.stages == 1:
-        return None
-    for first in range(0, mesh.ranks, mesh.stages):
-        own = [hosts[rank] for rank in mesh.pipeline(first)]
-        if len(set(own)) > 1:
-            other = next(host for host in own if host != own[0])
-            return (
-                f"the pipeline of ranks {first} to {first + mesh.stages - 1} is on several hosts ({own[0]}, {other}), "
-                f"so its activations go through the network; start a multiple of {mesh.stages} ranks a host, in the "
-                "order of hosts"
-            )
-    return None
-
-
 def measuring(graph: Graph, trains: bool = True) -> tuple[Node, ...]:
     """Return the nodes that take statistics over the pixels of an image. Unless it `trains`, running statistics are
     constants, and their nodes do not count."""
@@ -305,15 +290,13 @@ def check_statistics(
     graph: Graph, bands: int, tilings: Iterable[Tiling], mode: str, trains: bool = True, keyed: bool = True
 ) -> None:
     """Raise ConfigError where a norm would see one pixel of a channel, whose variance is no statistic."""
-    names = {node.name for node in measuring(graph, trains) if node.layer.needs_pixels}
+    norms = [(node.name, node.layer) for node in measuring(graph, trains)]
+    names = {name for name, layer in norms if isinstance(layer, Norm) and layer.kind != "group"}  # several channels
     if not names:
         return
     whole, remedy = mode == "layer", ", fewer model.levels, or norm none or pixel" if keyed else ""
-    sizes = set[tuple[int, int]]()  # parts of the network's input that a norm sees at once
-    for contexts in ([tile.context for tile in tiling.tiles] for tiling in tilings):
-        rows, cols = [context.row for context in contexts], [context.col for context in contexts]
-        height, width = (max(i.stop for i in dim) - min(i.start for i in dim) for dim in (rows, cols))
-        sizes |= {(height, width)} if whole else {context.shape for context in contexts}
+    contexts = {tile.context.shape for tiling in tilings for tile in tiling.tiles}
+    sizes = {tiling.whole.shape for tiling in tilings} if whole else contexts
     for height, width in sorted(sizes):
         shapes = tensor_shapes(graph, bands, height, width)[1:]
         for node, shape in zip(graph.nodes, shapes, strict=True):

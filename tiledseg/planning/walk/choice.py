@@ -185,11 +185,6 @@ class StepChoices:
         """The smallest budget, in bytes, that a choice surely fits."""
         return self.fixed + self.greedy.peak(self.greedy.leanest)
 
-    @property
-    def leanest(self) -> MemoryPolicy:
-        """The policy of the least bytes."""
-        return self.walk.policy(self.greedy.leanest)
-
     def choose(self, budget: int) -> MemoryChoice | None:
         """Return the choice of at most `budget` bytes, None where none fits."""
         chosen = self.greedy.choose(budget - self.fixed)

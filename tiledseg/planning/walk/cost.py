@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from tiledseg.geometry.graph import INPUT, USUAL_LOSS, Graph, LossBytes, Node
 from tiledseg.geometry.layers.declared import WholeLeaf
-from tiledseg.geometry.layers.joins import ImageAttention
+from tiledseg.geometry.layers.joins import ImageAttention, Join
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.shapes import tensor_channels
@@ -246,7 +246,8 @@ class ForwardWalk:
             narrow = copy_bytes(inputs[0].value_bytes) > 0
             size = 2 * SINGLE_BYTES * inputs[0].values if narrow else inputs[0].bytes
             layer = MovedLayer(layer.gradient_bytes(size, shape), layer.parameters(shape[0]))
-        layer = layer.uncropped if crops else layer
+        if crops and isinstance(layer, Join):
+            layer = replace(layer, crops=(0,) * layer.arity)
         walked = node
         if self.ranks > 1 or len(self.nodes) > k:
             walked = Node(node.name, layer, tuple(names), None, node.frozen, node.loss)

@@ -225,8 +225,9 @@ def layer_ranks(
 
 def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int, value_bytes: int = 4) -> None:
     """Raise GeometryError where a tensor of a rank's block in layer mode is too large for a kernel."""
-    walks = layer_ranks(graph, rows, cols, fusion, bands, value_bytes)
-    shapes = (TensorShape(cost.name, *cost.shape) for walk, _ in walks for cost in walk.costs)
+    ranks = layer_ranks(graph, rows, cols, fusion, bands, value_bytes)
+    steps = ((walk.costs[run.first : run.moment + 1], k) for walk, _ in ranks for k, run in walk.ran.items())
+    shapes = (TensorShape(graph.nodes[k].name, *cost.shape) for costs, k in steps for cost in costs)
     check_countable(
         [max(shapes, key=lambda shape: shape.values)],
         f"spread the image over more ranks than {rows.parts} x {cols.parts}",
