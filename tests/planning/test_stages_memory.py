@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 import pytest
@@ -177,7 +177,7 @@ def test_stages_by_a_policy(norm: str, word: str, balance: tuple[int, ...]) -> N
     unet = UNet(3, base_channels=8, norm=norm, classes=3)
     graph, context = unet.graph(), (64, 96)
     policy = named_policy(graph, unet.bands, word)
-    walk = tile_walk(graph.with_memory(policy), unet.bands, context)
+    walk = tile_walk(replace(graph, memory=policy), unet.bands, context)
     network = build_modules(unet, seed=0).follow(policy)
     measured = measured_chunks(network, cut_network(graph, balance, "1f1b", len(balance)), context)
     for run, found in zip(cuts(balance), measured, strict=True):

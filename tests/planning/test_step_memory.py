@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -79,7 +80,9 @@ def test_peak_where_some_is_computed_once_more(norm: str, word: str) -> None:
     unet = UNet(4, base_channels=8, norm=norm, dropout=0.1)
     graph = unet.graph()
     policy = named_policy(graph, unet.bands, word)
-    (kept, peak), (all_kept, most) = (planned(each, unet.bands, SAME) for each in (graph.with_memory(policy), graph))
+    (kept, peak), (all_kept, most) = (
+        planned(each, unet.bands, SAME) for each in (replace(graph, memory=policy), graph)
+    )
     assert peak == pytest.approx(measured(build_modules(unet, seed=0).follow(policy), SAME)[1], rel=0.02)
     assert kept < all_kept
     assert peak < most

@@ -119,7 +119,9 @@ def test_the_loss_that_is_asked_for(loss: str | dict[str, float], precision: str
     meter, _ = two_steps(unet, [sample], precision, {}, objective=objective)
     further = loss_bytes_of(config, unet, label_map, objective)
     sizes = unet.bands, (side, side), ACTIVATION_BYTES[precision]
-    asked, usual = (training_memory(graph, *sizes).total for graph in (unet.graph().with_loss(further), unet.graph()))
+    asked, usual = (
+        training_memory(graph, *sizes).total for graph in (replace(unet.graph(), loss=further), unet.graph())
+    )
     assert asked == pytest.approx(meter.peak, rel=0.03)
     if loss == "cross_entropy":
         assert asked == usual

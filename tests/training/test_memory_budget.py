@@ -75,7 +75,7 @@ def test_a_plan_fits_the_memory_of_each_stage(schedule: str, balance: tuple[int,
     plan = plan_run(replace(asked, memory=budget, budgeted=True))
     assert plan.rebuilt is not None
     assert plan.rebuilt.items
-    by_policy = network.graph().with_memory(plan.rebuilt.policy)
+    by_policy = replace(network.graph(), memory=plan.rebuilt.policy)
     assert max(stage_bytes(asked, plan, by_policy)) == pytest.approx(plan.rebuilt.peak, rel=0.01)
     assert plan.rebuilt.peak <= budget < plan.rebuilt.kept
 

@@ -58,7 +58,6 @@ class Node:
 
     `inputs`: the names of its input tensors; by default the output of the node before it. `cols`: the layer along
     columns if its geometry differs there (a kernel that is no square). `frozen`: none of its weights is trained.
-    `loss`: the memory of the first output's loss beyond the usual one.
     """
 
     name: str
@@ -66,20 +65,21 @@ class Node:
     inputs: tuple[str, ...] = ()
     cols: Layer | None = None
     frozen: bool = False
-    loss: LossBytes = USUAL_LOSS
 
 
 @dataclass(frozen=True)
 class Graph:
     """Nodes in the order in which they run, and the names of the `outputs`: by default that of the last node.
 
-    `memory`: the policy of tensors kept for a backward pass; None: all. Raises ConfigError that lists every fault: two
-    nodes of one name, an input that no earlier node makes, a wrong number of inputs, a tensor that no node reads.
+    `memory`: the policy of tensors kept for a backward pass; None: all. `loss`: the memory of the first output's loss
+    beyond the usual one. Raises ConfigError that lists every fault: two nodes of one name, an input that no earlier
+    node makes, a wrong number of inputs, a tensor that no node reads.
     """
 
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...] = ()
     memory: MemoryPolicy | None = None
+    loss: LossBytes = USUAL_LOSS
 
     def __post_init__(self) -> None:
         names = (INPUT, *(node.name for node in self.nodes))
@@ -100,7 +100,7 @@ class Graph:
     @cached_property
     def _hash(self) -> int:
         """The hash, computed once: results of a graph are cached by it."""
-        return hash((self.nodes, self.outputs, self.memory))
+        return hash((self.nodes, self.outputs, self.memory, self.loss))
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state without the hash, which differs in another process."""
@@ -225,14 +225,6 @@ class Graph:
     def with_still_statistics(self) -> Graph:
         """Return the graph with running statistics that are constant, also in training."""
         return replace(self, nodes=tuple(replace(node, layer=node.layer.stilled) for node in self.nodes))
-
-    def with_loss(self, loss: LossBytes) -> Graph:
-        """Return the graph with the memory of its loss."""
-        at = self.results[0] - 1
-        return replace(self, nodes=(*self.nodes[:at], replace(self.nodes[at], loss=loss), *self.nodes[at + 1 :]))
-
-    def with_memory(self, policy: MemoryPolicy | None) -> Graph:
-        return replace(self, memory=policy)
 
 
 def chain(layers: Iterable[tuple[str, Layer]]) -> Graph:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,7 +115,7 @@ class GraphNetwork(nn.Module):
         """Follow a memory policy from now on, in all modes and stages; return the network. Results keep their bits.
         `offload`: the hooks for tensors that the policy offloads."""
         assert offload or OFFLOAD not in policy.tensors, "a policy that offloads tensors needs hooks"
-        self.graph, self._offload = self.graph.with_memory(policy), offload
+        self.graph, self._offload = replace(self.graph, memory=policy), offload
         return self
 
     @property

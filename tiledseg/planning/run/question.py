@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -130,10 +130,10 @@ class RunQuestion:
     @cached_property
     def graph(self) -> Graph:
         """The network's graph with frozen nodes, loss, norms and recomputation as set."""
-        graph = self.network.graph().with_frozen(self.frozen).with_loss(self.loss)
+        graph = replace(self.network.graph().with_frozen(self.frozen), loss=self.loss)
         graph = graph.with_still_statistics() if self.still_norms else graph
         if self.recomputes:
-            graph = graph.with_memory(named_policy(graph, self.network.bands, self.recompute))
+            graph = replace(graph, memory=named_policy(graph, self.network.bands, self.recompute))
         return one_of_equals(graph)
 
     @property

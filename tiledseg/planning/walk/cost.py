@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from tiledseg.geometry.graph import INPUT, USUAL_LOSS, Graph, LossBytes, Node
+from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.declared import WholeLeaf
 from tiledseg.geometry.layers.joins import ImageAttention, Join
 from tiledseg.geometry.layers.layer import Layer, Shape
@@ -42,8 +42,8 @@ INDEX_BYTES = 8  # labels of a loss
 class LayerCost:
     """One layer on one context: output `shape` (channels, height, width), and what it costs; bytes of each input.
     `passes`: how often its backward pass makes the multiply-adds; `reread`: bytes of kept tensors that it reads.
-    `looks`: how often it goes through its tensors, 0 where it hands one on. `frozen`: its parameters are not trained.
-    `loss`: see `geometry.graph.Node`."""
+    `looks`: how often it goes through its tensors, 0 where it hands one on. `frozen`: its parameters are not
+    trained."""
 
     name: str
     kind: str
@@ -57,7 +57,6 @@ class LayerCost:
     reread: int = 0
     looks: int = 1
     frozen: bool = False
-    loss: LossBytes = USUAL_LOSS
 
     @property
     def moved(self) -> int:
@@ -167,7 +166,8 @@ class ForwardWalk:
         """All steps as a graph: the network's own where nothing is done between its nodes."""
         if self.ranks == 1 and len(self.nodes) == len(self.graph):
             return self.graph
-        return Graph(tuple(self.nodes), tuple(self.made[tensor].name for tensor in self.results))
+        names = tuple(self.made[tensor].name for tensor in self.results)
+        return Graph(tuple(self.nodes), names, loss=self.graph.loss)
 
     @property
     def input_bytes(self) -> int:
@@ -250,7 +250,7 @@ class ForwardWalk:
             layer = replace(layer, crops=(0,) * layer.arity)
         walked = node
         if self.ranks > 1 or len(self.nodes) > k:
-            walked = Node(node.name, layer, tuple(names), None, node.frozen, node.loss)
+            walked = Node(node.name, layer, tuple(names), None, node.frozen)
         figures = {"parameters": weights, "multiply_adds": work, "kept_bytes": kept_bytes}
         cost = self._add(walked, shape, tuple(before), made, passes=passes, reread=reread, looks=looks, **figures)
         if made.home is None:
@@ -310,7 +310,7 @@ class ForwardWalk:
 
     def _add(self, node: Node, shape: Shape, before: tuple[int, ...], made: Tensor, **figures: int) -> LayerCost:
         kind, after = type(node.layer).__name__, math.prod(shape) * made.value_bytes
-        cost = LayerCost(node.name, kind, shape, before, after, frozen=node.frozen, loss=node.loss, **figures)
+        cost = LayerCost(node.name, kind, shape, before, after, frozen=node.frozen, **figures)
         self.nodes.append(node)
         self.costs.append(cost)
         return cost

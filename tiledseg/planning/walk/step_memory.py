@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.graph import USUAL_LOSS, Graph, LossBytes
 from tiledseg.geometry.memory_policy import can_rebuild, homes, is_cheap, makers, origins_of
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.walk.cost import INDEX_BYTES, ForwardWalk, LayerCost, tile_walk, unfolded_bytes
@@ -58,7 +58,7 @@ def gradients_by_node(
         results = [costs[tensor - 1] for tensor in graph.results]
         start = sum(waiting.values())
         if not given:  # gradients of the outputs, the first one twice in the loss's width, and those of another loss
-            (channels, height, width), loss = results[0].shape, results[0].loss
+            (channels, height, width), loss = results[0].shape, graph.loss
             start = height * width * (2 * channels * wide - INDEX_BYTES)  # the labels are freed
             start += sum(result.output_bytes for result in results[1:])
             start = max(0, start + math.ceil((loss.peak - loss.kept) * height * width))
@@ -112,14 +112,14 @@ def gradients_by_node(
     return moments[::-1]
 
 
-def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:
+def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int, loss: LossBytes = USUAL_LOSS) -> int:
     """Return the bytes that the loss of a network's outputs keeps. The first one's cross-entropy keeps
     log-probabilities, sum of weights, and labels. Further ones keep a measured multiple of their size. Those of another
-    loss are added."""
+    `loss` are added."""
     channels, height, width = results[0].shape
     logits = channels * height * width
     further = sum(FURTHER_OUTPUT * result.output_bytes for result in results[1:])
-    further += math.ceil(results[0].loss.kept * height * width)
+    further += math.ceil(loss.kept * height * width)
     return (logits + 1) * wide_bytes(bytes_per_value) + height * width * INDEX_BYTES + further
 
 
@@ -237,7 +237,8 @@ class _BackwardUses:
         self.gradients = gradients_by_node(walk.walked, walk.costs, walk.value_bytes, *steps, given)
         self.loss = 0
         if stop == len(graph) and not given:
-            self.loss = loss_bytes([walk.costs[tensor - 1] for tensor in walk.walked.results], walk.value_bytes)
+            results = [walk.costs[tensor - 1] for tensor in walk.walked.results]
+            self.loss = loss_bytes(results, walk.value_bytes, graph.loss)
         self.sizes: dict[int, int] = {}
         self.uses: dict[int, list[int]] = {}
         self.large = {k: ran.large for k, ran in self.ran.items() if ran.large}
