@@ -135,7 +135,7 @@ def _parser() -> Parser:
     pipeline.add_argument("--balance", metavar="B", help="layers of each stage, [14,24,30,22,12,7], or auto (default)")
     pipeline.add_argument("--micro-batches", type=int, metavar="M", help="tiles a step (default: 4 a stage)")
     pipeline.add_argument("--schedule", choices=SCHEDULES, help="order of the passes (default 1f1b)")
-    again = "as memory.recompute: auto, none, compact, all; with --stages never, except_last, always, or a list"
+    again = "as memory.recompute: auto, none, all; with --stages never, except_last, always, or a list"
     pipeline.add_argument("--recompute", metavar="MODE", help=again)
     found = parser.add_argument_group("search")
     found.add_argument("--search", action="store_true", help="finds the best settings for --gpus of a --machine")

@@ -13,7 +13,6 @@ from tiledseg.geometry.layers.pixelwise import Activation, Mark, Norm
 from tiledseg.geometry.memory_policy import (
     asked,
     can_rebuild,
-    compaction,
     held,
     homes,
     keep_all,
@@ -43,9 +42,7 @@ def test_a_norm_s_output_is_made_of_its_input() -> None:
     layers = [("conv", convolution()), ("norm", Norm("group")), ("act", Activation()), ("last", convolution())]
     graph = chain(layers)
     assert names(graph, keep_all(graph)) == {"input", "conv", "norm"}
-    policy = compaction(graph, 4)
-    assert policy.tensors == (KEEP, KEEP, REBUILD, REBUILD, KEEP)
-    assert names(graph, policy) == {"input", "conv"}
+    assert recomputation(graph).tensors == (KEEP, REBUILD, REBUILD, REBUILD, REBUILD)
 
 
 def test_a_concatenation_is_made_of_its_parts_which_are_then_held() -> None:
@@ -58,16 +55,13 @@ def test_a_concatenation_is_made_of_its_parts_which_are_then_held() -> None:
     ]
     graph = Graph(tuple(nodes))
     assert names(graph, keep_all(graph)) == {"input", "one", "join"}
-    assert names(graph, compaction(graph, 4)) == {"input", "one", "two"}
 
 
 def test_what_is_kept_of_the_standard_network() -> None:
-    """Of a U-Net the convolutions' outputs; with recomputation the skips, and the ends of the levels."""
+    """Of a U-Net the skips, and the ends of the levels."""
     graph = UNet(3, norm="batch").graph()
-    every = {f"{part}.conv{i}" for part in ("encoder0", "encoder1", "bottom", "decoder1", "decoder0") for i in (0, 1)}
-    assert names(graph, compaction(graph, 4)) == {"input", "decoder1.up", "decoder0.up", *every}
     ends = {f"{part}.conv1" for part in ("encoder0", "encoder1", "bottom", "decoder1")}
-    assert names(graph, recomputation(graph, 4)) == {"input", *ends}
+    assert names(graph, recomputation(graph)) == {"input", *ends}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -75,11 +69,11 @@ def test_policies_fit_every_network(name: str) -> None:
     network = KINDS[name]()
     graph = network.graph()
     counts = []
-    for policy in (keep_all(graph), compaction(graph, network.bands), recomputation(graph, network.bands)):
+    for policy in (keep_all(graph), recomputation(graph)):
         words = zip(policy.tensors, homes(graph), strict=True)
         for tensor, (word, home) in enumerate(words):
             assert word == policy.tensors[home]
             assert word != REBUILD or can_rebuild(graph, tensor)
         assert len(policy.inside) == len(graph)
         counts.append(sum(held(graph, policy)))
-    assert counts[0] > counts[1] > counts[2]
+    assert counts[0] > counts[1]

@@ -100,7 +100,7 @@ def everything_moves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 WAYS: dict[str, tuple[tuple[int, ...], dict[str, Any], str]] = {
     "read": ((2,), {"model.norm": "pixel"}, "none"),
-    "layer": ((2,), halo("layer", overlap=True) | {"model.norm": "batch"}, "compact"),
+    "layer": ((2,), halo("layer", overlap=True) | {"model.norm": "batch"}, "all"),
     "stages": ((2,), stages(2), "none"),
     "half precision": ((2,), {"train.precision": "fp16"}, "all"),
 }

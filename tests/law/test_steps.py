@@ -129,7 +129,7 @@ def test_memory_policies_change_no_bit_and_no_message(
 
     monkeypatch.setattr(halo_exchange, "_post", noted)
     wanted, messages = train(steps, mesh), sent[:]
-    for policy in ("compaction", "everything", "drawn1"):
+    for policy in ("recomputation", "everything", "drawn1"):
         sent.clear()
         found = train(replace(steps, policy=policy), mesh)
         check_same_bits(gathered(found, mesh), gathered(wanted, mesh))

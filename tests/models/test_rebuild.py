@@ -20,7 +20,7 @@ from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy,
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Sigmoid
-from tiledseg.geometry.memory_policy import can_rebuild, compaction, held, homes, keep_all, recomputation, spread
+from tiledseg.geometry.memory_policy import can_rebuild, held, homes, keep_all, recomputation, spread
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.saved import Hooks
 from tiledseg.models.dropout import set_dropout_key
@@ -43,8 +43,7 @@ def everything(graph: Graph, bands: int) -> MemoryPolicy:
 
 
 POLICIES: dict[str, Callable[[Graph, int], MemoryPolicy]] = {
-    "compaction": compaction,
-    "recomputation": recomputation,
+    "recomputation": lambda graph, bands: recomputation(graph),
     "everything": everything,
     **{f"drawn{seed}": lambda graph, bands, seed=seed: drawn(graph, seed) for seed in range(2)},
 }
@@ -119,7 +118,7 @@ def test_autograd_holds_what_the_policy_keeps() -> None:
     for name in ("unet-valid-batch", "unet-instance", "segnet"):
         network, x_BCHW = built(name)
         graph, costs = network.graph, layer_costs(network.graph, network.bands, (x_BCHW.shape[2], x_BCHW.shape[3]))
-        for policy in (compaction(graph, network.bands), recomputation(graph, network.bands), drawn(graph, 5)):
+        for policy in (recomputation(graph), drawn(graph, 5)):
             network.follow(policy)
             with AllocationMeter([*network.parameters(), *network.buffers(), x_BCHW]) as meter:
                 made = network(x_BCHW)
@@ -214,8 +213,8 @@ def test_kept_tensors_go_to_the_hooks_around_and_offloaded_ones_to_theirs() -> N
 
         return Hooks(pack, lambda packed: packed)
 
-    compact = compaction(graph, network.bands)
-    moved = spread(graph, lambda home: OFFLOAD if compact.tensors[home] == KEEP else REBUILD, compact.inside)
+    again = recomputation(graph)
+    moved = spread(graph, lambda home: OFFLOAD if again.tensors[home] == KEEP else REBUILD, again.inside)
     network, _ = built("unet-instance")
     network.follow(moved, hooks(away))
     with torch.autograd.graph.saved_tensors_hooks(*hooks(around)[:2]):

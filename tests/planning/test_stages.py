@@ -93,11 +93,11 @@ def test_recompute_takes_the_words_of_the_configuration(capsys: pytest.CaptureFi
         modes = [row["memory_rank"] for row in found["modes"]["costs"]]
         return [found["memory"]["total"], *modes, max(row["memory"]["total"] for row in found["stages"]["by_stage"])]
 
-    none, compact, everything = map(bytes_by, ("none", "compact", "all"))
+    none, everything = map(bytes_by, ("none", "all"))
     assert bytes_by("auto") == none
-    assert all(a > b > c for a, b, c in zip(none, compact, everything, strict=True))
-    assert main([*flags, "--recompute", "compact", "--emit", "slurm"]) == 0
-    assert "--memory.recompute compact" in capsys.readouterr().out
+    assert all(a > b for a, b in zip(none, everything, strict=True))
+    assert main([*flags, "--recompute", "all", "--emit", "slurm"]) == 0
+    assert "--memory.recompute all" in capsys.readouterr().out
 
 
 def test_the_memory_decides_over_the_balance(capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,12 +171,11 @@ def test_where_all_is_kept_the_items_are_those_of_the_stage(norm: str) -> None:
 
 
 @pytest.mark.parametrize(("norm", "balance"), [*zip(NORMS, cycle((BALANCES[0], (24, 25))), strict=False)])
-@pytest.mark.parametrize("word", ["compact", "all"])
-def test_stages_by_a_policy(norm: str, word: str, balance: tuple[int, ...]) -> None:
+def test_stages_by_a_policy(norm: str, balance: tuple[int, ...]) -> None:
     """What is kept of a micro-batch, and the peak, within 2 %."""
     unet = UNet(3, base_channels=8, norm=norm, classes=3)
     graph, context = unet.graph(), (64, 96)
-    policy = named_policy(graph, unet.bands, word)
+    policy = named_policy(graph, "all")
     walk = tile_walk(replace(graph, memory=policy), unet.bands, context)
     network = build_modules(unet, seed=0).follow(policy)
     measured = measured_chunks(network, cut_network(graph, balance, "1f1b", len(balance)), context)

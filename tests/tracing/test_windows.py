@@ -21,7 +21,7 @@ from tests.tracing.windows import Block, DropPath, Neighbours
 from tiledseg.comm.mesh import Axes
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.halo import minimum_halo, network_footprint
-from tiledseg.geometry.memory_policy import compaction, recomputation
+from tiledseg.geometry.memory_policy import recomputation
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
@@ -342,11 +342,10 @@ def test_windows_that_do_not_fill_the_image_are_refused(small: GraphNetwork) -> 
     assert small(x_BCHW[:, :, :40]).shape[2] == 40
 
 
-@pytest.mark.parametrize("policy", [compaction, recomputation])
-def test_a_leaf_runs_again(small: GraphNetwork, policy: object) -> None:
+def test_a_leaf_runs_again(small: GraphNetwork) -> None:
     """Its tensors are dropped and made again; gradients have the same bits."""
     x_BCHW, network = torch.randn(1, 3, 48, 40, dtype=torch.float64), copy.deepcopy(small)
-    network.follow(policy(small.graph, 3))  # type: ignore[operator]
+    network.follow(recomputation(small.graph))
     found = []
     for each in (small, network):
         each.zero_grad()

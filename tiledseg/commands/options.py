@@ -54,7 +54,7 @@ model: {name: residual_unet, norm: batch, upsampling: bilinear, dropout: 0.1, en
   pretrained: resnet34.pth, build: "mynets.unet:build", arguments: {width: 32}, series: 3, window: 224}
 parallel: {halo: layer, mesh: [2, 2], fusion: auto, stages: 4, balance: [18, 30, 44, 30], micro_batches: 16,
   recompute: except_last, transport: mpi, deadline: 600, machine: h100, auto: [tiling.grid, parallel.halo]}
-memory: {budget: 16GiB, recompute: compact, offload: auto, blocks: [4, 4], store: /scratch}
+memory: {budget: 16GiB, recompute: all, offload: auto, blocks: [4, 4], store: /scratch}
 optimizer: {name: sgd, lr_factors: {encoder: 0.1}, policy: cosine, warmup_steps: 500, clip_norm: 1.0}
 train: {epochs: 20, tiles_per_step: 16, loss: {cross_entropy: 1, dice: 1}, ema: 0.999, best: mean_iou,
   early_stop: 20, largest_loss: 100.0, class_weights: median_frequency, tiles_per_batch: 2, compile: "on",

@@ -140,8 +140,9 @@ class ParallelConfig(Group):
 
 
 NONE = "none"
-REBUILDS = (AUTO, NONE, "compact", "all")
 ALL = "all"
+REBUILDS = (AUTO, NONE, ALL)
+REMOVED_REBUILDS = {"compact": ALL}
 OFFLOAD = (NONE, AUTO, ALL)
 HOST = "host"
 MOST_BLOCKS = 4096  # along a side
@@ -156,8 +157,7 @@ class MemoryConfig(Group):
     Args:
         budget: bytes that a rank may use for a step, as 16GiB, or auto (a part of the free memory). A step that needs
             more recomputes tensors in the backward pass, or goes in blocks
-        recompute: tensors to recompute in the backward pass: auto (as the budget demands), none, compact (cheap ones:
-            concatenations, upsamplings, pooled tensors, norms and activations), or all (convolutions too, but for skips
+        recompute: tensors to recompute in the backward pass: auto (as the budget demands), none, or all (but skips
             and ends of levels). The words of stages, such as always, stand for parallel.recompute
         blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q, [R,
             C], or auto. With auto, none where another way meets the budget in less time, else the fewest that fit
@@ -168,7 +168,7 @@ class MemoryConfig(Group):
     """
 
     budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)
-    recompute: list[str] | str = word(AUTO, *REBUILDS, *RECOMPUTE)
+    recompute: list[str] | str = word(AUTO, *REBUILDS, *RECOMPUTE, removed=REMOVED_REBUILDS)
     offload: str = word(NONE, *OFFLOAD)
     blocks: int | list[int] | str = number(AUTO, 1, MOST_BLOCKS, texts=(NONE, AUTO), pair=True, remedy=BLOCKS)
     store: str = HOST

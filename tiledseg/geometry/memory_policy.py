@@ -11,11 +11,11 @@ they share one word. A kept tensor from which another is rebuilt is held as well
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 
 from tiledseg.geometry.graph import KEEP, REBUILD, Graph, MemoryPolicy
-from tiledseg.geometry.shapes import scales, tensor_channels
+from tiledseg.geometry.shapes import scales
 
 FEW_NODES = 6  # most nodes that run to rebuild a cheap tensor
 
@@ -107,16 +107,10 @@ def passing(graph: Graph, policy: MemoryPolicy) -> tuple[bool, ...]:
     return tuple(longest[home] > 0 for home in homes(graph))
 
 
-def compaction(graph: Graph, bands: int) -> MemoryPolicy:
-    """Return the policy that rebuilds cheap tensors: concatenations, upsamplings, pooled tensors, norms with their
-    activations. A few operations a value compute these from tensors that are kept anyway, or from smaller ones."""
-    return _chosen(graph, bands, lambda home: True)
-
-
-def recomputation(graph: Graph, bands: int) -> MemoryPolicy:
-    """Return the policy that rebuilds convolutions too. It keeps tensors that several nodes read (skips, residuals) or
-    that change resolution; the nodes between two of these are rebuilt from the first. If cheap nodes compute such a
-    tensor from a single other one, that one is kept instead."""
+def recomputation(graph: Graph) -> MemoryPolicy:
+    """Return the policy that rebuilds all but convolutions' outputs that several nodes read (skips, residuals) or that
+    change resolution; the nodes between two of these are rebuilt from the first. If cheap nodes compute such a tensor
+    from a single other one, that one is kept instead."""
     place, origins = homes(graph), origins_of(graph)
     steps = list(zip(scales(graph), scales(graph.along_columns), strict=True))
     readers: dict[int, set[int]] = {}
@@ -130,54 +124,17 @@ def recomputation(graph: Graph, bands: int) -> MemoryPolicy:
         while is_cheap(graph, home) and len(origins[home]) == 1 and steps[origins[home][0]][0] == steps[home][0]:
             home = origins[home][0]
         anchors.add(home)
-    return _chosen(graph, bands, lambda home: home in anchors or not can_rebuild(graph, home))
-
-
-@dataclass(frozen=True)
-class _Way:
-    """The homes to hold only for a tensor, and the nodes to run for it in the backward pass."""
-
-    hold: frozenset[int] = frozenset()
-    run: frozenset[int] = frozenset()
-
-
-def _chosen(graph: Graph, bands: int, keeps: Callable[[int], bool]) -> MemoryPolicy:
-    """Choose a word for each home. `keeps`: True for a home that is not cheap and is kept."""
-    dims = zip(tensor_channels(graph, bands), scales(graph), scales(graph.along_columns), strict=True)
-    values = [float(channels / (rows * cols)) for channels, rows, cols in dims]  # of each tensor, an input pixel
-    ways: dict[int, _Way] = {0: _Way()}
-    words = [KEEP] * len(graph.names)
-    for home, sources in enumerate(origins_of(graph)):
-        if not sources:
-            continue
-        is_asked = bool(asked(graph)[home])
-        if not is_cheap(graph, home):
-            words[home] = KEEP if keeps(home) else REBUILD
-            there = is_asked or words[home] == REBUILD
-            ways[home] = _Way() if there else _Way(frozenset({home}))
-            continue
-        before = [ways[source] for source in sources]
-        hold = frozenset[int]().union(*(way.hold for way in before))
-        run = frozenset(makers(graph)[home]).union(*(way.run for way in before))
-        if len(run) <= FEW_NODES and sum(values[each] for each in hold) < values[home]:
-            words[home] = REBUILD
-            ways[home] = _Way(frozenset() if is_asked else hold, run)
-            if is_asked:  # from now on its sources are held anyway
-                ways.update({source: _Way() for source in hold})
-        else:
-            ways[home] = _Way() if is_asked else _Way(frozenset({home}))
-    policy = spread(graph, words.__getitem__)
-    at_hand = [is_held or word == REBUILD for is_held, word in zip(held(graph, policy), policy.tensors, strict=True)]
+    rebuilt = [can_rebuild(graph, home) and (is_cheap(graph, home) or home not in anchors) for home in place]
+    policy = spread(graph, lambda home: REBUILD if rebuilt[home] else KEEP)
+    at_hand = [is_held or again for is_held, again in zip(held(graph, policy), rebuilt, strict=True)]
     at_hand[0] = False  # the network's input
     free = [  # nodes whose inputs exist anyway in the backward pass
-        layer.can_rebuild and all(at_hand[homes(graph)[source]] for source in sources)
+        layer.can_rebuild and all(at_hand[place[source]] for source in sources)
         for layer, sources in zip(graph.layers, graph.sources, strict=True)
     ]
-    return spread(graph, words.__getitem__, [REBUILD if each else KEEP for each in free])
+    return replace(policy, inside=tuple(REBUILD if each else KEEP for each in free))
 
 
-def named_policy(graph: Graph, bands: int, word: str) -> MemoryPolicy:
+def named_policy(graph: Graph, word: str) -> MemoryPolicy:
     """Return the policy of a configuration's word. `none` keeps all, as does `auto`, which the plan decides later."""
-    if word in ("auto", "none"):
-        return keep_all(graph)
-    return {"compact": compaction, "all": recomputation}[word](graph, bands)
+    return recomputation(graph) if word == "all" else keep_all(graph)

@@ -296,8 +296,8 @@ def why_uncompiled(preparation: Preparation) -> str | None:
     if not preparation.compiles:
         return None
     plan = preparation.plan
-    graph, bands = plan.network.graph(), plan.network.bands
-    keeps_all = named_policy(graph, bands, preparation.question.recompute).keeps_all
+    graph = plan.network.graph()
+    keeps_all = named_policy(graph, preparation.question.recompute).keeps_all
     placed = [node.name for node in graph.nodes if node.layer.asks_place]
     reasons = {
         "parallel.halo is layer; give read or exchange": plan.spread.shares_layers,

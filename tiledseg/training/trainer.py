@@ -90,7 +90,7 @@ class Trainer:
                 )
         self.offload = offload_to(config.memory.store, plan.offloaded, mesh)
         policy = plan.rebuilt.policy if plan.rebuilt else None
-        policy = policy or named_policy(self.network.graph, self.network.bands, preparation.question.recompute)
+        policy = policy or named_policy(self.network.graph, preparation.question.recompute)
         self.network.follow(policy, hooks_of(self.offload))
         self.parallel = ParallelRun.open(
             plan.spread,

@@ -65,7 +65,7 @@ class RunQuestion:
     `tiles_per_batch`: tiles that run at once, or images where these go through the network together; None for one.
     `machine`: the speed of a rank, None where it is not known. `frozen`: nodes whose weights are not trained.
     `still_norms`: running statistics are constants in training too. `loss`: bytes beyond those of the usual loss.
-    `recompute`: auto (as `memory` demands), none, compact (nearly free tensors), or all. `blocks`: settings of blocks
+    `recompute`: auto (as `memory` demands), none, or all. `blocks`: settings of blocks
     of a tile. `offload`: all kept tensors are offloaded. `store`: the place of tensors that `memory` does not hold.
 
     `images`: images of an epoch, for the command `plan`. In its questions 0 `ranks` mean one rank a tile, and 0
@@ -133,13 +133,13 @@ class RunQuestion:
         graph = replace(self.network.graph().with_frozen(self.frozen), loss=self.loss)
         graph = graph.with_still_statistics() if self.still_norms else graph
         if self.recomputes:
-            graph = replace(graph, memory=named_policy(graph, self.network.bands, self.recompute))
+            graph = replace(graph, memory=named_policy(graph, self.recompute))
         return one_of_equals(graph)
 
     @property
     def recomputes(self) -> bool:
         """True if the user has set what is recomputed."""
-        return self.trains and self.recompute in ("compact", "all")
+        return self.trains and self.recompute == "all"
 
     @property
     def keyed(self) -> bool:
