@@ -10,7 +10,7 @@ from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.run.pipeline import MeasuredTimes, PipelinePlan, plan_pipeline
+from tiledseg.planning.run.pipeline import LayerTimes, PipelinePlan, plan_pipeline
 from tiledseg.planning.run.spread import (
     MicroBatchSize,
     choose_spread,
@@ -24,7 +24,7 @@ LAYERS = UNET.graph()
 TILES = MicroBatchSize((128, 96), 8, 4)
 
 
-def plan(memory: int | None = None, measured: MeasuredTimes | None = None, **parallel: object) -> PipelinePlan:
+def plan(memory: int | None = None, measured: LayerTimes | None = None, **parallel: object) -> PipelinePlan:
     asked = parallelism(ParallelConfig(**parallel))  # type: ignore[arg-type]
     return plan_pipeline(asked, LAYERS, UNET.bands, TILES, memory, measured)
 
@@ -33,7 +33,7 @@ def test_measured_times_decide_an_automatic_balance() -> None:
     """All time in the last layers: the first stage gets all others."""
     layers = len(LAYERS)
     forward, backward = ([0.0] * (layers - 2) + [last] * 2 for last in (1.0, 2.0))
-    assert plan(measured=MeasuredTimes(forward, backward, lambda size: 0.0), stages=2).balance == (layers - 1, 1)
+    assert plan(measured=LayerTimes(forward, backward, lambda size: 0.0), stages=2).balance == (layers - 1, 1)
     assert plan(stages=2).balance != (layers - 1, 1), "by multiply-adds it is another"
 
 
@@ -42,7 +42,7 @@ def test_measured_messages_decide_too() -> None:
     fewer bytes go through."""
     forward, backward = [1e-3] * len(LAYERS), [2e-3] * len(LAYERS)
     links = (lambda size: 1e-12 * size), (lambda size: 1e-6 * size)
-    quick, slow = (plan(measured=MeasuredTimes(forward, backward, link), stages=2) for link in links)
+    quick, slow = (plan(measured=LayerTimes(forward, backward, link), stages=2) for link in links)
     assert abs(quick.balance[0] - quick.balance[1]) <= 1
     walk = tile_walk(LAYERS, UNET.bands, TILES.pixels, TILES.value_bytes)
     assert walk.received(slow.balance[0], len(LAYERS)) < walk.received(quick.balance[0], len(LAYERS))

@@ -18,8 +18,8 @@ from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.planning.answer.report import plan
 from tiledseg.planning.run.memory import why_alone
-from tiledseg.planning.run.pipeline import MeasuredTimes
-from tiledseg.planning.run.plan import balanced, plan_run
+from tiledseg.planning.run.pipeline import LayerTimes, plan_pipeline
+from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, Spread, parallelism
 from tiledseg.planning.walk.cost_model import Machine
@@ -105,7 +105,9 @@ def test_the_time_of_a_step_in_stages_is_that_of_its_replay() -> None:
         asked = RunQuestion(network, (Extent((64, 64)),), 2, 10**9, parallel, grid=(2, 2))
         plan = plan_run(asked)
         assert plan.seconds is None
-        assert balanced(asked, plan, MeasuredTimes(ends, ends, lambda size: 0.0)).seconds == pytest.approx(seconds)
+        times = LayerTimes(ends, ends, lambda size: 0.0)
+        found = plan_pipeline(parallel, asked.graph, network.bands, plan.micro_batch, None, times)
+        assert found.seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (1, 2)])

@@ -22,7 +22,7 @@ from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, choose_spread
 from tiledseg.planning.walk.mode_cost import check_blocks, settled
-from tiledseg.planning.walk.rank_steps import MOST_VALUES, is_countable, largest_tensor
+from tiledseg.planning.walk.rank_steps import MOST_VALUES, largest_tensor
 
 LAYERS = UNet().graph()
 FOOTPRINT = network_footprint(LAYERS)
@@ -49,8 +49,8 @@ def test_the_largest_is_that_of_the_network(norm: str, padding: str, upsampling:
 def test_the_concatenation_at_4096_px_is_one_too_large() -> None:
     largest = largest_tensor(LAYERS, 4, (4096, 4096))
     assert (largest.layer, largest.values) == ("decoder0.pop", 2**31)
-    assert not is_countable(LAYERS, 4, (4096, 4096))
-    assert is_countable(LAYERS, 4, (4096, 4080))
+    assert not largest.is_countable
+    assert largest_tensor(LAYERS, 4, (4096, 4080)).is_countable
 
 
 def test_an_automatic_grid_is_cut_whatever_the_memory() -> None:

@@ -169,9 +169,7 @@ def parts(graph: Graph, whole: Interval, context: Interval) -> tuple[ContextPart
     Raises GeometryError unless the context begins a whole number of coarse pixels after the image.
     """
     ahead = context.start - whole.start
-    sizes, own = (
-        graph.fold(dim.size, lambda k, inputs: graph.layers[k].output_size(*inputs)) for dim in (whole, context)
-    )
+    sizes, own = _sizes(graph, whole.size), _sizes(graph, context.size)
     parts = []
     for name, step, size, count in zip(graph.names, scales(graph), sizes, own, strict=True):
         start = ahead / step

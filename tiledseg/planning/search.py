@@ -245,7 +245,7 @@ class Pricing:
     def refusal(self, candidate: Candidate) -> Discarded | None:
         """Return why a candidate surely cannot be: a norm would see something else, or a step is by far too large."""
         question, parallel, memory = self.question, candidate.parallel, self.question.memory
-        layers, needed = parallel.shares_layers, 0
+        layers, needed = parallel.halo == "layer", 0
         together = parallel.stages == 1 and (layers or (candidate.blocks and candidate.tiles == 1))
         images = 1 if together else question.images_per_step
         fault = norm_fault(self.graph, parallel.halo, candidate.tiles, images, question.trains, question.keyed)

@@ -12,7 +12,7 @@ from tiledseg.planning.run.blocks import BlockPlan, BlockSettings, blocks_of
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.walk.choice import MemoryChoice, step_choices
 from tiledseg.planning.walk.cost_model import ASSUMED_STORE, Store, disk_of, store_of
-from tiledseg.planning.walk.rank_steps import MOST_VALUES, is_countable
+from tiledseg.planning.walk.rank_steps import MOST_VALUES, largest_tensor
 from tiledseg.units import size
 
 
@@ -21,7 +21,7 @@ def rebuilding_part(question: RunQuestion, tiling: Tiling, budget: int) -> Secti
     recomputed or offloaded, and blocks. A way is None where it does not fit; the first two also where kernels do not
     take the context `whole`. Times are shares of the time of a step that keeps everything."""
     graph, bands, context = question.network.graph(), question.network.bands, tiling.context_max
-    machine, whole = question.figures, is_countable(graph, bands, context)
+    machine, whole = question.figures, largest_tensor(graph, bands, context).is_countable
     known, store = store_of(machine), store_of(machine) or _assumed_store(question)
     ways = [step_choices(graph, bands, context, question.value_bytes, s, store.machine) for s in (None, store)]
     choice, offloading = (way.choose(budget) if whole else None for way in ways)

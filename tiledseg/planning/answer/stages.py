@@ -10,7 +10,7 @@ from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import is_skip, kept_of
 from tiledseg.pipeline.simulation import in_flight
 from tiledseg.planning.answer.text import Section, milliseconds, tabled, time_of, words
-from tiledseg.planning.run.pipeline import StagedPipeline, balanced_pipeline, modelled, stage_memory
+from tiledseg.planning.run.pipeline import StagedPipeline, balanced_pipeline, layer_times, stage_memory
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import MicroBatchSize, Parallelism
 from tiledseg.units import size
@@ -22,7 +22,7 @@ def stage_pipeline(question: RunQuestion, tiling: Tiling, settings: Parallelism)
     graph, bands = question.graph, question.network.bands
     tiles = settings.micro_batches or min(4 * settings.stages, len(tiling))
     largest = MicroBatchSize(tiling.context_max, tiles, question.value_bytes)
-    times = modelled(question.figures, graph, bands, largest, settings.stages)
+    times = layer_times(question.figures, graph, bands, largest, settings.stages)
     return balanced_pipeline(settings, graph, bands, largest, question.limit, times, "--balance")
 
 

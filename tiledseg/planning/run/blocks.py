@@ -15,7 +15,7 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.walk.cost_model import ASSUMED_STORE, Store
 from tiledseg.planning.walk.mode_cost import fusion_word
-from tiledseg.planning.walk.rank_steps import MOST_VALUES, check_countable
+from tiledseg.planning.walk.rank_steps import check_countable
 
 MOST_TRIED = 64  # blocks a side
 MOST_WORSE = 4  # shapes tried without one that needs less, after which the search ends
@@ -129,8 +129,8 @@ def blocks_of(
     sides = [(side, max(1, math.ceil(side / longer))) for side in range(1, MOST_TRIED + 1)]  # about as long as wide
     for shape in [settings.shape] if settings.shape else [each if own[0] >= own[1] else each[::-1] for each in sides]:
         needs = BlockedStep(graph, bands, context, shape, value, trains, shared, together)
-        needed, countable = needs.total(settings.in_file), needs.largest.values <= MOST_VALUES
-        if best is None or needed < best[1].total(settings.in_file) or best[1].largest.values > MOST_VALUES:
+        needed, countable = needs.total(settings.in_file), needs.largest.is_countable
+        if best is None or needed < best[1].total(settings.in_file) or not best[1].largest.is_countable:
             best, worse = (shape, needs), 0
         else:
             worse += 1
@@ -138,7 +138,7 @@ def blocks_of(
             break
     assert best is not None, "some shape was looked at"
     shape, needs = best
-    check_countable([needs.largest], "use more memory.blocks")
+    check_countable(needs.largest, "use more memory.blocks")
     rates = settings.store or ASSUMED_STORE
     extra = needs.more_time(rates.machine, rates.waited if settings.in_file else None) if trains else 0.0
     return BlockPlan(shape, needs.total(settings.in_file), needs.stored, settings.in_file, trains, extra)

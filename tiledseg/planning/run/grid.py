@@ -12,7 +12,7 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid, largest_window
-from tiledseg.planning.walk.rank_steps import check_countable, is_countable, largest_tensor
+from tiledseg.planning.walk.rank_steps import check_countable, largest_tensor
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.units import size
 
@@ -71,14 +71,14 @@ def choose_grid(
         if max(sides) > longest * min(sides):
             return None
         (height, along), (width, across) = contexts(0, rows), contexts(1, cols)
-        fits = is_countable(graph, bands, (height, width)) and step_bytes(height, width) <= memory_bytes
+        fits = largest_tensor(graph, bands, (height, width)).is_countable and step_bytes(height, width) <= memory_bytes
         return along * across if fits else None
 
     # Each tile of a coarser grid contains a tile of the finest grid, and its context: if this is too large, so are all.
     height, width = (
         context_sizes(side, 1, footprint)[0] for side in largest_window(raster, footprint.alignment, footprint)
     )
-    check_countable([largest_tensor(graph, bands, (height, width))], "use a smaller network")
+    check_countable(largest_tensor(graph, bands, (height, width)), "use a smaller network")
     if step_bytes(height, width) > memory_bytes:
         raise GeometryError(
             f"a training step on the smallest context of {height} x {width} pixels needs "
@@ -145,9 +145,10 @@ def check_tiles(
 ) -> None:
     """Raise GeometryError where a tensor of a tile is too large for a kernel. The message names a grid without such a
     tensor, which also fits the memory where that is known."""
-    if is_countable(graph, bands, tiling.context_max):
+    largest = largest_tensor(graph, bands, tiling.context_max)
+    if largest.is_countable:
         return
     memory = memory_bytes or sys.maxsize
     rows, cols = choose_grid(tiling.raster, graph, tiling.footprint, memory, bytes_per_value, 1, bands)
     use = f"use a finer grid than {tiling.grid[0]} x {tiling.grid[1]}: [{rows},{cols}] does, or parallel.halo layer on "
-    check_countable([largest_tensor(graph, bands, tiling.context_max)], f"{use}more ranks")
+    check_countable(largest, f"{use}more ranks")

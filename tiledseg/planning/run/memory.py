@@ -149,9 +149,9 @@ def memory_note(question: RunQuestion, spread: Spread, memory: int) -> str | Non
     return f"{what} needs about {memory / 2**30:.1f} GiB, but {had}; use {use}"
 
 
-def offload_by(choice: MemoryChoice | None) -> OffloadPlan | None:
+def offload_by(choice: MemoryChoice) -> OffloadPlan | None:
     """Return the plan of the tensors that a choice offloads; None where it offloads none."""
-    if choice is None or not choice.away:
+    if not choice.away:
         return None
     sizes = [size for _, size in choice.away]
     return OffloadPlan(sum(sizes), min(sum(sizes), STAYING * max(sizes)), choice.peak, chosen=True)

@@ -1,7 +1,7 @@
 """The pipeline of a run, decided and checked before any rank starts: balance, messages, time of a step, memory.
 
 Bytes kept for the backward pass follow `walk.cost`. A stage that starts in the middle of the network also keeps the
-tensors that it receives, even where the rank before keeps them too. `plan` uses modelled times, a run measured ones.
+tensors that it receives, even where the rank before keeps them too. Times are those of a machine's profile.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ _PERCENTS = 100, 110, 130, 160, 200, 300, 500  # of the memory that a balance ma
 class PipelinePlan(Settings):
     """The settings of a pipeline, and the micro-batches between two flushes (None: all of a step).
 
-    `seconds`: of the passes of a step with the most micro-batches, replayed with the times that were measured.
+    `seconds`: of the passes of a step with the most micro-batches, replayed with the times that were times.
     `memory`: bytes of the stage that needs most, where tensors are kept. `rebuilt`: the tensors that are recomputed so
     that all stages fit, None where that is not needed.
     """
@@ -242,7 +242,7 @@ class PipelinePlan(Settings):
 
 
 @dataclass(frozen=True)
-class MeasuredTimes:
+class LayerTimes:
     """Seconds of each layer for the largest micro-batch, forward and backward, and of a message of so many bytes.
 
     `takes_turns`: ranks a core, where they are more.
@@ -254,12 +254,12 @@ class MeasuredTimes:
     takes_turns: float = 1.0
 
 
-def modelled(machine: Machine, graph: Graph, bands: int, largest: MicroBatchSize, ranks: int) -> MeasuredTimes:
+def layer_times(machine: Machine, graph: Graph, bands: int, largest: MicroBatchSize, ranks: int) -> LayerTimes:
     """Predict the times by the profile of a machine, of which `ranks` are at work."""
     prices = Prices(graph, bands, largest.value_bytes, machine, ranks)
     forward, backward = zip(*prices.nodes(largest.pixels), strict=True)  # while others wait, a rank has its core alone
     turns = machine.taking_turns(ranks)
-    return MeasuredTimes(forward, backward, lambda size: machine.message_seconds(SentBytes(1, size), ranks), turns)
+    return LayerTimes(forward, backward, lambda size: machine.message_seconds(SentBytes(1, size), ranks), turns)
 
 
 def plan_pipeline(
@@ -268,7 +268,7 @@ def plan_pipeline(
     bands: int,
     largest: MicroBatchSize,
     memory_bytes: int | None,
-    measured: MeasuredTimes | None = None,
+    times: LayerTimes | None = None,
     rebuilds: bool = False,
 ) -> PipelinePlan:
     """Plan the pipeline that `parallel` sets, of several stages. Its seconds are those of all flushes of a step:
@@ -282,7 +282,7 @@ def plan_pipeline(
     for percent in _PERCENTS if rebuilds else _PERCENTS[:1]:
         limit = None if memory_bytes is None else memory_bytes * percent // 100
         try:
-            staged = balanced_pipeline(parallel, graph, bands, largest, limit, measured)
+            staged = balanced_pipeline(parallel, graph, bands, largest, limit, times)
         except ConfigError as error:
             refused = refused or error
             continue
@@ -300,8 +300,8 @@ def plan_pipeline(
                     "other stages, use more stages, a finer tiling.grid, parallel.recompute always, or balance auto"
                 )
         flushes, seconds = -(-largest.count // case.micro_batches), None
-        if measured:
-            busy = measured.takes_turns * case.alone / case.stages
+        if times:
+            busy = times.takes_turns * case.alone / case.stages
             seconds = flushes * max(staged.timeline().makespan, busy)
         settings = case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches
         return PipelinePlan(*settings, seconds, max(needed), choice)
@@ -315,18 +315,18 @@ def balanced_pipeline(
     bands: int,
     largest: MicroBatchSize,
     memory_bytes: int | None,
-    measured: MeasuredTimes | None,
+    times: LayerTimes | None,
     name: str = "parallel.balance",
 ) -> StagedPipeline:
     """Return the pipeline with the balance that the user gave by this `name`, or an automatic one within the memory.
 
-    `measured`: times of each layer and of messages, for `balance: auto` (None: multiply-adds, a backward pass for two
+    `times`: times of each layer and of messages, for `balance: auto` (None: multiply-adds, a backward pass for two
     forward where all is trained, and messages that take no time). Raises ConfigError where the balance does not fit the
     network or the schedule, or none fits the memory.
     """
     walk = tile_walk(graph, bands, largest.pixels, largest.value_bytes)
-    forward = measured.forward if measured else [cost.multiply_adds for cost in walk.costs]
-    backward = measured.backward if measured else [cost.passes * cost.multiply_adds for cost in walk.costs]
+    forward = times.forward if times else [cost.multiply_adds for cost in walk.costs]
+    backward = times.backward if times else [cost.passes * cost.multiply_adds for cost in walk.costs]
     case = PipelineCase(
         parallel.schedule,
         parallel.recompute,
@@ -334,7 +334,7 @@ def balanced_pipeline(
         walk,
         forward,
         backward,
-        measured.message if measured else None,
+        times.message if times else None,
         memory_bytes,
     )
     if parallel.balance is None:

@@ -19,7 +19,7 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
 from tiledseg.planning.run.grid import CROPS_BATCHED, CROPS_SIDE, MAP_HALOS, MAP_SIDE, choose_grid, tiles_of
 from tiledseg.planning.run.memory import OffloadPlan, memory_note, offload_by, plan_offload, plan_rebuilt, why_alone
-from tiledseg.planning.run.pipeline import MeasuredTimes, PipelinePlan, modelled, plan_pipeline
+from tiledseg.planning.run.pipeline import PipelinePlan, layer_times, plan_pipeline
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import (
     MicroBatchSize,
@@ -117,7 +117,7 @@ def _plan(question: RunQuestion) -> RunPlan:
     mesh = spread.mesh
     if not spread.shares_images:  # tiles are dealt out: to each rank about as many as a block of the image has
         mesh = choose_mesh(parallel.mesh, tilings, question.ranks, images, parallel.stages)
-    validation = _validation(question, held_out, spread)
+    validation = _dealt_validation(question, held_out) if question.validates_alone else spread
 
     task, cost = _step_task(question, mesh, cut, batch), step_cost(question, spread, mesh, cut, batch)
     needed = most = cost.memory
@@ -167,7 +167,8 @@ def _plan(question: RunQuestion) -> RunPlan:
         elif question.trains:
             together = task.images if spread.together else tiles
             rebuilt = plan_rebuilt(question, spread, task, cut, needed + further_bytes, together)
-            memory, offloaded = rebuilt.peak if rebuilt else memory, offload_by(rebuilt)
+            if rebuilt is not None:
+                memory, offloaded = rebuilt.peak, offload_by(rebuilt)
         if offloaded is not None:
             kept, staying = (size * tiles_per_batch for size in (offloaded.kept, offloaded.staying))
             offloaded = replace(offloaded, kept=kept, staying=staying)
@@ -183,24 +184,21 @@ def _plan(question: RunQuestion) -> RunPlan:
     cost = replace(cost, memory=memory)
     plan = RunPlan(network, footprint, cut, held_out, spread, largest, cost, seconds, None, notes, validation)
     plan = replace(plan, tiles_per_batch=tiles_per_batch, blocks=blocks, rebuilt=rebuilt, offloaded=offloaded)
-    return balanced(question, plan)
+    return plan if parallel.stages == 1 else _balanced(question, plan)
 
 
-def balanced(question: RunQuestion, plan: RunPlan, measured: MeasuredTimes | None = None) -> RunPlan:
-    """Return the plan with the balance of its pipeline: by times that were `measured`, else by the machine's profile,
-    else by multiply-adds. Raises ConfigError where no stages fit the memory."""
-    if question.parallel.stages == 1:
-        return plan
-    graph, bands, update_seconds = question.graph, plan.network.bands, 0.0
-    machine = question.figures
+def _balanced(question: RunQuestion, plan: RunPlan) -> RunPlan:
+    """Return the plan with the balance of its pipeline: by the machine's profile, else by multiply-adds. Raises
+    ConfigError where no stages fit the memory."""
+    graph, bands, machine, times, update_seconds = question.graph, plan.network.bands, question.figures, None, 0.0
     if machine.known and question.trains:
-        measured = measured or modelled(machine, graph, bands, plan.micro_batch, question.ranks)
+        times = layer_times(machine, graph, bands, plan.micro_batch, question.ranks)
         ranks, stages = plan.spread.mesh.ranks, plan.spread.mesh.stages
         prices = Prices(graph, bands, question.value_bytes, machine, ranks // stages)
         update_seconds = prices.step(StepTime(), 0, 0.0).seconds / stages  # stages have about equally many weights
     limit = question.memory if question.trains else None
     rebuilds = question.trains and question.recompute == "auto" and not question.offload
-    pipeline = plan_pipeline(question.parallel, graph, bands, plan.micro_batch, limit, measured, rebuilds)
+    pipeline = plan_pipeline(question.parallel, graph, bands, plan.micro_batch, limit, times, rebuilds)
     seconds = None if pipeline.seconds is None else pipeline.seconds + update_seconds
     return replace(plan, pipeline=pipeline, seconds=seconds, rebuilt=pipeline.rebuilt or plan.rebuilt)
 
@@ -247,11 +245,9 @@ def _tilings(question: RunQuestion, footprint: Footprint) -> tuple[tuple[Tiling,
     return (*cut, *turned), held_out
 
 
-def _validation(question: RunQuestion, held_out: Sequence[Tiling], spread: Spread) -> Spread:
-    """Return the spread of the rasters held out: that of the training, or tiles dealt out beside windows that are
-    images. Raises ConfigError where a norm would then see less than its image."""
-    if not question.validates_alone:
-        return spread
+def _dealt_validation(question: RunQuestion, held_out: Sequence[Tiling]) -> Spread:
+    """Return the spread of the rasters held out beside windows that are images: tiles dealt out. Raises ConfigError
+    where a norm would then see less than its image."""
     graph, bands, tiles = question.graph, question.network.bands, max(map(len, held_out), default=1)
     read, whole = replace(question.parallel, halo="read"), question.blocks is None
     dealt = choose_spread(read, graph, held_out, question.ranks, 1, bands, 1, whole_tiles=whole)

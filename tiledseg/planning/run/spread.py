@@ -55,11 +55,6 @@ class Parallelism:
     recompute: tuple[str, ...] = ("never",)
     idle_ranks: bool = True
 
-    @property
-    def shares_layers(self) -> bool:
-        """True if the ranks of an image are to compute each layer together."""
-        return self.halo == "layer"
-
 
 def parallelism(config: ParallelConfig) -> Parallelism:
     """Return the settings of the group `parallel`. Raises ConfigError for a list that is none."""
@@ -133,7 +128,7 @@ def choose_spread(
             f"parallel.stages is {parallel.stages}, but the job has {ranks} ranks; start {parallel.stages} ranks or a "
             "multiple of them, or use fewer stages"
         )
-    if not parallel.shares_layers and whole_tiles:
+    if parallel.halo != "layer" and whole_tiles:
         for tiling in tilings:
             check_tiles(tiling, graph, bands)
     if parallel.halo == "read":
@@ -144,7 +139,7 @@ def choose_spread(
     mesh = choose_mesh(parallel.mesh, tilings, ranks, -(-images_per_step // batch), parallel.stages)
     shape = mesh.rows, mesh.cols
     try:
-        if not parallel.shares_layers:
+        if parallel.halo != "layer":
             for tiling in tilings:
                 decompose(tiling, shape)
             return Spread(parallel.halo, mesh)
@@ -165,7 +160,7 @@ def goes_together(
     parallel: Parallelism, graph: Graph, images_per_step: int, whole_images_in_blocks: bool = False
 ) -> bool:
     """Return True if all images of a step go through the network together: layer by layer, or segment by segment."""
-    alone = not (parallel.shares_layers or whole_images_in_blocks) or parallel.stages > 1
+    alone = not (parallel.halo == "layer" or whole_images_in_blocks) or parallel.stages > 1
     return images_per_step > 1 and not alone and bool(of_steps(graph))
 
 

@@ -228,10 +228,8 @@ def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, ba
     ranks = layer_ranks(graph, rows, cols, fusion, bands, value_bytes)
     steps = ((walk.costs[run.first : run.moment + 1], k) for walk, _ in ranks for k, run in walk.ran.items())
     shapes = (TensorShape(graph.nodes[k].name, *cost.shape) for costs, k in steps for cost in costs)
-    check_countable(
-        [max(shapes, key=lambda shape: shape.values)],
-        f"spread the image over more ranks than {rows.parts} x {cols.parts}",
-    )
+    largest = max(shapes, key=lambda shape: shape.values)
+    check_countable(largest, f"spread the image over more ranks than {rows.parts} x {cols.parts}")
 
 
 def input_traffic(

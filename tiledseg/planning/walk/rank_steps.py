@@ -22,7 +22,7 @@ Tensors too large for a kernel are found here too, and refused before a run star
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -207,6 +207,11 @@ class TensorShape(NamedTuple):
     def values(self) -> int:
         return self.channels * self.height * self.width
 
+    @property
+    def is_countable(self) -> bool:
+        """True if kernels take the tensor."""
+        return self.values <= MOST_VALUES
+
 
 def largest_tensor(graph: Graph, bands: int, context: tuple[int, int]) -> TensorShape:
     """Return the largest tensor of a network on a context: the input or an output, concatenations included."""
@@ -214,16 +219,10 @@ def largest_tensor(graph: Graph, bands: int, context: tuple[int, int]) -> Tensor
     return max((TensorShape(name, *shape) for name, shape in shapes), key=lambda shape: shape.values)
 
 
-def is_countable(graph: Graph, bands: int, context: tuple[int, int]) -> bool:
-    """Return True if kernels take every tensor of the network on a context."""
-    return largest_tensor(graph, bands, context).values <= MOST_VALUES
-
-
-def check_countable(shapes: Iterable[TensorShape], remedy: str) -> None:
-    """Raise GeometryError for the first shape of too many values; `remedy`: what to do, without a full stop."""
-    for shape in shapes:
-        if shape.values > MOST_VALUES:
-            raise GeometryError(
-                f"{shape.layer} would make a tensor of {shape.channels} x {shape.height} x {shape.width} = "
-                f"{shape.values} values, but kernels count to {MOST_VALUES}; {remedy}"
-            )
+def check_countable(shape: TensorShape, remedy: str) -> None:
+    """Raise GeometryError for a shape of too many values; `remedy`: what to do, without a full stop."""
+    if not shape.is_countable:
+        raise GeometryError(
+            f"{shape.layer} would make a tensor of {shape.channels} x {shape.height} x {shape.width} = "
+            f"{shape.values} values, but kernels count to {MOST_VALUES}; {remedy}"
+        )
