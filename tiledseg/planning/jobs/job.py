@@ -245,7 +245,9 @@ def batch_script(site: Site, job: Job, minutes: int) -> str:
     ranks += "" if job.memory is None else f" --gpu-memory {job.memory / 2**30:.12g}GiB"
     network = textwrap.wrap(re.sub(r'([\\"$`])', r"\\\1", job.network), 55, break_on_hyphens=False)
     words = {"nodes": str(job.nodes), "per_node": str(job.per_node), "minutes": str(minutes)}
-    words |= {name: str(getattr(site, name)) for name in ("cores", "local", "launcher")} | {
+    words |= {
+        "cores": str(site.cores),
+        "local": site.local,
         "time": f"{minutes // 60:02}:{minutes % 60:02}:00" if slurm else f"{minutes // 60}:{minutes % 60:02}",
         "about": "\n".join(_comment(line) for line in job.about),
         "ranks": ranks,
@@ -256,8 +258,7 @@ def batch_script(site: Site, job: Job, minutes: int) -> str:
         "exports": "\n".join(f"export {each}" for each in site.exports),
         "threads": _comment(f"Threads: {threads}."),
     }
-    text = _template(site.system).replace("@run@\n", _template("run")).replace("@planned@\n", _template("planned"))
-    text = text if slurm else text.replace("@launch@\n", _template(f"lsf-{site.launcher}"))
+    text = _template(site.system, site.launcher)
     for name, value in words.items():
         text = text.replace(f"@{name}@", value)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip()
@@ -268,8 +269,12 @@ def _comment(text: str) -> str:
     return "# " + "\n#   ".join(lines)
 
 
-def _template(name: str) -> str:
-    return files("tiledseg.planning.jobs").joinpath(f"{name}.sh").read_text(encoding="utf-8")
+def _template(name: str, launcher: str) -> str:
+    """Return a template with those that it includes, indented as the lines that name them."""
+    text = files("tiledseg.planning.jobs").joinpath(f"{name}.sh").read_text(encoding="utf-8")
+    text = text.replace("@launcher@", launcher)
+    included = re.compile(r"^( *)@include (.+)@\n", re.MULTILINE)
+    return included.sub(lambda line: textwrap.indent(_template(line[2], launcher), line[1]), text)
 
 
 def parse_minutes(text: str) -> int:

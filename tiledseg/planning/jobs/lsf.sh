@@ -28,7 +28,7 @@ nodes="${TILEDSEG_NODES:-@nodes@}"
 gpus="${TILEDSEG_GPUS_PER_NODE:-@per_node@}"
 cores="${TILEDSEG_CORES_PER_GPU:-@cores@}"
 
-@planned@
+@include planned@
 
 @threads@
 export OMP_NUM_THREADS="$cores"
@@ -38,7 +38,7 @@ export OMP_NUM_THREADS="$cores"
 end=$(($(date +%s) + 60 * ${TILEDSEG_MINUTES:-@minutes@}))
 export TILEDSEG_END_TIME="${TILEDSEG_END_TIME:-$end}"
 
-@launch@
+@include lsf-@launcher@@
 
 # Unpacks an archive on each node.
 unpack() {
@@ -55,4 +55,4 @@ again() {
 }
 trap '((code == 75)) || rm -f "$counter"' EXIT
 
-@run@
+@include run@

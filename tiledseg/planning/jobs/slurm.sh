@@ -28,7 +28,7 @@ python="${TILEDSEG_PYTHON:-python}"
 config="${TILEDSEG_CONFIG:-run.yaml}"
 local="${TILEDSEG_LOCAL:-@local@}"
 
-@planned@
+@include planned@
 tasks="${SLURM_NTASKS:-$((SLURM_JOB_NUM_NODES * SLURM_NTASKS_PER_NODE))}"
 
 @threads@
@@ -53,12 +53,7 @@ fi
 if [[ "${TILEDSEG_LAUNCHER:-@launcher@}" == mpirun ]]; then
     launch=(mpirun -n "$tasks" --map-by "ppr:$SLURM_NTASKS_PER_NODE:node")
     launch+=(--bind-to none)
-    # mpirun hands variables to other nodes only if told
-    names='^(PATH|LD_LIBRARY_PATH)$|^PYTHON|^(OMP|TILEDSEG|MASTER|NCCL|UCX|FI)_'
-    names="$names|^(RCCL|GLOO|TORCH|MIOPEN|GDAL|CPL|AWS)_"
-    while read -r name; do
-        launch+=(-x "$name")
-    done < <(compgen -e | grep -E "$names")
+    @include variables@
 else
     launch=(srun --kill-on-bad-exit=1 --cpu-bind=cores --gpu-bind=none)
 fi
@@ -84,4 +79,4 @@ again() {
 signal=USR1 job="$SLURM_JOB_ID" task="${SLURM_ARRAY_TASK_ID:-0}"
 restarts="${SLURM_RESTART_COUNT:-0}"
 
-@run@
+@include run@
