@@ -185,7 +185,7 @@ def predicted(machine: Machine, case: Case) -> float:
     """Predict the seconds of a step of the case by the cost model, without reading."""
     prices = Prices(_graph(case), _BANDS, ACTIVATION_BYTES[case.precision], machine)
     tile = prices.tile((case.side, case.side), case.side**2)
-    return prices.step(tile, 1, tile.backward).seconds
+    return sum(prices.step(tile, 1, tile.backward))
 
 
 def _trained(mesh: Mesh, case: Case) -> float:

@@ -139,9 +139,12 @@ def finest_grid(raster: tuple[int, int], footprint: Footprint) -> tuple[int, int
     return rows, cols
 
 
-def context_sizes(size: int, parts: int, footprint: Footprint) -> list[int]:
-    """Return the context's size of each of `parts` tiles along a dim of `size` pixels; errors as `make_tiling`."""
-    return [span.context.size for span in _tile_dim("pixels", size, parts, footprint)]
+@lru_cache(maxsize=1 << 14)
+def context_sizes(size: int, parts: int, footprint: Footprint) -> tuple[int, int]:
+    """Return the size of the largest context of `parts` tiles along a dim of `size` pixels, and the sum of all; errors
+    as `make_tiling`."""
+    sizes = [span.context.size for span in _tile_dim("pixels", size, parts, footprint)]
+    return max(sizes), sum(sizes)
 
 
 def _tile_dim(word: str, size: int, parts: int, footprint: Footprint) -> tuple[TileSpan, ...]:

@@ -37,7 +37,7 @@ from tiledseg.units import size
 BEST, PLANNED, MOST_PLANNED = 5, 12, 24  # settings shown; plans that fit and are compared; plans made, once one fits
 TILES_A_RANK, MESHES = (1, 2, 3, 4, 6, 8), 3  # tiles a rank in mode `read`; meshes for each number of ranks an image
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
-MOST_TILES, MOST_PASSES = 2**13, 256  # tiles of an image; micro-batches of a pipeline in a step, each simulated
+MOST_TILES_TRIED, MOST_PASSES = 2**13, 256  # tiles of an image; micro-batches of a pipeline in a step, each simulated
 FREE = frozenset(("halo", "mesh", "fusion", "stages", "schedule", "micro_batches", "recompute"))
 TERMS = {
     "forward": "computing forward",
@@ -178,7 +178,7 @@ def _read_grids(question: RunQuestion, finest: Grid, ranks: int) -> list[Grid]:
     (height, width), images = question.shape, question.images_per_step
     busy = {grid for per in TILES_A_RANK for grid in near_squares((height, width), finest, per * ranks // images, 2)}
     squares = {(rows, min(finest[1], max(1, round(rows * width / height)))) for rows in ROWS if rows <= finest[0]}
-    return sorted(grid for grid in busy | squares if math.prod(grid) <= MOST_TILES)
+    return sorted(grid for grid in busy | squares if math.prod(grid) <= MOST_TILES_TRIED)
 
 
 def _shared(question: RunQuestion, finest: Grid, plain: Parallelism, free: Collection[str]) -> Iterator[Candidate]:
@@ -200,7 +200,7 @@ def _meshes(question: RunQuestion, finest: Grid, free: Collection[str]) -> list[
     images, ranks, set_mesh = question.images_per_step, question.ranks, question.parallel.mesh
     if set_mesh and "mesh" not in free:
         return [set_mesh] if math.prod(set_mesh) <= ranks else []
-    most = math.prod(question.grid or (MOST_TILES, 1))
+    most = math.prod(question.grid or (MOST_TILES_TRIED, 1))
     replicas = {-(-images // rounds) for rounds in range(1, images + 1)}
     counts = {min(ranks // number, most) for number in replicas}
     return sorted({mesh for n in counts for mesh in near_squares(question.shape, finest, n, MESHES)})
@@ -239,8 +239,9 @@ class Pricing:
 
     def _contexts(self, grid: tuple[int, int]) -> tuple[tuple[int, int], float]:
         """Return the largest context of a grid, and the pixels of a context, on average."""
-        rows, cols = (context_sizes(side, parts, self.footprint) for side, parts in zip(self.shape, grid, strict=True))
-        return (max(rows), max(cols)), sum(rows) * sum(cols) / math.prod(grid)
+        sides = zip(self.shape, grid, strict=True)
+        (height, rows), (width, cols) = (context_sizes(side, parts, self.footprint) for side, parts in sides)
+        return (height, width), rows * cols / math.prod(grid)
 
     def refusal(self, candidate: Candidate) -> Discarded | None:
         """Return why a candidate surely cannot be: a norm would see something else, or a step is by far too large."""

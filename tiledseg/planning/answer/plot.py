@@ -27,7 +27,7 @@ def efficiency_curves(question: RunQuestion, tiling: Tiling) -> dict[str, list[f
     footprint, network, (height, width) = tiling.footprint, question.network, question.shape
     last = min(*finest_grid(question.shape, footprint), max(12, 2 * max(tiling.grid)))
     grids = [(q, q) for q in range(1, last + 1)]
-    computed = [[sum(context_sizes(side, q, footprint)) for side in (height, width)] for q, _ in grids]
+    computed = [[context_sizes(side, q, footprint)[1] for side in (height, width)] for q, _ in grids]
     curves = {"exact": [rows * cols / (height * width) for rows, cols in computed]}
     if isinstance(network, UNet):
         halo = paper_halo(network.levels, network.convs_per_level, paper_shrink(network.kernel))

@@ -54,12 +54,6 @@ def choose_grid(
     trials, longest = itertools.count(), max(LONGEST_TILE, max(raster) / max(1, min(raster)))
 
     @cache
-    def contexts(dim: int, parts: int) -> tuple[int, int]:
-        """Return the largest context along a dim, and the pixels of all of them."""
-        sizes = context_sizes(raster[dim], parts, footprint)
-        return max(sizes), sum(sizes)
-
-    @cache
     def step_bytes(height: int, width: int) -> int:
         return training_memory(graph, bands, (height, width), bytes_per_value).total
 
@@ -70,7 +64,8 @@ def choose_grid(
         sides = raster[0] / rows, raster[1] / cols
         if max(sides) > longest * min(sides):
             return None
-        (height, along), (width, across) = contexts(0, rows), contexts(1, cols)
+        height, along = context_sizes(raster[0], rows, footprint)
+        width, across = context_sizes(raster[1], cols, footprint)
         fits = largest_tensor(graph, bands, (height, width)).is_countable and step_bytes(height, width) <= memory_bytes
         return along * across if fits else None
 

@@ -195,7 +195,7 @@ def _balanced(question: RunQuestion, plan: RunPlan) -> RunPlan:
         times = layer_times(machine, graph, bands, plan.micro_batch, question.ranks)
         ranks, stages = plan.spread.mesh.ranks, plan.spread.mesh.stages
         prices = Prices(graph, bands, question.value_bytes, machine, ranks // stages)
-        update_seconds = prices.step(StepTime(), 0, 0.0).seconds / stages  # stages have about equally many weights
+        update_seconds = sum(prices.step(StepTime(), 0, 0.0)) / stages  # stages have about equally many weights
     limit = question.memory if question.trains else None
     rebuilds = question.trains and question.recompute == "auto" and not question.offload
     pipeline = plan_pipeline(question.parallel, graph, bands, plan.micro_batch, limit, times, rebuilds)

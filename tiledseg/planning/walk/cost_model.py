@@ -185,10 +185,6 @@ class StepTime(NamedTuple):
     all_reduce: float = 0.0
     waiting: float = 0.0
 
-    @property
-    def seconds(self) -> float:
-        return sum(self)
-
     def times(self, factor: float) -> StepTime:
         return StepTime(*[factor * part for part in self])
 
@@ -267,4 +263,4 @@ class Prices:
         """Return the seconds of a step by the clock. Ranks that share cores take turns in computing, but not in
         messages, all-reduces and waiting."""
         together = step.messages + step.all_reduce + step.waiting
-        return self.machine.taking_turns(self.ranks) * (step.seconds - together) + together
+        return self.machine.taking_turns(self.ranks) * (sum(step) - together) + together

@@ -301,7 +301,7 @@ def choose_fusion(
     def seconds(fusion: int) -> float:
         of_rows, of_cols = (rank_kinds(each, partition, fusion) for each, partition in dims)
         row, col = max(itertools.product(of_rows, of_cols), key=estimate)
-        return _rank_time(rank_walk(graph, bands, row, col, ranks, value_bytes), prices).seconds
+        return sum(_rank_time(rank_walk(graph, bands, row, col, ranks, value_bytes), prices))
 
     halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)
     return min((depth for depth in DEPTHS if depth in (1, WHOLE) or depth < halos), key=seconds)
