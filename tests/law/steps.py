@@ -30,8 +30,11 @@ from tiledseg.memory.mover import HOST
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.frozen import factor_of, freeze
 from tiledseg.models.network import GraphNetwork
+from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.pipeline import PipelinePlan, plan_pipeline
-from tiledseg.planning.run.spread import Spread, choose_spread, micro_batch_size, parallelism
+from tiledseg.planning.run.plan import choose_spread
+from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.run.spread import Spread, micro_batch_size, parallelism
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import TileReference
@@ -116,7 +119,9 @@ class Run:
 def plans(steps: Steps, ranks: int) -> tuple[Spread, PipelinePlan | None]:
     asked, graph, bands = parallelism(steps.parallel), steps.case.unet.graph(), steps.case.unet.bands
     tilings, images = steps.tilings(steps.case.grid), max(map(len, steps.images))
-    spread = choose_spread(asked, graph, tilings, ranks, images, bands, 8, None, steps.blocks is None)
+    blocks = None if steps.blocks is None else BlockSettings(steps.blocks)
+    given = {"precision": "fp64", "images_per_step": images, "blocks": blocks}
+    spread = choose_spread(RunQuestion(steps.case.unet, (), ranks, 2**60, asked, **given), tilings)
     largest = micro_batch_size(spread, graph, tilings, len(tilings[0]) * images, images, 8)
     return spread, plan_pipeline(asked, graph, bands, largest, None) if asked.stages > 1 else None
 

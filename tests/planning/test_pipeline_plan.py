@@ -11,9 +11,10 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.run.pipeline import LayerTimes, PipelinePlan, plan_pipeline
+from tiledseg.planning.run.plan import choose_spread
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import (
     MicroBatchSize,
-    choose_spread,
     micro_batch_size,
     parallelism,
 )
@@ -110,7 +111,8 @@ def test_the_largest_micro_batch_is_one_that_the_network_takes(halo: str, paddin
     unet = UNet(3, base_channels=4, padding=padding)
     tiling = make_tiling((150, 131), (4, 4), network_footprint(unet.graph()))
     parallel = ParallelConfig(halo=halo, stages=2, mesh="auto" if halo == "read" else [2, 1])
-    plans = choose_spread(parallelism(parallel), unet.graph(), [tiling], 4, 1, 4, 4)
+    asked = RunQuestion(unet, (Extent(tiling.raster),), 4, 2**60, parallelism(parallel))
+    plans = choose_spread(asked, [tiling])
     assert (plans.mesh.ranks, plans.mesh.stages) == (4, 2)
     largest = micro_batch_size(plans, unet.graph(), [tiling], 16, 1, 4)
     assert largest.count == {"read": 8, "exchange": 8, "layer": 1}[halo]

@@ -18,9 +18,9 @@ from tiledseg.models.network import build_modules
 from tiledseg.plan import main as plan
 from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.grid import check_tiles, choose_grid
-from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.plan import choose_spread, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.spread import Parallelism, choose_spread
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.walk.mode_cost import check_blocks, settled
 from tiledseg.planning.walk.rank_steps import MOST_VALUES, largest_tensor
 
@@ -30,6 +30,10 @@ FOOTPRINT = network_footprint(LAYERS)
 
 def tiled(size: int, grid: int) -> Tiling:
     return make_tiling((size, size), (grid, grid), FOOTPRINT)
+
+
+def asked(ranks: int, halo: str = "layer") -> RunQuestion:
+    return RunQuestion(UNet(), (Extent((4096, 4096)),), ranks, 2**60, Parallelism(halo=halo))
 
 
 @pytest.mark.parametrize("upsampling", UPSAMPLINGS)
@@ -76,15 +80,14 @@ def test_a_network_too_large_for_any_grid_says_so() -> None:
 @pytest.mark.parametrize("halo", ["read", "exchange"])
 def test_train_and_predict_refuse_tiles(halo: str) -> None:
     with pytest.raises(InputError, match=r"values, but kernels count to 2147483646; use a finer grid than 1 x 1"):
-        choose_spread(Parallelism(halo=halo), LAYERS, [tiled(4096, 1)], 1, 1, 4, 4)
+        choose_spread(asked(1, halo), [tiled(4096, 1)])
 
 
 def test_in_layer_mode_a_ranks_block_counts() -> None:
     """A whole image of 2^31 values is spread over four ranks, not refused; on one it is."""
-    parallel = Parallelism(halo="layer")
-    assert choose_spread(parallel, LAYERS, [tiled(4096, 2)], 4, 1, 4, 4).mesh.ranks == 4
+    assert choose_spread(asked(4), [tiled(4096, 2)]).mesh.ranks == 4
     with pytest.raises(InputError, match="spread the image over more ranks than 1 x 1"):
-        choose_spread(parallel, LAYERS, [tiled(4096, 2)], 1, 1, 4, 4)
+        choose_spread(asked(1), [tiled(4096, 2)])
 
 
 def test_the_halo_that_a_block_reads_counts() -> None:

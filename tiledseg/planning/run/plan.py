@@ -15,9 +15,18 @@ from tiledseg.errors import BudgetError, ConfigError, GeometryError, InputError
 from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
+from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
-from tiledseg.planning.run.grid import CROPS_BATCHED, CROPS_SIDE, MAP_HALOS, MAP_SIDE, choose_grid, tiles_of
+from tiledseg.planning.run.grid import (
+    CROPS_BATCHED,
+    CROPS_SIDE,
+    MAP_HALOS,
+    MAP_SIDE,
+    check_tiles,
+    choose_grid,
+    tiles_of,
+)
 from tiledseg.planning.run.memory import OffloadPlan, memory_note, offload_by, plan_offload, plan_rebuilt, why_alone
 from tiledseg.planning.run.pipeline import PipelinePlan, layer_times, plan_pipeline
 from tiledseg.planning.run.question import Extent, RunQuestion
@@ -26,7 +35,6 @@ from tiledseg.planning.run.spread import (
     Spread,
     check_statistics,
     choose_mesh,
-    choose_spread,
     exact_modes,
     goes_together,
     idle_note,
@@ -35,7 +43,7 @@ from tiledseg.planning.run.spread import (
     of_steps,
 )
 from tiledseg.planning.walk.cost_model import Prices, StepTime
-from tiledseg.planning.walk.mode_cost import ModeCost, Task, mode_cost
+from tiledseg.planning.walk.mode_cost import ModeCost, Task, check_blocks, choose_fusion, mode_cost
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory, weight_memory
 
 if TYPE_CHECKING:
@@ -110,9 +118,7 @@ def _plan(question: RunQuestion) -> RunPlan:
     tilings = cut if question.validates_alone else (*cut, *held_out)
     if question.trains and goes_together(parallel, graph, images):
         batch = min(question.tiles_per_batch or 1, images)
-    items = question.items_per_step if parallel.halo == "read" else images
-    of_run = question.ranks, items, bands, value, question.figures
-    spread = choose_spread(parallel, graph, tilings, *of_run, settings is None, batch)
+    spread = choose_spread(question, tilings, batch)
     check_statistics(graph, bands, tilings, spread.mode, question.trains, question.keyed)
     mesh = spread.mesh
     if not spread.shares_images:  # tiles are dealt out: to each rank about as many as a block of the image has
@@ -233,6 +239,52 @@ def _step_task(question: RunQuestion, mesh: MeshShape, tilings: Sequence[Tiling]
     return Task(question.graph, question.network.bands, cut, width, images, mesh.replicas)
 
 
+def choose_spread(question: RunQuestion, tilings: Sequence[Tiling], batch: int = 1) -> Spread:
+    """Spread a run on rasters cut by `tilings`. `batch`: images that a replica runs at once, where images go through
+    the network together.
+
+    Raises ConfigError for a mesh of more ranks than the job, or than some image has tiles, and for a rank that would
+    own nothing of some layer's output.
+    """
+    parallel, graph, bands, value = question.parallel, question.graph, question.network.bands, question.value_bytes
+    ranks, stages, whole_tiles, images = (
+        question.ranks,
+        parallel.stages,
+        question.blocks is None,
+        question.images_per_step,
+    )
+    if ranks < stages:
+        raise ConfigError(
+            f"parallel.stages is {stages}, but the job has {ranks} ranks; start {stages} ranks or a multiple of them, "
+            "or use fewer stages"
+        )
+    if parallel.halo != "layer" and whole_tiles:
+        for tiling in tilings:
+            check_tiles(tiling, graph, bands)
+    if parallel.halo == "read":
+        in_blocks = not whole_tiles and all(len(tiling) == 1 for tiling in tilings)
+        together = goes_together(parallel, graph, question.items_per_step, in_blocks)
+        return Spread(mesh=MeshShape(ranks // stages if stages > 1 else 1, 1, 1, stages), together=together)
+    mesh = choose_mesh(parallel.mesh, tilings, ranks, -(-images // batch), stages)
+    shape = mesh.rows, mesh.cols
+    try:
+        if parallel.halo != "layer":
+            for tiling in tilings:
+                decompose(tiling, shape)
+            return Spread(parallel.halo, mesh)
+        fusion = parallel.fusion or (None if whole_tiles else 1)
+        if fusion is None:
+            first = layer_blocks(tilings[0], graph, shape)
+            fusion = choose_fusion(graph, first.rows, first.cols, bands, value, question.figures)
+        for tiling in tilings:
+            blocks = layer_blocks(tiling, graph, shape, fusion)
+            if whole_tiles:
+                check_blocks(graph, blocks.rows, blocks.cols, fusion, bands, value)
+    except GeometryError as error:
+        raise ConfigError(f"parallel.halo is {parallel.halo} on a mesh of {mesh}: {error}") from error
+    return Spread(parallel.halo, mesh, fusion, parallel.overlap, goes_together(parallel, graph, images))
+
+
 def _tilings(question: RunQuestion, footprint: Footprint) -> tuple[tuple[Tiling, ...], tuple[Tiling, ...]]:
     """Return the tilings of the rasters that are trained on or mapped, and of those held out."""
     cut, held_out = (
@@ -249,8 +301,8 @@ def _dealt_validation(question: RunQuestion, held_out: Sequence[Tiling]) -> Spre
     """Return the spread of the rasters held out beside windows that are images: tiles dealt out. Raises ConfigError
     where a norm would then see less than its image."""
     graph, bands, tiles = question.graph, question.network.bands, max(map(len, held_out), default=1)
-    read, whole = replace(question.parallel, halo="read"), question.blocks is None
-    dealt = choose_spread(read, graph, held_out, question.ranks, 1, bands, 1, whole_tiles=whole)
+    read = replace(question.parallel, halo="read")
+    dealt = choose_spread(replace(question, parallel=read, images_per_step=1, tiles_per_step=None), held_out)
     check_statistics(graph, bands, held_out, dealt.mode, False, question.keyed)
     fault = norm_fault(graph, dealt.mode, tiles, 1, False, question.keyed)
     if fault and question.parallel.exact:

@@ -22,16 +22,14 @@ from dataclasses import dataclass, field
 
 from tiledseg.config.checks import rows_cols
 from tiledseg.config.parallel import HALO_MODES, ParallelConfig
-from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.pixelwise import Norm
 from tiledseg.geometry.shapes import is_legal_size, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.run.grid import check_tiles
-from tiledseg.planning.walk.cost_model import Machine
-from tiledseg.planning.walk.mode_cost import check_blocks, choose_fusion, fusion_word
+from tiledseg.planning.walk.mode_cost import fusion_word
 
 
 @dataclass(frozen=True)
@@ -100,60 +98,6 @@ class Spread:
         """The spread as a line of the log."""
         fused = f", fusion {fusion_word(self.fusion)}{', overlap' * self.overlap}" if self.shares_layers else ""
         return f"{self.mode}, {f'ranks {self.mesh}' if self.mesh.ranks > 1 else 'tiles dealt out'}{fused}"
-
-
-def choose_spread(
-    parallel: Parallelism,
-    graph: Graph,
-    tilings: Sequence[Tiling],
-    ranks: int,
-    images_per_step: int,
-    bands: int,
-    value_bytes: int,
-    machine: Machine | None = None,
-    whole_tiles: bool = True,
-    batch: int = 1,
-) -> Spread:
-    """Spread a job of `ranks` ranks on rasters cut by `tilings`, as `parallel` sets; fusion auto depends on `machine`.
-
-    `images_per_step`: images, or tiles where these are dealt out. `whole_tiles`: tiles are not computed in blocks.
-    `batch`: images that a replica runs at once, where images go through the network together.
-
-    Raises ConfigError for a mesh of more ranks than the job, or than some image has tiles, and for a rank that would
-    own nothing of some layer's output.
-    """
-    pipelines = ranks // parallel.stages
-    if pipelines == 0:
-        raise ConfigError(
-            f"parallel.stages is {parallel.stages}, but the job has {ranks} ranks; start {parallel.stages} ranks or a "
-            "multiple of them, or use fewer stages"
-        )
-    if parallel.halo != "layer" and whole_tiles:
-        for tiling in tilings:
-            check_tiles(tiling, graph, bands)
-    if parallel.halo == "read":
-        whole_images = all(len(tiling) == 1 for tiling in tilings)
-        together = goes_together(parallel, graph, images_per_step, whole_images and not whole_tiles)
-        mesh = MeshShape(pipelines, 1, 1, parallel.stages) if parallel.stages > 1 else MeshShape(1, 1, 1)
-        return Spread(mesh=mesh, together=together)
-    mesh = choose_mesh(parallel.mesh, tilings, ranks, -(-images_per_step // batch), parallel.stages)
-    shape = mesh.rows, mesh.cols
-    try:
-        if parallel.halo != "layer":
-            for tiling in tilings:
-                decompose(tiling, shape)
-            return Spread(parallel.halo, mesh)
-        fusion = parallel.fusion or (None if whole_tiles else 1)
-        if fusion is None:
-            first = layer_blocks(tilings[0], graph, shape)
-            fusion = choose_fusion(graph, first.rows, first.cols, bands, value_bytes, machine or Machine())
-        for tiling in tilings:
-            blocks = layer_blocks(tiling, graph, shape, fusion)
-            if whole_tiles:
-                check_blocks(graph, blocks.rows, blocks.cols, fusion, bands, value_bytes)
-    except GeometryError as error:
-        raise ConfigError(f"parallel.halo is {parallel.halo} on a mesh of {mesh}: {error}") from error
-    return Spread(parallel.halo, mesh, fusion, parallel.overlap, goes_together(parallel, graph, images_per_step))
 
 
 def goes_together(
