@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.joins import ImageProducts
 from tiledseg.geometry.sharing.decomposition import Partition
-from tiledseg.geometry.sharing.layer_windows import layer_blocks
-from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.walk.cost_model import ASSUMED_STORE, Store
-from tiledseg.planning.walk.mode_cost import fusion_word
 from tiledseg.planning.walk.rank_steps import check_countable
 
 MOST_TRIED = 64  # blocks a side
@@ -65,41 +59,6 @@ class BlockPlan:
     def remedy(self) -> str:
         """The way to a step of fewer bytes."""
         return f"{'more' if self.in_file else 'memory.store, a folder on a local disk, or more'} memory.blocks"
-
-
-def choose_blocks(
-    settings: BlockSettings,
-    spread: Spread,
-    graph: Graph,
-    bands: int,
-    tilings: Sequence[Tiling],
-    value: int,
-    memory: int,
-    trains: bool = True,
-    together: int | None = None,
-) -> BlockPlan:
-    """Plan the blocks of images cut by `tilings`, where a rank has `memory` bytes. `together`: images of a rank that go
-    through the network together. Raises ConfigError where a rank has halos of whole tiles, or some layers only."""
-    conflict = None
-    if spread.shares_images and not spread.shares_layers:
-        conflict = f"halo {spread.mode} a rank has halos of whole tiles; use parallel.halo layer or read"
-    elif spread.overlap or spread.fusion > 1:
-        word = "overlap true" if spread.overlap else f"fusion {fusion_word(spread.fusion)}"
-        conflict = f"{word} tensors are computed whole; leave one of them out"
-    elif spread.mesh.stages > 1:
-        conflict = f"stages {spread.mesh.stages} no whole image passes through a rank; use parallel.stages 1"
-    if passing := seen_whole(graph):
-        what = f"memory.blocks is set, but '{passing}' takes products over the whole image, all of it at once"
-        raise ConfigError(f"{what}; leave memory.blocks out, and spread the image over ranks by parallel.halo layer")
-    if conflict is not None:
-        raise ConfigError(f"memory.blocks is set, but with parallel.{conflict}, or leave memory.blocks out")
-    if not spread.shares_layers:
-        context = max((tiling.context_max for tiling in tilings), key=math.prod)
-        return blocks_of(settings, graph, bands, context, value, memory, trains, None, together)
-    largest = max(tilings, key=lambda tiling: math.prod(tiling.raster))
-    image = layer_blocks(largest, graph, (spread.mesh.rows, spread.mesh.cols))
-    shared = image.rows, image.cols
-    return blocks_of(settings, graph, bands, image.whole.shape, value, memory, trains, shared, together)
 
 
 def seen_whole(graph: Graph) -> str | None:

@@ -5,6 +5,7 @@ It needs no torch. The free memory is handed to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
+from tiledseg.planning.run.blocks import BlockPlan, BlockSettings, blocks_of, seen_whole
 from tiledseg.planning.run.grid import (
     CROPS_BATCHED,
     CROPS_SIDE,
@@ -43,7 +44,7 @@ from tiledseg.planning.run.spread import (
     of_steps,
 )
 from tiledseg.planning.walk.cost_model import Prices, StepTime
-from tiledseg.planning.walk.mode_cost import ModeCost, Task, check_blocks, choose_fusion, mode_cost
+from tiledseg.planning.walk.mode_cost import ModeCost, Task, check_blocks, choose_fusion, fusion_word, mode_cost
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory, weight_memory
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _plan(question: RunQuestion) -> RunPlan:
         together = None  # images of a rank that go through the network together
         if spread.together:  # tiles are dealt out by size: no rank has more pixels than so many of the largest
             together = task.images if spread.shares_images else -(-tiles_per_step // question.ranks)
-        blocks = choose_blocks(settings, spread, graph, bands, tilings, value, budget, question.trains, together)
+        blocks = _blocks(question, settings, spread, tilings, together)
         if question.budgeted and blocks.memory > budget:
             raise BudgetError(
                 f"memory.budget is {budget} bytes, but a training step in at most {blocks.shape[0]} x "
@@ -191,6 +192,33 @@ def _plan(question: RunQuestion) -> RunPlan:
     plan = RunPlan(network, footprint, cut, held_out, spread, largest, cost, seconds, None, notes, validation)
     plan = replace(plan, tiles_per_batch=tiles_per_batch, blocks=blocks, rebuilt=rebuilt, offloaded=offloaded)
     return plan if parallel.stages == 1 else _balanced(question, plan)
+
+
+def _blocks(
+    question: RunQuestion, settings: BlockSettings, spread: Spread, tilings: Sequence[Tiling], together: int | None
+) -> BlockPlan:
+    """Plan the blocks of images cut by `tilings`. `together`: images of a rank that go through the network together.
+    Raises ConfigError where a rank has halos of whole tiles, or some layers only."""
+    graph, conflict = question.graph, None
+    if spread.shares_images and not spread.shares_layers:
+        conflict = f"halo {spread.mode} a rank has halos of whole tiles; use parallel.halo layer or read"
+    elif spread.overlap or spread.fusion > 1:
+        word = "overlap true" if spread.overlap else f"fusion {fusion_word(spread.fusion)}"
+        conflict = f"{word} tensors are computed whole; leave one of them out"
+    elif spread.mesh.stages > 1:
+        conflict = f"stages {spread.mesh.stages} no whole image passes through a rank; use parallel.stages 1"
+    if passing := seen_whole(graph):
+        what = f"memory.blocks is set, but '{passing}' takes products over the whole image, all of it at once"
+        raise ConfigError(f"{what}; leave memory.blocks out, and spread the image over ranks by parallel.halo layer")
+    if conflict is not None:
+        raise ConfigError(f"memory.blocks is set, but with parallel.{conflict}, or leave memory.blocks out")
+    context, shared = max((tiling.context_max for tiling in tilings), key=math.prod), None
+    if spread.shares_layers:
+        largest = max(tilings, key=lambda tiling: math.prod(tiling.raster))
+        image = layer_blocks(largest, graph, (spread.mesh.rows, spread.mesh.cols))
+        context, shared = image.whole.shape, (image.rows, image.cols)
+    of_step = question.network.bands, context, question.value_bytes, question.memory, question.trains
+    return blocks_of(settings, graph, *of_step, shared, together)
 
 
 def _balanced(question: RunQuestion, plan: RunPlan) -> RunPlan:
