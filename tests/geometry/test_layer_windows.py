@@ -18,7 +18,6 @@ from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph, Node, chain
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Concatenate
-from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Mark, Norm
 from tiledseg.geometry.layers.resampling import MaxPool, Pool, Upsample
 from tiledseg.geometry.shapes import is_legal_size, total_stride
@@ -194,7 +193,6 @@ def test_settling_keeps_blocks_and_those_on_the_alignment(
             1,
             "layer 'pop': it joins tensors of 9 and 8 positions.* another input size",
         ),
-        (line(Layer()), (0, 4), 0, "fusion of 0 layers; give at least 1"),
         (
             chain((f"pool{i}", MaxPool()) for i in range(3)),
             (0, 4, 6, 24),

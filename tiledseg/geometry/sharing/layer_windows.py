@@ -83,10 +83,8 @@ def layer_windows(graph: Graph, partition: Partition, fusion: int = 1, early: bo
     """Return the windows of every node, for an input cut by `partition`. `early` False: exchanges come right before the
     node that needs them.
 
-    Raises GeometryError if a rank would own nothing of a tensor, joined tensors do not match, or `fusion` is below 1.
+    Raises GeometryError if a rank would own nothing of a tensor, or joined tensors do not match.
     """
-    if fusion < 1:
-        raise GeometryError(f"fusion of {fusion} layers; give at least 1")
     partitions = partitions_of(graph, partition)
     exchanges = _exchanges(graph, _all_short(graph, partition), fusion)
     carried = _carriers(graph, exchanges) if early else {}

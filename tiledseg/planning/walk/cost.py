@@ -58,11 +58,6 @@ class LayerCost:
     looks: int = 1
     frozen: bool = False
 
-    @property
-    def moved(self) -> int:
-        """Bytes that its forward pass reads and writes."""
-        return self.looks * (sum(self.input_bytes) + self.output_bytes)
-
 
 @dataclass
 class Tensor:

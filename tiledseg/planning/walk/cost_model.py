@@ -87,7 +87,8 @@ class Machine:
 
     def node(self, cost: LayerCost) -> tuple[float, float]:
         """Return the seconds of a node, forward and backward."""
-        operations, channels, moved = FLOPS_PER_MULTIPLY_ADD * cost.multiply_adds, cost.shape[0], cost.moved
+        operations, channels = FLOPS_PER_MULTIPLY_ADD * cost.multiply_adds, cost.shape[0]
+        moved = cost.looks * (sum(cost.input_bytes) + cost.output_bytes)
         back = moved + cost.reread if cost.passes and moved else 0
         forward = self.kernel(moved, operations, channels)
         return forward, self.kernel(back, cost.passes * operations, channels)
