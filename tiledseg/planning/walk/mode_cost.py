@@ -24,7 +24,7 @@ from tiledseg.geometry.layers.pixelwise import Positions
 from tiledseg.geometry.shapes import count_parameters, tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, TileSizes
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
-from tiledseg.planning.walk.cost import FLOPS_PER_MULTIPLY_ADD, ForwardWalk, rank_walk, tile_walk
+from tiledseg.planning.walk.cost import ForwardWalk, rank_walk, tile_walk
 from tiledseg.planning.walk.cost_model import Machine, Prices, StepTime, sum_of
 from tiledseg.planning.walk.rank_steps import (
     RankSteps,
@@ -283,25 +283,18 @@ def choose_fusion(
     if rows.parts * cols.parts == 1:
         return 1
     ranks, dims = rows.parts * cols.parts, ((graph, rows), (graph.along_columns, cols))
-    prices, channels = Prices(graph, bands, value_bytes, machine, ranks), tensor_channels(graph, bands)
+    prices = Prices(graph, bands, value_bytes, machine, ranks)
 
-    def estimate(kind: tuple[RankSteps, RankSteps]) -> float:
-        """Return about the seconds of a kind of rank: of layers three times, and of messages, back and forth."""
-        total = 0.0
-        for k, (layer, sources, row, col) in enumerate(zip(graph.layers, graph.sources, *kind, strict=True)):
-            pixels, work = row.computed * col.computed, layer.multiply_adds(channels[sources[0]])
-            operations = FLOPS_PER_MULTIPLY_ADD * work * pixels
-            total += 3 * machine.kernel(channels[k + 1] * pixels * value_bytes, operations, channels[k + 1])
-            for source, r, c in zip(sources, row.inputs, col.inputs, strict=True):
-                sent = pieces((r.swap.kept, *r.swap.sent), (c.swap.kept, *c.swap.sent))
-                messages = SentBytes(2 * len(sent), 2 * sum(sent) * channels[source] * value_bytes)
-                total += machine.message_seconds(messages, ranks)
-        return total
+    def read(kind: RankSteps) -> int:
+        return sum(each.window for step in kind for each in step.inputs)
+
+    def sent(kind: RankSteps) -> int:
+        return sum(sum(each.swap.sent) for step in kind for each in step.inputs)
 
     def seconds(fusion: int) -> float:
-        of_rows, of_cols = (rank_kinds(each, partition, fusion) for each, partition in dims)
-        row, col = max(itertools.product(of_rows, of_cols), key=estimate)
-        return sum(_rank_time(rank_walk(graph, bands, row, col, ranks, value_bytes), prices))
+        kinds = [rank_kinds(each, cut, fusion) for each, cut in dims]
+        busiest = {(max(kinds[0], key=load), max(kinds[1], key=load)) for load in (read, sent)}
+        return max(sum(_rank_time(rank_walk(graph, bands, *kind, ranks, value_bytes), prices)) for kind in busiest)
 
     halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)
     return min((depth for depth in DEPTHS if depth in (1, WHOLE) or depth < halos), key=seconds)
