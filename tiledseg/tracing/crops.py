@@ -179,8 +179,8 @@ class CropModule(BlockModule):
         made = self._each(x_CHW, [each for each in crops if each not in kept], place, copies)
         wide = torch.promote_types(x_CHW.dtype, torch.float32)
         weights_HW = self._weights_HW.to(device, wide)
-        weighted_KHW = torch.empty(self.rows.classes, side, side, dtype=wide, device=device)
-        scores_KHW = torch.empty(self.rows.classes, *context.shape, dtype=wide, device=device)
+        weighted_KHW = torch.empty(self.rows.out_channels, side, side, dtype=wide, device=device)
+        scores_KHW = torch.empty(self.rows.out_channels, *context.shape, dtype=wide, device=device)
         sums_KHW = scores_KHW[:, *core.relative_to(context).slices].zero_()
         total_HW = torch.zeros(core.shape, dtype=wide, device=device)
         for row, col in crops:

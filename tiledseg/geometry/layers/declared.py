@@ -45,12 +45,6 @@ class Leaf(Layer):
             raise GeometryError(f"its windows of {self.size} do not fill {size} positions; give a multiple")
         return size
 
-    def parameters(self, channels: int) -> int:
-        return self.weights
-
-    def multiply_adds(self, channels: int) -> int:
-        return self.work
-
     def kept_besides(self, shape: Shape, width: int) -> int:
         return self.kept * shape[1] * shape[2] * width
 
@@ -193,12 +187,12 @@ class CropGrid:
 
 @dataclass(frozen=True)
 class Crops(Layer):
-    """An untraced module with `weights` parameters and scores of `classes`, run on the crops of `grid`, or (None) only
-    on whole images. `kept`, `work`: measured bytes that autograd keeps of a crop in float32, and multiply-adds of a
-    pixel; 0 if it is not trained."""
+    """An untraced module with `weights` parameters and scores of `out_channels` classes, run on the crops of `grid`, or
+    (None) only on whole images. `kept`, `work`: measured bytes that autograd keeps of a crop in float32, and
+    multiply-adds of a pixel; 0 if it is not trained."""
 
     grid: CropGrid | None
-    classes: int
+    out_channels: int
     weights: int = 0
     kept: int = 0
     work: int = 0
@@ -215,15 +209,6 @@ class Crops(Layer):
     def required_input(self, out: Interval, index: int = 0) -> Interval:
         more = self.grid.window - 1 if self.grid else 0
         return out.expand(more, more)
-
-    def output_channels(self, channels: int, *others: int) -> int:
-        return self.classes
-
-    def parameters(self, channels: int) -> int:
-        return self.weights
-
-    def multiply_adds(self, channels: int) -> int:
-        return self.work
 
     def kept_besides(self, shape: Shape, width: int) -> int:
         return self.kept * width // SINGLE_BYTES

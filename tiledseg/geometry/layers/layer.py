@@ -117,11 +117,14 @@ class Layer:
         return made
 
     def parameters(self, channels: int) -> int:
-        return 0
+        """Count its weights: its field `weights` if it has one."""
+        weights: int = getattr(self, "weights", 0)
+        return weights
 
     def multiply_adds(self, channels: int) -> int:
-        """Count the multiply-adds of an output pixel."""
-        return 0
+        """Count the multiply-adds of an output pixel: its field `work` if it has one."""
+        work: int = getattr(self, "work", 0)
+        return work
 
     # Statistics.
 

@@ -139,9 +139,6 @@ class OfOnePixel(Layer):
     is_flat = True
     kept_inputs = (0,)
 
-    def parameters(self, channels: int) -> int:
-        return self.weights
-
 
 @dataclass(frozen=True)
 class ZeroAtZero(Layer):

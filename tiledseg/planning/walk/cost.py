@@ -113,9 +113,6 @@ class MovedLayer(Layer):
     def gradient(self) -> str:
         return "parts" if self.allocated is None else super().gradient
 
-    def parameters(self, channels: int) -> int:
-        return self.weights
-
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
         return self.allocated or 0
 
