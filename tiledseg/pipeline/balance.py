@@ -80,15 +80,11 @@ class BalancePrices:
 
 
 def parse_balance(values: Sequence[int], layers: int) -> tuple[int, ...]:
-    """Return the balance. Raises ConfigError if a count is less than 1, or the counts do not sum to `layers`."""
-    text = f"[{','.join(map(str, values))}]"
-    for stage, count in enumerate(values):
-        if count < 1:
-            raise ConfigError(f"the balance {text} gives stage {stage} {count} layers; give each stage at least 1")
+    """Return the balance. Raises ConfigError if the counts do not sum to `layers`."""
     if sum(values) != layers:
         raise ConfigError(
-            f"the balance {text} sums to {sum(values)} layers, but the network has {layers}; give counts that sum to "
-            f"{layers}, or auto"
+            f"the balance [{','.join(map(str, values))}] sums to {sum(values)} layers, but the network has {layers}; "
+            f"give counts that sum to {layers}, or auto"
         )
     return tuple(values)
 

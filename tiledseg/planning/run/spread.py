@@ -130,23 +130,17 @@ def choose_mesh(
     fewest ranks an image (several images in flight exchange less), then the shortest edges between blocks. Depends on
     nothing but its arguments. Raises ConfigError where the mesh has more ranks than the job.
     """
-
-    def mesh(rows: int, cols: int) -> MeshShape:
-        return MeshShape(min(images_per_step, ranks // (rows * cols * stages)), rows, cols, stages)
-
-    if shape is not None:
-        needed = shape[0] * shape[1] * stages
-        if needed > ranks:
-            split = f" in {stages} stages" if stages > 1 else ""
-            raise ConfigError(
-                f"parallel.mesh is [{shape[0]}, {shape[1]}], {needed} ranks an image{split}, but the job has "
-                f"{ranks}; start more ranks, or use a smaller mesh"
-            )
-        return mesh(*shape)
+    if shape is not None and math.prod(shape) * stages > ranks:
+        split = f" in {stages} stages" if stages > 1 else ""
+        raise ConfigError(
+            f"parallel.mesh is [{shape[0]}, {shape[1]}], {math.prod(shape) * stages} ranks an image{split}, but the "
+            f"job has {ranks}; start more ranks, or use a smaller mesh"
+        )
     rows, cols = (min(tiling.grid[dim] for tiling in tilings) for dim in (0, 1))
-    height, width = tilings[0].raster
-    pipelines = ranks // stages
-    meshes = [mesh(r, c) for r in range(1, min(rows, pipelines) + 1) for c in range(1, min(cols, pipelines // r) + 1)]
+    (height, width), most = tilings[0].raster, ranks // stages
+    every = ((r, c) for r in range(1, min(rows, most) + 1) for c in range(1, min(cols, most // r) + 1))
+    shapes = every if shape is None else [shape]
+    meshes = [MeshShape(min(images_per_step, most // (r * c)), r, c, stages) for r, c in shapes]
     return min(
         meshes, key=lambda m: (-m.ranks, m.rows * m.cols, (m.rows - 1) * width + (m.cols - 1) * height, m.rows, m.cols)
     )
