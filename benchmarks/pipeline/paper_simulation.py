@@ -11,7 +11,7 @@ from benchmarks.pipeline.paper_times import Case, Measurement
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.config.words import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.balance import cuts, parse_balance
-from tiledseg.planning.run.pipeline import PipelineCase, choose, stage
+from tiledseg.planning.run.pipeline import LayerTimes, PipelineCase, choose, stage
 from tiledseg.planning.walk.cost import FLOPS_PER_MULTIPLY_ADD, tile_walk
 from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.planning.walk.rank_steps import SentBytes
@@ -75,16 +75,8 @@ class Simulated:
 
     def row(self, schedule: str, stages: int, by_hand: tuple[int, ...] | None = None) -> Row:
         """A step with the balance given, or with ours."""
-        case = PipelineCase(
-            schedule,
-            ("never",) * stages,
-            self.micro_batches,
-            self.walk,
-            self.forward,
-            self.backward,
-            lambda size: self.machine.message_seconds(SentBytes(1, size)),
-            None,
-        )
+        times = LayerTimes(self.forward, self.backward, lambda size: self.machine.message_seconds(SentBytes(1, size)))
+        case = PipelineCase(schedule, ("never",) * stages, self.micro_batches, self.walk, times, None)
         staged = stage(case, by_hand) if by_hand else choose(case)
         free, real = staged.timeline(transfers=False).makespan, staged.timeline().makespan
         cap = self.cap(staged.balance, self.both, schedule)

@@ -11,7 +11,7 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.words import SCHEDULES
 from tiledseg.pipeline.simulation import simulate
-from tiledseg.planning.run.pipeline import PipelineCase, StagedPipeline, choose, stage, torn_skips
+from tiledseg.planning.run.pipeline import LayerTimes, PipelineCase, StagedPipeline, choose, stage, torn_skips
 from tiledseg.planning.walk.cost import tile_walk
 
 LAYERS = UNet(2, 1, base_channels=2).graph()
@@ -24,7 +24,8 @@ def case_of(schedule: str, stages: int, seed: int, per_byte: float | None = None
     forward = [draw.uniform(0.2, 1.0) for _ in LAYERS.nodes]
     backward = [draw.uniform(0.5, 2.0) for _ in LAYERS.nodes]
     message = None if per_byte is None else lambda size: 0.01 + per_byte * size
-    case = PipelineCase(schedule, ("never",) * stages, 6, WALK, forward, backward, message, None)
+    times = LayerTimes(forward, backward, message)
+    case = PipelineCase(schedule, ("never",) * stages, 6, WALK, times, None)
     return replace(case, **more)  # type: ignore[arg-type]
 
 
@@ -63,7 +64,9 @@ def test_a_limit_of_memory_is_kept(schedule: str) -> None:
 def test_what_travels_is_counted_once_each_way() -> None:
     """The step over links of a second a byte, with layers of no time, is as long as the busiest rank sends."""
     case = case_of("gpipe", 2, seed=1, per_byte=1.0, micro_batches=3)
-    staged = stage(replace(case, forward=[0.0] * len(LAYERS), backward=[0.0] * len(LAYERS)), (12, len(LAYERS) - 12))
+    nothing = [0.0] * len(LAYERS)
+    case = replace(case, times=replace(case.times, forward=nothing, backward=nothing))
+    staged = stage(case, (12, len(LAYERS) - 12))
     sent = sum(0.01 + staged.route_bytes(route) for route in staged.pipeline.routes)
     assert staged.timeline().makespan == pytest.approx(2 * 3 * sent)
     assert staged.timeline(transfers=False).makespan == 0

@@ -48,6 +48,17 @@ _SAMPLE = 24  # micro-batches that are simulated to compare balances
 MessageTime = Callable[[int], float]  # bytes -> time of one message
 
 
+@dataclass(frozen=True)
+class LayerTimes:
+    """Times of each layer for the largest micro-batch, forward and backward, in any unit, and of a message of so many
+    bytes in the same (None: messages take no time). `takes_turns`: ranks a core, where they are more."""
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    message: MessageTime | None
+    takes_turns: float = 1.0
+
+
 @lru_cache(maxsize=32)
 def stage_memory(walk: ForwardWalk) -> Callable[[int, int], StepMemory]:
     """Return a function from a run of nodes (first, stop), half-open, to its memory on one micro-batch. All pipelines
@@ -59,18 +70,15 @@ def stage_memory(walk: ForwardWalk) -> Callable[[int, int], StepMemory]:
 class PipelineCase:
     """The settings of a pipeline, and the costs of its layers.
 
-    `walk`: of one micro-batch. `modes`: recomputation, one a stage. `micro_batches`: between two flushes. `forward`,
-    `backward`: times of each layer, in any unit; `message` in the same (None: messages take no time). `limit`: bytes
-    that a stage may need.
+    `walk`: of one micro-batch. `modes`: recomputation, one a stage. `micro_batches`: between two flushes. `limit`:
+    bytes that a stage may need.
     """
 
     schedule: str
     modes: tuple[str, ...]
     micro_batches: int
     walk: ForwardWalk
-    forward: Sequence[float]
-    backward: Sequence[float]
-    message: MessageTime | None
+    times: LayerTimes
     limit: int | None
 
     @property
@@ -110,7 +118,7 @@ class PipelineCase:
     @property
     def alone(self) -> float:
         """Time of a step on one rank, where nothing is recomputed or sent."""
-        return self.micro_batches * (sum(self.forward) + sum(self.backward))
+        return self.micro_batches * (sum(self.times.forward) + sum(self.times.backward))
 
 
 @dataclass(frozen=True)
@@ -132,19 +140,19 @@ class StagedPipeline:
 
     def timeline(self, transfers: bool = True) -> Timeline:
         """Simulate a step; without `transfers` messages take no time."""
-        message = self.case.message if transfers else None
+        message = self.case.times.message if transfers else None
         seconds = {r: message(self.route_bytes(r)) if message else 0.0 for r in self.pipeline.routes}
         return simulate(self.actions, self.times.forward, self.times.backward, seconds.__getitem__)
 
 
 def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
     """Return the pipeline of a balance that fits (see `balance.parse_balance`)."""
-    runs = cuts(balance)
-    forward = [sum(case.forward[first:stop]) for first, stop in runs]
-    backward = [sum(case.backward[first:stop]) for first, stop in runs]
+    runs, times = cuts(balance), case.times
+    forward = [sum(times.forward[first:stop]) for first, stop in runs]
+    backward = [sum(times.backward[first:stop]) for first, stop in runs]
     for chunk, rank in enumerate(case.ranks):
         backward[chunk] += forward[chunk] * case.recomputes(rank)
-    sending = [case.message(case.walk.tensor_bytes(first)) for first, _ in runs[1:]] if case.message else ()
+    sending = [times.message(case.walk.tensor_bytes(first)) for first, _ in runs[1:]] if times.message else ()
     chunks = ChunkMap(case.ranks, chunk_routes(case.walk.graph, runs))
     return StagedPipeline(case, balance, chunks, ChunkTimes(forward, backward, sending))
 
@@ -153,15 +161,16 @@ def choose(case: PipelineCase) -> StagedPipeline:
     """Return the pipeline with the automatic balance: the shortest simulated step of several candidates. They are the
     balance whose slowest stage is fastest, and somewhat slower ones that send fewer bytes. Raises ConfigError where
     none fits the network or the limit."""
-    tolerances = TOLERANCES if case.message else TOLERANCES[:1]  # the fastest alone, where messages take no time
-    both = [f + b for f, b in zip(case.forward, case.backward, strict=True)]
+    times = case.times
+    tolerances = TOLERANCES if times.message else TOLERANCES[:1]  # the fastest alone, where messages take no time
+    both = [f + b for f, b in zip(times.forward, times.backward, strict=True)]
     recomputing = frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank))
 
     def traffic(first: int, stop: int) -> int:
         """Return the bytes that a run receives; skips of a folded pipeline stay on their rank."""
         return case.walk.tensor_bytes(first) * bool(first) if case.folds else case.walk.received(first, stop)
 
-    prices = BalancePrices(both, case.memory(), case.limit, traffic, case.forward, recomputing)
+    prices = BalancePrices(both, case.memory(), case.limit, traffic, times.forward, recomputing)
     if case.folds:
         skips = [(tensor - 1, reader) for tensor, reader in case.walk.graph.skips]
         balances = choose_folded_balances(prices, skips, case.stages, tolerances)
@@ -223,7 +232,7 @@ _PERCENTS = 100, 110, 130, 160, 200, 300, 500  # of the memory that a balance ma
 class PipelinePlan(Settings):
     """The settings of a pipeline, and the micro-batches between two flushes (None: all of a step).
 
-    `seconds`: of the passes of a step with the most micro-batches, replayed with the times that were times.
+    `seconds`: of the passes of a step with the most micro-batches, replayed with the times of its layers.
     `memory`: bytes of the stage that needs most, where tensors are kept. `rebuilt`: the tensors that are recomputed so
     that all stages fit, None where that is not needed.
     """
@@ -239,19 +248,6 @@ class PipelinePlan(Settings):
         again = "" if set(self.recompute) == {"never"} else f", recompute {'/'.join(self.recompute)}"
         stages = len(self.recompute)
         return f"{stages} stages, balance [{','.join(map(str, self.balance))}], {self.schedule}{again}"
-
-
-@dataclass(frozen=True)
-class LayerTimes:
-    """Seconds of each layer for the largest micro-batch, forward and backward, and of a message of so many bytes.
-
-    `takes_turns`: ranks a core, where they are more.
-    """
-
-    forward: Sequence[float]
-    backward: Sequence[float]
-    message: MessageTime
-    takes_turns: float = 1.0
 
 
 def layer_times(machine: Machine, graph: Graph, bands: int, largest: MicroBatchSize, ranks: int) -> LayerTimes:
@@ -320,23 +316,16 @@ def balanced_pipeline(
 ) -> StagedPipeline:
     """Return the pipeline with the balance that the user gave by this `name`, or an automatic one within the memory.
 
-    `times`: times of each layer and of messages, for `balance: auto` (None: multiply-adds, a backward pass for two
+    `times`: of each layer and of messages, for `balance: auto` (None: multiply-adds, a backward pass for two
     forward where all is trained, and messages that take no time). Raises ConfigError where the balance does not fit the
     network or the schedule, or none fits the memory.
     """
     walk = tile_walk(graph, bands, largest.pixels, largest.value_bytes)
-    forward = times.forward if times else [cost.multiply_adds for cost in walk.costs]
-    backward = times.backward if times else [cost.passes * cost.multiply_adds for cost in walk.costs]
-    case = PipelineCase(
-        parallel.schedule,
-        parallel.recompute,
-        max(1, min(parallel.micro_batches or largest.count, largest.count)),
-        walk,
-        forward,
-        backward,
-        times.message if times else None,
-        memory_bytes,
-    )
+    if times is None:
+        work = [cost.multiply_adds for cost in walk.costs]
+        times = LayerTimes(work, [cost.passes * cost.multiply_adds for cost in walk.costs], None)
+    micro_batches = max(1, min(parallel.micro_batches or largest.count, largest.count))
+    case = PipelineCase(parallel.schedule, parallel.recompute, micro_batches, walk, times, memory_bytes)
     if parallel.balance is None:
         return choose(case)
     balance = parse_balance(parallel.balance, len(graph))
