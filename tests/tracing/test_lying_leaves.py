@@ -117,19 +117,3 @@ def test_a_whole_image_of_fewer_pixels_is_refused(monkeypatch: pytest.MonkeyPatc
     tiledseg.declare(Smaller, tiledseg.WholeImage())
     with pytest.raises(ConfigError, match="gives 16 x 12 pixels of 32 x 24, not 32 x 24"):
         tiledseg.trace(nn.Sequential(nn.Conv2d(3, 4, 1), Smaller()), bands=3)
-
-
-class DropPath(nn.Module):
-    def __init__(self, more: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
-        super().__init__()
-        self.drop_prob, self._more = 0.25, more
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            x = x * x.new_empty((len(x),) + (1,) * (x.ndim - 1)).bernoulli_(0.75).div_(0.75)
-        return x if self._more is None else self._more(x)
-
-
-def test_a_stochastic_depth_is_known_by_all_its_attributes() -> None:
-    assert declared.depth_rate(DropPath(None)) == 0.25
-    assert declared.depth_rate(DropPath(lambda x: x if x.shape[-1] < 1000 else x - x.mean(-1, True))) is None

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -147,26 +146,15 @@ def test_each_image_and_call_has_a_draw_of_its_own(declares: bool) -> None:
     assert network.eval()(x_BCHW).unique().tolist() == [4.0]
 
 
-class DrawnOtherwise(DropPath):
-    """A stochastic depth, of which `function` makes something else."""
-
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__(0.5)
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x, super().forward, self.training)
+class StrangeDropPath(DropPath):
+    """A stochastic depth of no known package."""
 
 
-DrawnOtherwise.__name__ = "DropPath"
-DRAWS: dict[str, Callable[..., torch.Tensor]] = {
-    "one for all images": lambda x, drop, trains: drop(x[None])[0],
-    "images are not scaled": lambda x, drop, trains: drop(x) * (0.5 if trains else 1),
-    "one a pixel": lambda x, _, trains: x * 2 * x.new_empty(len(x), 1, *x.shape[2:]).bernoulli_(0.5) if trains else x,
-    "one a channel, of more than two": lambda x, drop, _: drop(x if x.shape[1] <= 2 else x.flatten(0, 1)).view_as(x),
-    "one for a few images": lambda x, drop, _: drop(x) if len(x) > 1000 else drop(x[None])[0],
-    "large values are cut off": lambda x, drop, trains: drop(x.clamp(max=1e6) if trains else x),
-}
+class UnscaledDropPath(DropPath):
+    """A stochastic depth that does not scale images."""
+
+    __module__ = "timm.layers.drop"
+    scale_by_keep = False
 
 
 class OfParts(nn.Module):
@@ -180,11 +168,11 @@ class OfParts(nn.Module):
         return self.depth(x_BHWC.flatten(0, 1)).unflatten(0, x_BHWC.shape[:2])
 
 
-@pytest.mark.parametrize("draw", [*DRAWS, "of parts", "of parts, declared"])
-def test_other_draws_are_mapped_and_not_trained(draw: str) -> None:
-    if draw.endswith("declared"):
-        tiledseg.declare(OfParts, PIXEL())
-    module = DrawnOtherwise(DRAWS[draw]) if draw in DRAWS else OfParts()
+@pytest.mark.parametrize("declares", [True, False])
+@pytest.mark.parametrize("module", [StrangeDropPath(0.5), UnscaledDropPath(0.5), OfParts()])
+def test_other_draws_are_mapped_and_not_trained(module: nn.Module, declares: bool) -> None:
+    if declares:
+        tiledseg.declare(type(module), PIXEL())
     assert _traced(module, trains=False).untrained
     with pytest.raises(ConfigError, match="in training"):
         _traced(module)

@@ -25,6 +25,9 @@ class DropPath(nn.Module):
         return x * x.new_empty(len(x), *(1,) * (x.dim() - 1)).bernoulli_(keep).div_(keep)
 
 
+DropPath.__module__ = "timm.layers.drop"  # it is written as there
+
+
 class Block(nn.Module):
     """A block of Swin: attention in windows, moved by `shift` by rolling and a mask, and a hidden layer."""
 

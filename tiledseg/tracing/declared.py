@@ -7,32 +7,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
-from math import sqrt
 from typing import Any
 
-import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiledseg.errors import ConfigError
-from tiledseg.tracing.state import drawn_from
 
 Numbers = int | Sequence[int]  # one of rows and columns alike, or one of each
 DEPTHS = ("DropPath", "StochasticDepth")  # ends of the names of classes
-IMAGES = 1 << 16  # images in the statistical test of such a module
-# Shapes for which it must call the same kernels, of tokens, images and times: small and vast, to find branches.
-SHAPES = (2, 6, 4), (3, 70_000, 96), (1, 3, 5, 7), (8, 64, 70_000, 24), (5, 2_100, 24, 70_000), (2, 3, 4, 64, 96)
-MAKES = (
-    "new_empty",
-    "new_ones",
-    "new_zeros",
-    "new_full",
-    "empty_like",
-    "ones_like",
-    "zeros_like",
-)  # kernels that read no values
-SCALES = "mul", "mul_", "div", "div_", "clone", "detach", "alias"
+PACKAGES = "timm", "monai", "torchvision", "transformers", "terratorch", "segmentation_models_pytorch"
 
 
 class StatedFootprint:
@@ -76,82 +59,13 @@ class WholeImage(StatedFootprint):
 
 
 def depth_rate(module: nn.Module) -> float | None:
-    """Return the rate at which a module drops whole images in training, as stochastic depth of timm, MONAI, torchvision
-    and transformers does; None for any other module. The class's name, a statistical test and `_only_scales` tell."""
-    rate = getattr(module, "drop_prob", getattr(module, "p", None))
-    named = type(module).__name__.endswith(DEPTHS) and not module._forward_hooks and not module._forward_pre_hooks
-    if not named or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        return None
-    x_BCHW, mode = torch.ones(IMAGES, 2, 1, 1), module.training
-    try:
-        with drawn_from(0), torch.no_grad():
-            still_BCHW, y_BCHW = module.train(False)(x_BCHW.clone()), module.train(True)(x_BCHW.clone())
-    except Exception:  # whatever the module raises
-        return None
-    finally:
-        module.train(mode)
-    dropped, expected = (y_BCHW == 0).all(1), IMAGES * rate
-    scaled_BCHW = torch.where(dropped[:, None], 0.0, x_BCHW / (1 - rate or 1.0))
-    near = abs(int(dropped.sum()) - expected) <= 6 * sqrt(expected * (1 - rate)) and (expected > 40 or rate == 0)
-    near = near and torch.equal(still_BCHW, x_BCHW) and torch.allclose(y_BCHW, scaled_BCHW)
-    return float(rate) if near and (rate == 0 or _only_scales(module)) else None
-
-
-def _only_scales(module: nn.Module) -> bool:
-    """Return True if a module, by the kernels that it calls for tensors without values, only multiplies its input by
-    numbers. In training it draws them, one an image; shape and dtype change nothing."""
-    mode, held = module.training, _held(module)
-    own = vars(module).keys() - vars(nn.Module()).keys() - held.keys()
-    parts = module._modules, module._parameters, module._buffers
-    alike = None if own or any(parts) else (type(module), tuple(sorted(held.items(), key=str)))
-    if alike in _SCALING:
-        return True
-    runs: dict[bool, set[Any]] = {False: set(), True: set()}
-    try:
-        for training, dtype, shape in product(runs, (torch.float32, torch.float64, torch.bfloat16), SHAPES):
-            x = torch.empty(shape, dtype=dtype, device="meta")
-            with torch.device("meta"), _ScalingKernels(x) as kernels, drawn_from(0), torch.no_grad():
-                module.train(training)(x)
-            runs[training].add((*kernels.called, not training or kernels.drawn == shape[0]))
-    except Exception:  # whatever the module raises
-        return False
-    finally:
-        module.train(mode)
-    scales = _held(module) == held and all(len(found) == 1 and found.pop()[-1] for found in runs.values())
-    if scales and alike is not None:
-        _SCALING.add(alike)
-    return scales
-
-
-_SCALING: set[tuple[Any, ...]] = set()  # a cache of `_only_scales`: classes of modules that scale, with attributes
-
-
-def _held(module: nn.Module) -> dict[str, Any]:
-    """Return the numbers and texts among a module's attributes, one of which may count its calls."""
-    return {name: each for name, each in vars(module).items() if isinstance(each, int | float | str)}
-
-
-class _ScalingKernels(TorchDispatchMode):
-    """A mode that notes the kernels that a function of `x` calls. Raises ValueError for other kernels than scaling."""
-
-    def __init__(self, x: torch.Tensor) -> None:
-        super().__init__()
-        self.called, self.drawn = list[Any](), 0  # kernels with their numbers; random numbers
-        self._of_x, self._made = [x], list[torch.Tensor]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
-        of_x = [any(each is one for one in self._of_x) for each in args]
-        if any(of_x) and name not in MAKES:
-            if name not in SCALES or sum(of_x) > 1 or not (of_x[0] or name == "mul"):
-                raise ValueError(f"computes {name} of the images")
-            self._of_x.append(result)
-        if func._schema.is_mutable and not any(args[0] is one for one in (*self._made, *self._of_x[1:])):
-            raise ValueError(f"writes by {name}")
-        self._made.append(result)
-        self.drawn += result.numel() if torch.Tag.nondeterministic_seeded in func.tags else 0
-        self.called.append((name, *(each for each in args if isinstance(each, int | float))))
-        return result
+    """Return the rate at which a module drops whole images in training, for stochastic depth of PACKAGES; None for any
+    other module."""
+    kind, rate = type(module), getattr(module, "drop_prob", getattr(module, "p", None))
+    known = kind.__module__.partition(".")[0] in PACKAGES and kind.__name__.endswith(DEPTHS)
+    scales = getattr(module, "scale_by_keep", True) and getattr(module, "mode", "row") == "row"
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    return float(rate) if known and scales and not hooked and isinstance(rate, int | float) else None
 
 
 def depths_of(module: nn.Module) -> dict[str, float]:
