@@ -21,7 +21,6 @@ _FIRST = ("input", "self", "tensor", "x", "a", "x1")
 NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(("input", "self"), _FIRST)
 NAMES |= {"dim": ("dim", "axis"), "keepdim": ("keepdim", "keepdims"), "other": ("other", "x2", "mat2")}
 MULTI_HEAD = "multi_head_attention_forward"
-MODAL = "batch_norm", MULTI_HEAD  # functions with an argument `training`, which their handlers check
 CONTRARY = {"in training": "in evaluation", "with gradients": "without gradients", "at its next call": "first"}
 
 # Functions of single values, by the name of the variant that makes a new tensor.
@@ -216,7 +215,7 @@ def differing(one: Record, again: Record, how: str | None = None, other: Record 
         return f"{where(longer.calls[min(len(one.calls), len(again.calls))])} comes {words} only"
     given = [[(call.arguments, dict(call.keywords)) for call in run.calls] for run in (one, again, other or one)]
     for call, mine, theirs, third in zip(one.calls, *given, strict=True):
-        excused = "dropout" in call.function or (call.function in MODAL and how == "in training")
+        excused = "dropout" in call.function or (call.function == "batch_norm" and how == "in training")
         fixed = same(mine, third) if other else how is not None and not excused
         if fixed and not same(mine, theirs):
             norm = _norm_behind(theirs) if how == "in training" else None

@@ -12,11 +12,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from math import prod
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -39,7 +41,10 @@ NUMBERS = frozenset(("__bool__", "item", "__int__", "__float__", "__index__", "i
 _READS = """__contains__ __array__ tolist numpy equal allclose nonzero unique masked_select argwhere grad _version
 untyped_storage storage _typed_storage data_ptr __dlpack__ __array_interface__ apply_ map_ map2_"""
 READS_VALUES = NUMBERS | frozenset(_READS.split())
-DROPPING = "scaled_dot_product_attention", calls.MULTI_HEAD
+# torch's function of nn.MultiheadAttention, without its dispatch to a mode as a whole: a mode sees the calls inside.
+_SEEN = {**vars(functional), "has_torch_function": lambda tensors: False}
+_WHOLE: Any = functional.multi_head_attention_forward
+_OPEN_MULTI_HEAD = FunctionType(_WHOLE.__code__, _SEEN, None, _WHOLE.__defaults__)
 # Functions that a graph treats as changes of layout or dtype alone: a cast of these is noted.
 CASTS = frozenset(("to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "view", "asarray"))
 HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"))
@@ -222,13 +227,17 @@ class Recorder(TorchFunctionMode):
         self._settle()
         if name in READS_VALUES - NUMBERS and any(isinstance(each, FakeTensor) for each in tensors_of(args)):
             raise NotImplementedError(f"{name} of a tensor without values")
-        if name == calls.MULTI_HEAD and kwargs.get("need_weights", True):
-            y, _ = function(*args, **kwargs | {"need_weights": False})
+        if name == calls.MULTI_HEAD:
+            with self:  # its calls are recorded one by one
+                result = y, _ = _OPEN_MULTI_HEAD(*args, **kwargs | {"need_weights": False})
+            if not kwargs.get("need_weights", True):
+                return result
             heads = () if kwargs.get("average_attn_weights", True) else (args[4],)
             # In the place of the weights of all pairs of pixels, which a graph does not make, zeros of no memory.
             shape = y.shape[1], *heads, len(args[0]), len(args[1])
             self.kernels.check_pairs(prod(shape) / 4)
             result = y, torch.zeros((), dtype=y.dtype, device=y.device).expand(shape)
+            placed, named = (self._value_of(y),), {}
         else:
             result = function(*args, **kwargs)
         if module in self._depths and any(result is each for each in args):  # in evaluation: give it its own id
@@ -288,7 +297,7 @@ class Recorder(TorchFunctionMode):
                 self._fault(f"hangs a hook ({name}) on a tensor", "own_gradients")
         if name in READS_VALUES and (depends or from_weights):
             self._fault(f"{name} reads the values of a tensor, on which calls may depend; compute with tensors alone")
-        if self.kernels.draws and "dropout" not in name and name not in DROPPING:
+        if self.kernels.draws and "dropout" not in name and name != "scaled_dot_product_attention":
             too = "" if self._in_training else " in evaluation too"
             self._fault(f"{name} draws numbers{too}, which no graph keeps; drop by Dropout2d, or make them a buffer")
         self.kernels.reads = self.kernels.draws = False

@@ -13,18 +13,12 @@ from tiledseg.geometry.layers.joins import ImageAttention, ImageProducts
 from tiledseg.geometry.layers.pixelwise import FormulaSlot, Layout, Pixelwise
 from tiledseg.models.layers.attention import AttentionOverImage, WholeImageProducts
 from tiledseg.models.layers.pixelwise import PixelFunction
-from tiledseg.tracing.calls import Given, given_to, plain, where
+from tiledseg.tracing.calls import MULTI_HEAD, Given, plain, where
 from tiledseg.tracing.functions.pixelwise import PIXELS, is_channels, pixelwise
 from tiledseg.tracing.functions.views import resized_channels, views_of
 from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, Value, refuse
 
 T = TypeVar("T")
-# Arguments of multi_head_attention_forward after query, key and value.
-_ARGUMENTS = """embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn dropout_p
-out_proj_weight out_proj_bias training key_padding_mask need_weights attn_mask use_separate_proj_weight q_proj_weight
-k_proj_weight v_proj_weight static_k static_v average_attn_weights is_causal"""
-MULTI_HEAD_ARGUMENTS = _ARGUMENTS.split()
-MASKS = "attn_mask", "key_padding_mask", "is_causal"
 OTHERWISE = "does with weights of attention what no tile can; scale them by numbers, take softmax(dim=-1), times values"
 MATRIX = "multiplies pixels by numbers of the image that are no matrix of channels a head; give one to each head"
 POSITIONS = "adds to attention, or masks in it, what has one size of image; drop it, or map by fixed crops (--window)"
@@ -46,8 +40,8 @@ def heads_of(value: Value, pixels: int = -2) -> int | None:
 def _attention(step: Step) -> list[Value]:
     """Lower torch's scaled_dot_product_attention."""
     query, key, value = (step.value(index, name) for index, name in enumerate(("query", "key", "value")))
-    options = step.options(3, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False)
-    refuse(options["attn_mask"] is not None or options["is_causal"], POSITIONS)
+    refuse(step.arguments(3, "attn_mask") != [None, None] or step.argument(5, "is_causal"), POSITIONS)
+    options = step.options(4, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False)
     refuse(options["dropout_p"] or options["enable_gqa"], OTHERWISE)
     scale, layouts = options["scale"], [each.layout for each in (query, key, value)]
     outer = {(layout.dims[:-2], each.shape[:-2]) for layout, each in zip(layouts, (query, key, value), strict=True)}
@@ -58,54 +52,10 @@ def _attention(step: Step) -> list[Value]:
 
 
 def _multi_head(step: Step) -> list[Value]:
-    """Lower the function of nn.MultiheadAttention: linear maps, attention, a linear map. Its weights have no node."""
-    call = step.call
-    query, key, value = (step.value(index, name) for index, name in enumerate(("query", "key", "value")))
-    runs = call, step.other, step.trained or call
-    masks = [given_to(each, 3 + MULTI_HEAD_ARGUMENTS.index(name), name, None) for each in runs for name in MASKS]
-    refuse(any(masks), POSITIONS)
-    options = step.options(3, **dict.fromkeys(MULTI_HEAD_ARGUMENTS))
-    more = any(options[name] for name in ("bias_k", "add_zero_attn", "static_k", "static_v"))
-    refuse(more, "adds keys to those of the pixels; leave out add_bias_kv and add_zero_attn")
-    tokens = {each.layout for each in (query, key, value)} == {Layout((PIXELS, ("B",), ("C0",)))}
-    what = "attends in tensors of other dims than (pixels, batch, channels); set batch_first"
-    refuse(not tokens, f"{what}, or attend over other dims by scaled_dot_product_attention")
-    if options["dropout_p"]:
-        step.lowering.untrained = step.lowering.untrained or f"{where(call)} drops weights of attention in training"
-    heads, width = int(options["num_heads"]), query.shape[2]
-    own = [options[f"{name}_proj_weight"] for name in "qkv"]
-    weights = own if own[0] else [_rows(options["in_proj_weight"], k, width) for k in range(3)]
-    biases = [_rows(options["in_proj_bias"], k, width) for k in range(3)]
-    made = [_mapped(step, *each) for each in zip((query, key, value), weights, biases, strict=True)]
-    queries, keys, values = (_of_heads(each, heads) for each in made)
-    (attended,) = _attend(step, queries, keys, values, 1 / sqrt(width // heads))
-    result = _mapped(step, replace(attended, layout=query.layout), options["out_proj_weight"], options["out_proj_bias"])
-    unseen = Pairs(query, key, softmaxed=True)
-    return [result, *(replace(step.made(None, part=1), pairs=unseen) for _ in call.shapes[1:])]
-
-
-def _rows(weight: Given | None, part: int, count: int) -> Given | None:
-    """Return part number `part` of a weight, of `count` rows."""
-    if weight is None:
-        return None
-    recipe: Any = "Tensor.narrow", (weight, 0, part * count, count), {}, None
-    return Given(weight.tensor.narrow(0, part * count, count), None, True, recipe=recipe)
-
-
-def _mapped(step: Step, value: Value, weight: Given, bias: Given | None) -> Value:
-    """Add a node for a linear map of the last dim."""
-    shapes = ((*shape[:-1], weight.tensor.shape[0]) for shape in (value.shape, value.other_shape))
-    return pixelwise(step.giving(*shapes), "linear", (value, weight, bias), {}, value.layout, broadcasts=False)[0]
-
-
-def _of_heads(value: Value, heads: int) -> Value:
-    """Return (pixels, batch, channels) as (batch, heads, pixels, channels of a head); one head has no dim."""
-    layout = Layout((("B",), PIXELS, ("C0",)))
-    each = value.shape[2] // heads
-    if heads > 1:
-        layout = Layout((("B",), ("C0",), PIXELS, ("C1",)), (heads, each))
-    shapes = ((shape[1], *(heads,) * (heads > 1), shape[0], each) for shape in (value.shape, value.other_shape))
-    return Value(value.node, layout, *shapes)
+    """Lower the result of nn.MultiheadAttention, whose calls have been recorded: its weights have no node."""
+    value = step.value()
+    unseen = replace(step.made(None, part=1), pairs=Pairs(value, value, softmaxed=True))
+    return [*step.only().passed(value), unseen]
 
 
 def _attend(step: Step, query: Value, key: Value, value: Value, scale: float, turned: bool = False) -> list[Value]:
@@ -242,5 +192,5 @@ def _paired(step: Step, pairs: Pairs) -> list[Value]:
 PRODUCTS = ("matmul", "__matmul__", "bmm")
 ATTENDING: dict[str, Handler] = {
     "scaled_dot_product_attention": _attention,
-    "multi_head_attention_forward": _multi_head,
+    MULTI_HEAD: _multi_head,
 }
