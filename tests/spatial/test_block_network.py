@@ -16,7 +16,7 @@ from tests.law.every_layer import EveryLayer, ForeignLayers
 from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, Case, image, with_weights
 from tests.spatial.thread_ranks import on_ranks
-from tests.spatial.twins import Network, Result, copied, difference, loss_weights, undivided
+from tests.spatial.twins import Network, Result, as_graph, copied, difference, loss_weights, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Axes, serial_axes
 from tiledseg.errors import GeometryError
@@ -43,7 +43,7 @@ def in_blocks(
     `undivided`, of `scored` rows of the output."""
     torch.set_num_threads(1)
     axes, own = axes or serial_axes(), copied(network)
-    twin, shelf = BlockNetwork(own), open_shelf(store)
+    twin, shelf = BlockNetwork(as_graph(own)), open_shelf(store)
     assert axes.position is not None
     ranks = ImageRanks(axes.shape.rows, axes.shape.cols, (axes.position.row, axes.position.col))
     program = twin.program(*cut(twin), None, ranks)

@@ -18,6 +18,7 @@ from tests.spatial.together import for_all
 from tests.spatial.twins import (
     OpenAxes,
     Result,
+    as_graph,
     copied,
     difference,
     loss_weights,
@@ -112,7 +113,7 @@ def divided(
     flight: Flight, cuts: list[tuple[Partition, Partition]], axes: Axes, shapes: list[torch.Size]
 ) -> list[Result]:
     network = copied(flight.network)
-    spatial = SpatialNetwork(network, axes, flight.fusion, flight.overlap)
+    spatial = SpatialNetwork(as_graph(network), axes, flight.fusion, flight.overlap)
     replica = axes.position.replica
     images = flight.images(replica)
     runs = {number: start(spatial, network, images[number], *cuts[number]) for number in flight.order(replica)}
@@ -122,7 +123,7 @@ def divided(
 
 
 def check(flight: Flight, opened: OpenAxes, axes: Axes) -> None:
-    spatial = SpatialNetwork(flight.network, axes, flight.fusion)
+    spatial = SpatialNetwork(as_graph(flight.network), axes, flight.fusion)
     cuts = [spatial.settle(*cut) if flight.settles else cut for cut in flight.cuts]
     refused = [refusal(flight.network, axes, *cut, flight.fusion) for cut in cuts]
     everywhere = opened.mesh.communicator.gather_objects(refused)

@@ -12,8 +12,10 @@ from torch import nn
 from tiledseg.comm.mesh import Axes, Mesh, open_axes, serial_axes
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
+from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.sharing.decomposition import MeshShape, Partition
 from tiledseg.models.network import GraphNetwork
+from tiledseg.spatial.convert import convert_layer
 from tiledseg.spatial.network import SpatialNetwork
 
 Network = GraphNetwork | nn.Sequential
@@ -96,6 +98,19 @@ def _hand_over_contiguous(module: nn.Module, args: object, y_BCHW: torch.Tensor)
         y_BCHW.register_hook(torch.Tensor.contiguous)
 
 
+def as_graph(network: Network) -> GraphNetwork:
+    """The network as a graph, which shares the modules of a sequence and the names of their weights."""
+    if isinstance(network, GraphNetwork):
+        return network
+    modules = dict(network.named_children())
+    layers = [convert_layer(name, module, serial_axes().image).descriptions for name, module in modules.items()]
+    nodes = (
+        Node(name, rows, cols=None if rows == cols else cols)
+        for name, (rows, cols) in zip(modules, layers, strict=True)
+    )
+    return GraphNetwork(Graph(tuple(nodes)), 1, list(modules.values()), network)
+
+
 def undivided(network: Network, x_BCHW: torch.Tensor) -> Result:
     """One pass of a copy of the network over the whole image; the loss is a weighted sum of y."""
     network = copied(network)
@@ -147,7 +162,7 @@ def forward(
     if axes.position is None:
         return None
     network = copied(network)
-    return start(SpatialNetwork(network, axes, fusion, overlap), network, x_BCHW, rows, cols)
+    return start(SpatialNetwork(as_graph(network), axes, fusion, overlap), network, x_BCHW, rows, cols)
 
 
 def start(spatial: SpatialNetwork, network: Network, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> Pass:
@@ -162,7 +177,7 @@ def start(spatial: SpatialNetwork, network: Network, x_BCHW: torch.Tensor, rows:
 
 def refusal(network: Network, axes: Axes, rows: Partition, cols: Partition, fusion: int = 1) -> str | None:
     """Why this rank refuses an input so cut; None where it would compute it. Asserts that it sends nothing first."""
-    spatial = SpatialNetwork(network, axes, fusion)
+    spatial = SpatialNetwork(as_graph(network), axes, fusion)
     traffic = axes.point_to_point.meter
     before = traffic.messages, traffic.bytes
     first = _refused(lambda: spatial.output(rows, cols))

@@ -162,12 +162,12 @@ class BlockNetwork:
     Raises ConfigError if a layer cannot be computed in blocks.
     """
 
-    def __init__(self, network: GraphNetwork | nn.Sequential) -> None:
+    def __init__(self, network: GraphNetwork) -> None:
         self.turn = Turn()
-        self.modules = list(network.layers.values() if isinstance(network, GraphNetwork) else network)
+        self.modules = list(network.layers.values())
         self.ranks = [BlockRanks(self.turn, k) for k in range(len(self.modules))]
         self.layers, self.graph, self.along_columns = convert_layers(network, self.ranks)
-        self._graph = network.graph if isinstance(network, GraphNetwork) else self.graph
+        self._graph = network.graph
         self.tracking = frozenset(k for k, module in enumerate(self.modules) if _any(module, "track_running_stats"))
         self._programs: dict[tuple[Partition, Partition, TilePlace | None, ImageRanks, bool], BlockProgram] = {}
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import nn
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.graph import Graph, chain
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.resampling import PixelShuffle, PixelUnshuffle
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
@@ -25,21 +25,6 @@ from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.models.normalise import Ranks
 from tiledseg.spatial import twins
 from tiledseg.spatial.twins import POINTWISE, SpatialLayer
-
-REASONS: dict[type[nn.Module], str] = {
-    **dict.fromkeys(
-        (nn.Dropout, nn.Dropout2d, nn.AlphaDropout),
-        "draws its numbers by the order of calls, which the tiling changes; use ChannelDropout",
-    ),
-    nn.RReLU: "draws its slopes by the order of calls, which the tiling changes; use LeakyReLU",
-    nn.LayerNorm: "takes statistics over a fixed size of image; use GroupNorm with one group, or PixelNorm",
-    nn.SyncBatchNorm: "takes statistics over all ranks, also those of other images; use BatchNorm2d",
-    nn.AdaptiveAvgPool2d: "makes an output of a fixed size from the whole image; use AvgPool2d",
-    nn.AdaptiveMaxPool2d: "makes an output of a fixed size from the whole image; use MaxPool2d",
-    nn.Flatten: "gives up rows and columns, by which the image is spread; use 1 x 1 convolutions",
-    nn.Linear: "mixes the last dim, which is the image's columns; use a 1 x 1 convolution",
-}
-
 
 # Functions that make the twin of a torch module from its name, the module, and (for norms) the ranks of an image. Keys
 # are exact types: a subclass may compute anything.
@@ -76,31 +61,15 @@ class ConvertedNetwork(NamedTuple):
     cols: Graph
 
 
-def convert_layers(network: GraphNetwork | nn.Sequential, ranks: Iterable[Ranks]) -> ConvertedNetwork:
-    """Convert every layer of a network. Raises one ConfigError that names all layers without a twin, with reasons.
-
-    `ranks`: for each layer, the ranks that share the image.
-    """
-    layers: list[SpatialLayer] = []
-    faults: list[str] = []
-    if isinstance(network, GraphNetwork):
-        modules = dict(zip(network.graph.names[1:], network.layers.values(), strict=True))
-    else:
-        modules = dict(network.named_children())
-    for (name, module), sharing in zip(modules.items(), ranks, strict=False):
-        try:
-            layers.append(convert_layer(name, module, sharing))
-        except ConfigError as error:
-            faults.append(str(error))
-    if faults:
-        raise ConfigError(f"the network cannot be spread over ranks: {'; '.join(faults)}; or use parallel.halo read")
-    dims = ([layer.descriptions[dim] for layer in layers] for dim in (0, 1))
-    if not isinstance(network, GraphNetwork):
-        return ConvertedNetwork(tuple(layers), *(chain(zip(modules, each, strict=True)) for each in dims))
+def convert_layers(network: GraphNetwork, ranks: Iterable[Ranks]) -> ConvertedNetwork:
+    """Convert every layer of a network. `ranks`: for each layer, the ranks that share the image."""
     graph = network.graph
+    named = zip(graph.names[1:], network.layers.values(), ranks, strict=False)
+    layers = tuple(convert_layer(*each) for each in named)
     still = [layer.is_still for layer in graph.layers]
+    dims = ([layer.descriptions[dim] for layer in layers] for dim in (0, 1))
     rows, cols = (graph.with_layers([d.stilled if s else d for d, s in zip(each, still, strict=True)]) for each in dims)
-    return ConvertedNetwork(tuple(layers), rows, cols)
+    return ConvertedNetwork(layers, rows, cols)
 
 
 def convert_layer(name: str, module: nn.Module, ranks: Ranks) -> SpatialLayer:
@@ -116,5 +85,5 @@ def convert_layer(name: str, module: nn.Module, ranks: Ranks) -> SpatialLayer:
         return WHOLE_IMAGE_TWINS[kind](name, module, ranks)
     if kind in TWINS:
         return TWINS[kind](name, module)
-    reason = REASONS.get(kind, "is not known to give the same result on a part of the image as on all of it")
-    raise ConfigError(f"layer '{name}' ({kind.__name__}) {reason}")
+    what = f"layer '{name}' ({kind.__name__}) is not known to give the same result on a part of the image"
+    raise ConfigError(f"{what}; use parallel.halo read")

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from tiledseg.comm.collectives import Communicator
@@ -23,7 +22,7 @@ from tiledseg.geometry.graph import KEEP
 from tiledseg.geometry.sharing.decomposition import BlockExchange, Partition, block_exchange
 from tiledseg.geometry.sharing.layer_windows import NodeWindows, layer_windows, settle
 from tiledseg.models.layers.block import BlockPlace, DimPlace, cropped, part_of
-from tiledseg.models.network import Compute, GraphNetwork, Tensors, run_nodes
+from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
 from tiledseg.models.norm import sharing_of, track
 from tiledseg.models.normalise import NormScope, Statistics, joined_over, measure, normalise
 from tiledseg.spatial.convert import convert_layers
@@ -146,9 +145,7 @@ class SpatialNetwork:
     has no exact twin.
     """
 
-    def __init__(
-        self, network: GraphNetwork | nn.Sequential, axes: Axes, fusion: int = 1, overlap: bool = False
-    ) -> None:
+    def __init__(self, network: GraphNetwork, axes: Axes, fusion: int = 1, overlap: bool = False) -> None:
         self.axes = axes
         self._network = network
         self.fusion = fusion
@@ -180,12 +177,10 @@ class SpatialNetwork:
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
             return program[k].run(self._converted.layers[k], inputs, self.axes, self.overlap)
 
-        kept: Compute = compute
-        if isinstance(self._network, GraphNetwork):
-            policy = self._network.memory
-            if self.overlap:  # an overlapped window cannot be rebuilt without its convolution: it is kept
-                policy = replace(policy, inside=(KEEP,) * len(policy.inside))
-            kept = self._network.by_policy(self._converted.rows, compute, policy)
+        policy = self._network.memory
+        if self.overlap:  # an overlapped window cannot be rebuilt without its convolution: it is kept
+            policy = replace(policy, inside=(KEEP,) * len(policy.inside))
+        kept = self._network.by_policy(self._converted.rows, compute, policy)
         run_nodes(self._converted.rows, kept, tensors, first, stop)
         for result in self._converted.rows.results if stop == len(program) else ():
             action = program[result - 1]

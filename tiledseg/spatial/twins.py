@@ -69,20 +69,11 @@ def pointwise_twin(name: str, module: nn.Module) -> SpatialLayer:
 def upsample_twin(name: str, module: nn.Upsample) -> SpatialLayer:
     """Return a twin that upsamples by whole factors: nearest is local, bilinear reads one coarse pixel around a block,
     bicubic two. At the image's ends torch's interpolation itself repeats the last pixel."""
-    scale, mode = module.scale_factor, module.mode
-    if scale is None or module.size is not None:
-        raise ConfigError(f"layer '{name}' upsamples to a fixed size, which would be a block's; give a scale_factor")
-    factors = (scale, scale) if isinstance(scale, int | float) else (scale[0], scale[1])
-    if any(f != int(f) or f < 1 for f in factors):
-        raise ConfigError(f"layer '{name}' upsamples by {scale}; only whole factors fall on the ranks' edges")
+    mode = module.mode
     if mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
         raise ConfigError(f"layer '{name}' upsamples '{mode}'; give nearest, bilinear or bicubic")
-    if module.align_corners:
-        raise ConfigError(
-            f"layer '{name}' upsamples with align_corners=True, whose weights depend on the whole image's size; "
-            "set align_corners=False"
-        )
-    rows, cols = int(factors[0]), int(factors[1])
+    scale: Any = module.scale_factor
+    rows, cols = map(int, scale if isinstance(scale, tuple) else (scale, scale))
     return SpatialLayer(
         lambda place, x_BCHW: place.crop_given(upsample(x_BCHW, (rows, cols), mode), (rows, cols)),
         *(Upsample(mode.removesuffix("-exact"), factor) for factor in (rows, cols)),
@@ -93,11 +84,6 @@ def max_pool_twin(name: str, module: nn.MaxPool2d) -> SpatialLayer:
     """Return a twin that pools with any kernel, stride, padding (minus infinity) and dilation. A window across an edge
     of ranks belongs to one rank, which reads all its pixels."""
     _refuse_ceil(name, module.ceil_mode)
-    if module.return_indices:
-        raise ConfigError(
-            f"layer '{name}' returns indices, which would be those of a block; set return_indices off, or take "
-            "MaxIndices"
-        )
     sizes = pair(module.kernel_size), pair(module.stride), pair(module.padding), pair(module.dilation)
     kernel, stride, padding, dilation = sizes
 
@@ -141,10 +127,6 @@ class SpatialConvolution(SpatialLayer):
     """A convolution with any kernel, stride, dilation, groups and zero padding (also `same` with even kernels)."""
 
     def __init__(self, name: str, module: nn.Conv2d) -> None:
-        if module.padding_mode != "zeros":
-            raise ConfigError(
-                f"layer '{name}' pads with '{module.padding_mode}', not zeros, which is a node of its own: trace it"
-            )
         self._module = module
         # The module's own kernel: on one rank the twin gives the same bits.
         self._convolve = module.compute if isinstance(module, ChosenConvolution) else functional.conv2d
