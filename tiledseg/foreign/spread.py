@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
@@ -41,39 +41,23 @@ class Halo:
     of nodes that see the whole image in evaluation too (a mean, statistics), which no halo covers.
     """
 
+    minimum: int
+    halo: int
+    alignment: int
     minimum_sides: tuple[int, int]
-    footprint: Footprint
-    asks_place: bool = False
-    whole_image: tuple[str, ...] = ()
+    sides: tuple[int, int]
+    whole_image: tuple[str, ...]
+    footprint: Footprint = field(repr=False)
+    asks_place: bool = field(repr=False)
 
     @staticmethod
     def of(graph: Graph) -> Halo:
         """Return the halo of a graph. Raise GeometryError if no exact tile exists."""
-        asks = any(layer.asks_place for layer in graph.layers)
+        least, footprint = minimum_halo(graph), network_footprint(graph)
+        sides = footprint.before, footprint.after
         whole_image = tuple(node.name for node in measuring(graph, trains=False))
-        return Halo(minimum_halo(graph), network_footprint(graph), asks, whole_image)
-
-    def __repr__(self) -> str:
-        sides = f"minimum_sides={self.minimum_sides}, sides={self.sides}"
-        besides = f", whole_image={self.whole_image}" if self.whole_image else ""
-        return f"Halo(minimum={self.minimum}, halo={self.halo}, alignment={self.alignment}, {sides}{besides})"
-
-    @property
-    def minimum(self) -> int:
-        """Return the width of the border around a core that its outputs depend on."""
-        return max(self.minimum_sides)
-
-    @property
-    def halo(self) -> int:
-        return max(self.sides)
-
-    @property
-    def sides(self) -> tuple[int, int]:
-        return self.footprint.before, self.footprint.after
-
-    @property
-    def alignment(self) -> int:
-        return self.footprint.alignment
+        asks_place = any(layer.asks_place for layer in graph.layers)
+        return Halo(max(least), max(sides), footprint.alignment, least, sides, whole_image, footprint, asks_place)
 
 
 def traced(module: nn.Module, bands: int | None = None) -> GraphNetwork:
