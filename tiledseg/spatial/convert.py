@@ -16,7 +16,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.resampling import PixelShuffle, PixelUnshuffle
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
-from tiledseg.models.layers.pixelwise import COMPUTED
+from tiledseg.models.layers.pixelwise import Computed
 from tiledseg.models.layers.pooling import AveragePoolModule, MaxPoolModule
 from tiledseg.models.layers.resampling import UpsampleModule
 from tiledseg.models.layers.times import TimesBatchNorm, TimesConvolution, TimesGroupNorm, TimesTransposed
@@ -29,27 +29,21 @@ from tiledseg.spatial.twins import POINTWISE, SpatialLayer
 # Functions that make the twin of a torch module from its name, the module, and (for norms) the ranks of an image. Keys
 # are exact types: a subclass may compute anything.
 TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
-    **dict.fromkeys((nn.Conv2d, SteadyConvolution, TorchConvolution, COMPUTED[nn.Conv2d]), twins.SpatialConvolution),
-    **dict.fromkeys((nn.ConvTranspose2d, OneDnnTransposed, COMPUTED[nn.ConvTranspose2d]), twins.transposed_twin),
-    **dict.fromkeys((TimesConvolution, COMPUTED[TimesConvolution]), twins.SpatialConvolution),
-    **dict.fromkeys((TimesTransposed, COMPUTED[TimesTransposed]), twins.transposed_twin),
+    **dict.fromkeys((nn.Conv2d, SteadyConvolution, TorchConvolution, TimesConvolution), twins.SpatialConvolution),
+    **dict.fromkeys((nn.ConvTranspose2d, OneDnnTransposed, TimesTransposed), twins.transposed_twin),
     **dict.fromkeys((nn.MaxPool2d, MaxPoolModule), twins.max_pool_twin),
     **dict.fromkeys((nn.AvgPool2d, AveragePoolModule), twins.average_pool_twin),
     nn.PixelShuffle: lambda name, m: SpatialLayer(
         lambda place, x_BCHW: place.crop_given(m(x_BCHW), m.upscale_factor), PixelShuffle(m.upscale_factor)
     ),
     nn.PixelUnshuffle: lambda name, m: SpatialLayer(lambda place, x: m(x), PixelUnshuffle(m.downscale_factor)),
-    **dict.fromkeys(
-        (nn.Upsample, UpsampleModule, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), twins.upsample_twin
-    ),
+    **dict.fromkeys((nn.Upsample, UpsampleModule, nn.UpsamplingNearest2d), twins.upsample_twin),
     **dict.fromkeys(POINTWISE, twins.pointwise_twin),
 }
+_NORMS = nn.GroupNorm, GroupNorm, TimesGroupNorm, nn.InstanceNorm2d, InstanceNorm
 WHOLE_IMAGE_TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
-    **dict.fromkeys((nn.BatchNorm2d, BatchNorm, COMPUTED[BatchNorm]), twins.SpatialBatchNorm),
-    **dict.fromkeys((nn.GroupNorm, GroupNorm, COMPUTED[GroupNorm]), twins.SpatialNorm),
-    **dict.fromkeys((TimesBatchNorm, COMPUTED[TimesBatchNorm]), twins.SpatialBatchNorm),
-    **dict.fromkeys((TimesGroupNorm, COMPUTED[TimesGroupNorm]), twins.SpatialNorm),
-    **dict.fromkeys((nn.InstanceNorm2d, InstanceNorm, COMPUTED[InstanceNorm]), twins.SpatialNorm),
+    **dict.fromkeys((nn.BatchNorm2d, BatchNorm, TimesBatchNorm), twins.SpatialBatchNorm),
+    **dict.fromkeys(_NORMS, twins.SpatialNorm),
 }
 
 
@@ -74,7 +68,7 @@ def convert_layers(network: GraphNetwork, ranks: Iterable[Ranks]) -> ConvertedNe
 
 def convert_layer(name: str, module: nn.Module, ranks: Ranks) -> SpatialLayer:
     """Return the spatial twin of a layer. Raises ConfigError, with the layer's name and the reason, if it has none."""
-    kind = type(module)
+    kind = type(module) if not isinstance(module, Computed) else type(module).__bases__[1]
     if isinstance(module, BlockModule) and module.speaks_for_blocks():
         return SpatialLayer(
             lambda place, *inputs_BCHW: module.on_block(place, ranks, *inputs_BCHW),
