@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from math import inf, isqrt, lcm, prod
+from math import inf, lcm, prod
 from typing import Any
 
 import torch
@@ -97,16 +97,7 @@ class ModuleRuns:
         grid = lcm(*(one.along(dim)["size"] for one in stated for dim in (0, 1)))
         if grid == 1:
             return []
-        units = [8 * grid, 16 * grid, 32 * grid]
-        with suppress(ConfigError):
-            run, fills = self.run(1, (units[-1], 2 * units[-1]), fake=True), [1]
-            for call in run.calls:
-                if call.module and (found := declaration(call.module)):
-                    steps = isqrt(run.size[0] * run.size[1] * call.shapes[0][-1] // prod(call.shapes[0]))
-                    dims = (found.of(call.module).along(dim) for dim in (0, 1))
-                    fills += [steps * dim["size"] // dim.get("stride", 1) for dim in dims]
-            units = [lcm(*fills), 2 * lcm(*fills), *units]
-        return [((2 * n, 3 * n), (4 * n, 2 * n)) for n in dict.fromkeys(units)]
+        return [((2 * n, 3 * n), (4 * n, 2 * n)) for n in (8 * grid, 16 * grid, 32 * grid)]
 
     def in_other_dtype(self, sizes: tuple[Size, Size]) -> Pair:
         """Record both runs of a copy of the module, in float64, or in float32 if it is in float64."""

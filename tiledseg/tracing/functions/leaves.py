@@ -144,21 +144,12 @@ def _seen_beyond(
 def _parts_that_differ(
     twin: DeclaredModule, units: list[int], x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, both_BCHW: torch.Tensor
 ) -> str | None:
-    """Return in words a difference from the image's outputs: beside another image, of a tile, of 3 x 3 ranks."""
+    """Return in words a difference from the image's outputs: beside another image, of 3 x 3 ranks."""
     if not float((twin(both_BCHW)[:1] - y_BCHW).abs().max()) <= EXACT * float(y_BCHW.abs().max()):
         return "an image gives other values beside another one in a batch"
     if isinstance(twin.rows, WholeLeaf):
         return None
-    dims = list(zip((twin.rows, twin.cols), x_BCHW.shape[2:], units, strict=True))
-    tile = [Interval(unit, 3 * unit) for unit in units]
-    inner = list[Interval]()  # outputs that see the tile alone
-    for (layer, side, _), read in zip(dims, tile, strict=True):
-        made = range(read.start // layer.stride, read.stop // layer.stride)
-        own = [o for o in made if read.contains(layer.within(layer.required_input(Interval(o, o + 1)), side))]
-        inner.append(Interval(own[0], own[-1] + 1))
-    made_BCHW = twin(x_BCHW[:, :, tile[0].slice, tile[1].slice])
-    rows, cols = (out.relative_to(unit // layer.stride) for out, (layer, _, unit) in zip(inner, dims, strict=True))
-    pairs = [(y_BCHW[:, :, inner[0].slice, inner[1].slice], made_BCHW[:, :, rows.slice, cols.slice])]
+    dims, pairs = zip((twin.rows, twin.cols), x_BCHW.shape[2:], units, strict=True), list[tuple[torch.Tensor, ...]]()
     for row, col in itertools.product(*(_thirds(*dim) for dim in dims)):
         read_BCHW = x_BCHW[:, :, row.read.slice, col.read.slice]
         block_BCHW = twin.on_block(BlockPlace(row, col), serial_axes().image, read_BCHW)
