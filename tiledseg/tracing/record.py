@@ -314,12 +314,14 @@ class Recorder(TorchFunctionMode):
         of_module = isinstance(name, nn.Module)
         from_weights = of_module or any(value.from_weights for value in values)
         called = f"Tensor.{name}" if is_method and hasattr(torch.Tensor, name) else name
+        if str(called).startswith("Tensor.new_"):  # of a tensor, maybe of the input, it takes dtype and device alone
+            placed, named = placed[1:], {"dtype": result.dtype, "device": result.device, **named}
+            called = called.removeprefix("Tensor.new_")
         by = (name, self._owners[-1]) if of_module else None
         for number, part in enumerate(tensors_of(result)):
             if id(part) not in self._values or (id(part) in self._stale and not from_weights):
                 recipe = called, placed, named, number if isinstance(result, tuple | list) else None
-                is_new = str(called).startswith("Tensor.new_")  # its arguments may hold a tensor of the input
-                self._note(part, Given(part, None, from_weights, by, None if is_new else recipe))
+                self._note(part, Given(part, None, from_weights, by, recipe))
 
     def _settle(self, is_unit: bool = False) -> None:
         """Check the tensors that kernels have written since the last check. A write to the module's state is a fault,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -80,10 +79,10 @@ def _same(step: Step) -> list[Value]:
 
 
 def _cat(step: Step) -> list[Value]:
-    runs, dim = step.arguments(0, "tensors"), step.argument(1, "dim", 0)
-    inputs, others = ([each for each in run if isinstance(each, Value) or each.tensor.numel()] for run in runs)
-    if not all(isinstance(value, Value) for value in inputs):
-        return _with_constants(step, inputs, others, dim)
+    given, dim = step.arguments(0, "tensors")[0], step.argument(1, "dim", 0)
+    inputs = [each for each in given if isinstance(each, Value) or each.tensor.numel()]
+    constant = not all(isinstance(value, Value) for value in inputs)
+    refuse(constant, "joins a tensor that does not depend on the input; compute it from the input, or leave it out")
     if all(value.layout.dims[dim] == () and value.layout == inputs[0].layout for value in inputs):
         return _stacked(step, inputs, inputs[0].layout, dim % len(inputs[0].shape))
     of_channels = [channel_dims(value, dim) for value in inputs]
@@ -96,19 +95,6 @@ def _cat(step: Step) -> list[Value]:
 def _concatenated(step: Step, what: str, inputs: Sequence[Value], layout: Layout) -> list[Value]:
     joined = Concatenate((0,) * len(inputs))
     return step.node(what, joined, JoinModule(joined), inputs, layout)
-
-
-def _with_constants(step: Step, inputs: Sequence[Any], others: Sequence[Any], dim: int) -> list[Value]:
-    """Lower a join of one tensor with constants of a single number: a padding of channels."""
-    places = [place for place, value in enumerate(inputs) if isinstance(value, Value)]
-    constants = [value for value in (*inputs, *others) if not isinstance(value, Value)]
-    numbers = {number for value in constants for number in value.tensor.unique().tolist()}
-    other = len(places) > 1 or inputs[places[0]].layout != WHOLE or dim % 4 != 1 or len(numbers) > 1
-    other = other or any(value.name or value.from_weights for value in constants)
-    refuse(other, "joins a tensor that does not depend on the input; compute it from the input, or leave it out")
-    ends = inputs[: places[0]], inputs[places[0] + 1 :]
-    before, after = (sum(value.tensor.shape[1] for value in end) for end in ends)
-    return pixelwise(step, "pad", (inputs[places[0]], (0, 0, 0, 0, before, after)), {"value": numbers.pop()})
 
 
 def _stack(step: Step) -> list[Value]:
