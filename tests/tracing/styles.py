@@ -207,7 +207,7 @@ class Attending(nn.Module):
         both = torch.cat((torch.max(x, 1)[0].unsqueeze(1), torch.mean(x, 1).unsqueeze(1)), dim=1)
         x = x * torch.sigmoid(both.sum(1, keepdim=True))
         line = self.along(functional.adaptive_max_pool2d(x, 1).squeeze(-1).transpose(-1, -2))
-        x = torch.einsum("bchw,oc->bohw", x * line.transpose(-1, -2).unsqueeze(-1), self.mix)
+        x = torch.matmul(self.mix, (x * line.transpose(-1, -2).unsqueeze(-1)).flatten(2)).view_as(x)
         length = torch.norm(x, p=2, dim=(2, 3), keepdim=True)
         return x * length / (length.mean(1, keepdim=True) + 1e-6) + x.amax((2, 3), keepdim=True)
 

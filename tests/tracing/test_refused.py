@@ -130,13 +130,12 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "positions of NumPy": (lambda x: x + torch.from_numpy(np.arange(x.shape[3])), "numbers that depend on the size"),
     "a number of pixels": (lambda x: x / torch.tensor(x.shape[2] * x.shape[3]), "numbers that depend on the size"),
     "a table, resized": (lambda x: x + functional.interpolate(TABLE, x.shape[2:]), "numbers that depend on the size"),
-    "weights of attention, summed": (lambda x: _over_few(x, lambda w: w / w.sum(-1, keepdim=True)), "scale them by"),
-    "products of channels by einsum": (
-        lambda x: x * torch.einsum("bci,bdi->bcd", x.flatten(2), x.flatten(2)).mean(),
-        "sums over pixels, or joins each with each",
+    "weights of attention, summed": (
+        lambda x: _over_few(x, lambda w: w / w.sum(-1, keepdim=True)),
+        "scale them before",
     ),
-    "einsum without names": (lambda x: torch.einsum("bc...,dc->bd...", x, TABLE[0, 0, :4, :4]), "write one with '->'"),
-    "einsum of images": (lambda x: torch.einsum("bchw,dchw->bchw", x, x), "sums over pixels, or joins each with each"),
+    "einsum": (lambda x: torch.einsum("bchw,dchw->bchw", x, x), "mix channels by linear"),
+    "weights of attention, scaled late": (lambda x: _over_few(x, lambda w: w / 2), "scale them before softmax"),
     "median": (lambda x: x - x.median(), "reduces all dims, images too"),
     "median of pixels": (lambda x: x - x.flatten(2).median(2)[0][..., None, None], "median over the whole image"),
     "median of rows": (lambda x: x - x.median(2, keepdim=True)[0], "works along pixels or images"),

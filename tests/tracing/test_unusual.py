@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.tracing.test_refused import TABLE, Function, Written, _over_few, _tokens
+from tests.tracing.test_refused import TABLE, Function, Written, _tokens
 from tiledseg.tracing.trace import trace
 
 
@@ -25,14 +25,14 @@ def _series(attend: Function) -> Function:
 def _by_heads(x: torch.Tensor) -> torch.Tensor:
     coarse = functional.avg_pool2d(x, 8)
     tokens = coarse.flatten(2).unflatten(1, (2, 2)).transpose(2, 3)
-    weights = (tokens @ tokens.transpose(2, 3)).softmax(-1) * TABLE[0, :2, :1, :1] / 3
+    weights = (tokens @ tokens.transpose(2, 3) * TABLE[0, :2, :1, :1] / 3).softmax(-1)
     return (weights @ tokens).transpose(2, 3).flatten(1, 2).view_as(coarse)
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:
     coarse = functional.avg_pool2d(x, 8)
     tokens = coarse.flatten(2)
-    weights = (tokens.transpose(1, 2) @ tokens).softmax(-1) / TABLE[0, 0, 0, 0]
+    weights = (tokens.transpose(1, 2) @ tokens / TABLE[0, 0, 0, 0]).softmax(-1)
     return (tokens @ weights.transpose(1, 2)).view_as(coarse)
 
 
@@ -57,15 +57,9 @@ ODD: dict[str, Function] = {
     "attention over times": _series(lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x),
     "attention over times, bmm": _series(lambda x: torch.bmm(torch.bmm(x, x.transpose(1, 2)).softmax(-1), x)),
     "attention over times, fused": _series(lambda x: functional.scaled_dot_product_attention(x, x, x)),
-    "attention over times, einsum": _series(
-        lambda x: torch.einsum("nst,ntc->nsc", torch.einsum("nsc,ntc->nst", x, x).softmax(-1), x)
-    ),
-    "a temperature after softmax": lambda x: _over_few(x, lambda weights: weights / TABLE[0, 0, 0, 0]),
     "one of each head": _by_heads,
     "one of turned weights": _turned,
     "attention at stride 2, with weights": _of_half,
-    "einsum of two": lambda x: torch.einsum("bchw,bchw->bhw", x, x).unsqueeze(1),
-    "einsum of groups": lambda x: torch.einsum("bgchw,dc->bgdhw", x.unflatten(1, (2, 2)), MATRIX).flatten(1, 2),
     "data of a weight": lambda x: x * TABLE.data[:, :, :1, :1],
     "channels again": lambda x: x.repeat(1, 2, 1, 1) + x.tile((1, 2, 1, 1)),
     "median of channels": lambda x: x.median(1, keepdim=True)[0] + x.kthvalue(2, 1, keepdim=True)[0],

@@ -48,6 +48,7 @@ REASONS = {
     **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "bernoulli_", "rrelu"), _COUNTED),
     **dict.fromkeys(("unfold", "fold"), "puts the neighbours of a pixel into one dim; use convolutions"),
     **dict.fromkeys(("grid_sample", "gather", "index_select", "take_along_dim"), _ELSEWHERE),
+    "einsum": "may sum over pixels; mix channels by linear, or by matmul of (..., channels)",
     "roll": "moves pixels round the image's end, which a tile has not; pad and crop",
     **dict.fromkeys(("topk", "quantile", "unique", "histc"), _SORTED),
 }

@@ -64,7 +64,6 @@ class Pairs:
     scale: float = 1.0
     softmaxed: bool = False
     turned: bool = False  # the dim of keys comes before that of queries
-    factors: tuple[tuple[str, Any], ...] = ()  # (mul or div, number) after softmax: applied to the values instead
 
 
 Inputs = Sequence[Value]

@@ -19,7 +19,7 @@ from tiledseg.tracing.functions.views import resized_channels, views_of
 from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, Value, refuse
 
 T = TypeVar("T")
-OTHERWISE = "does with weights of attention what no tile can; scale them by numbers, take softmax(dim=-1), times values"
+OTHERWISE = "does with weights of attention what no tile can; scale them before softmax(dim=-1), and multiply by values"
 MATRIX = "multiplies pixels by numbers of the image that are no matrix of channels a head; give one to each head"
 POSITIONS = "adds to attention, or masks in it, what has one size of image; drop it, or map by fixed crops (--window)"
 
@@ -148,8 +148,7 @@ def _weigh(step: Step) -> list[Value]:
     scales = factor is not None and (name == "mul" or (name == "div" and factor is not first))
     if scales and (not is_weight or tuple(factor.tensor.shape[-2:]) in ((), (1,), (1, 1))):  # one number, or one a head
         refuse(step.call.keywords, OTHERWISE)
-        if pairs.softmaxed:
-            return _paired(step, replace(pairs, factors=(*pairs.factors, (name, factor))))
+        refuse(pairs.softmaxed, OTHERWISE)
         if not is_weight:
             return _paired(step, replace(pairs, scale=pairs.scale * factor if name == "mul" else pairs.scale / factor))
         return _paired(step, replace(pairs, query=_scaled(step, pairs.query, name, factor)))
@@ -174,8 +173,6 @@ def _weigh(step: Step) -> list[Value]:
     value = first if pairs.turned else (*rest, None)[0]
     if name in PRODUCTS and pairs.softmaxed and len(rest) == 1 and isinstance(value, Value) and not value.pairs:
         value = _transposed(value) if pairs.turned else value
-        for scaling in pairs.factors:
-            value = _scaled(step, value, *scaling)
         return _attend(step, pairs.query, pairs.key, value, pairs.scale, pairs.turned)
     raise RefusalError(OTHERWISE)
 

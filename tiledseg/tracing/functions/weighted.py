@@ -57,27 +57,6 @@ def _of_each_pixel(step: Step, one: Value, other: Value) -> list[Value]:
     return called(step, "matmul", Layout(made, factors, one.layout.one_pixel))
 
 
-def _einsum(step: Step) -> list[Value]:
-    """Lower an einsum that sums over channels alone: it keeps dims of pixels and images."""
-    equation, *operands = step.given()[0]
-    operands = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], tuple) else operands
-    plainly = "->" in equation and "..." not in equation
-    refuse(not plainly, "has an equation that does not name all dims; write one with '->' and without '...'")
-    words, _, after = equation.replace(" ", "").partition("->")
-    values = [(word, each) for word, each in zip(words.split(","), operands, strict=True) if isinstance(each, Value)]
-    named = [(letter, dim) for word, each in values for letter, dim in zip(word, each.layout.dims, strict=True)]
-    held = {letter: dim for letter, dim in named if not is_channels(dim)}
-    pixels = [dim for dim in held.values() if dim]
-    of_weights = [word for word, each in zip(words.split(","), operands, strict=True) if not isinstance(each, Value)]
-    mixed = len(set(pixels)) < len(pixels) or not set(held) <= set(after) - set("".join(of_weights))
-    refuse(mixed or any(held.get(letter, dim) != dim for letter, dim in named), OVER_PIXELS)
-    new = [letter for letter in after if letter not in held]
-    dims = tuple(held[letter] if letter in held else (f"C{new.index(letter)}",) for letter in after)
-    factors = tuple(size for letter, size in zip(after, step.call.shapes[0], strict=True) if letter in new)
-    one_pixel = all(each.layout.one_pixel for _, each in values)
-    return called(step, "einsum", Layout(dims, factors if len(new) > 1 else (), one_pixel))
-
-
 def _among_channels(step: Step) -> list[Value]:
     """Lower a function of an image's channels, or a conv1d along the channels of a value of one pixel."""
     if step.call.function != "conv1d":
@@ -195,7 +174,6 @@ def _group_norm(step: Step) -> list[Value]:
 
 WEIGHTED: dict[str, Handler] = {
     **dict.fromkeys(("linear", "matmul", "__matmul__", "bmm"), _linear),
-    "einsum": _einsum,
     **dict.fromkeys(("conv1d", "channel_shuffle", "native_channel_shuffle", "local_response_norm"), _among_channels),
     "batch_norm": _batch_norm,
     **dict.fromkeys(("conv2d", "conv3d"), partial(_convolution, nn.Conv2d)),
