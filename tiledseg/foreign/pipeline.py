@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -180,18 +181,10 @@ class Pipeline(SpreadModule):
         return whole
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Copy this rank's weights and buffers. Names are checked as in torch's method."""
-        held = super().state_dict()
-        missing, unexpected = [k for k in held if k not in state_dict], [k for k in state_dict if k not in held]
-        wrong = [k for k in held if k in state_dict and held[k].shape != state_dict[k].shape]
-        if wrong or (strict and (missing or unexpected)):
-            what = f"the state dict has other shapes of {wrong}, lacks {missing}, and has besides {unexpected}"
-            raise ConfigError(f"{what}; load one of this module")
-        with torch.no_grad():
-            for name, tensor in held.items():
-                if not tensor.is_meta and name in state_dict:
-                    tensor.copy_(state_dict[name])
-        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+        """Copy this rank's weights and buffers, as torch's method does."""
+        with warnings.catch_warnings():  # torch warns of each weight of another stage
+            warnings.simplefilter("ignore")
+            return super().load_state_dict(state_dict, strict)
 
 
 @dataclass
