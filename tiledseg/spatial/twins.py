@@ -29,7 +29,7 @@ from tiledseg.models.layers.block import BlockPlace
 from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
 from tiledseg.models.layers.pooling import average_pool, max_pool, pair
 from tiledseg.models.layers.resampling import upsample
-from tiledseg.models.layers.times import TimesBatchNorm, TimesConvolution, TimesTransposed
+from tiledseg.models.layers.times import TimesConvolution, TimesTransposed
 from tiledseg.models.norm import PixelNorm, StatisticsNorm, each_time, normed, sharing_of, takes_statistics
 from tiledseg.models.normalise import NormScope, Ranks, Statistics, normalise
 from tiledseg.spatial.halo_exchange import OverlapJob, OverlappedConvolution
@@ -271,12 +271,10 @@ class SpatialBatchNorm(SpatialNorm):
         return takes_statistics(self.module)
 
     def _normed(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
-        m = self.module
-        if takes_statistics(m):
+        if takes_statistics(self.module):
             return super()._normed(place, x_BCHW)
-        if isinstance(m, TimesBatchNorm):
-            return m(x_BCHW)
-        return functional.batch_norm(x_BCHW, m.running_mean, m.running_var, m.weight, m.bias, False, 0.0, m.eps)
+        still: torch.Tensor = self.module(x_BCHW)
+        return still
 
 
 @functools.cache

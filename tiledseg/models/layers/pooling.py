@@ -23,12 +23,9 @@ Sizes = tuple[Pair, Pair, Pair, Pair]  # kernel, stride, padding, dilation
 
 
 class MaxPoolModule(nn.MaxPool2d):
-    """nn.MaxPool2d by `max_pool`."""
+    """nn.MaxPool2d by `max_pool`, without `ceil_mode` and `return_indices`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if self.ceil_mode or self.return_indices:
-            made: torch.Tensor = super().forward(input)
-            return made
         return max_pool(input, (pair(self.kernel_size), pair(self.stride), pair(self.padding), pair(self.dilation)))
 
 
