@@ -139,15 +139,15 @@ def test_maps_are_those_of_the_module_on_the_whole_image(
     [
         ({"build": "somebody"}, "model.build is 'somebody'; give package.module:function"),
         ({"build": BUILD, "arguments": {"width": {1: 2}}}, "model.arguments has the key 1, which is no text"),
-        ({"build": "nobody.knows:this"}, "nobody.knows:this needs the module nobody, which is not found; install"),
-        ({"build": "tests.foreign.modules:nothing"}, "tests.foreign.modules has no nothing"),
+        ({"build": "nobody.knows:this"}, "cannot be imported: ModuleNotFoundError: No module named 'nobody'"),
+        ({"build": "tests.foreign.modules:nothing"}, "'tests.foreign.modules' has no attribute 'nothing'"),
         ({"build": "tests.foreign.modules:__doc__"}, "is a str, no function"),
         ({"build": "tests.foreign.modules:text"}, "gives a str, no torch.nn.Module"),
         ({"build": "tests.foreign.modules:kind"}, "gives Somebody, no torch.nn.Module; return a module, built"),
-        ({"build": "tests.foreign.modules:raising"}, "has failed: ValueError: no such luck"),
+        ({"build": "tests.foreign.modules:raising"}, "has failed with bands, classes: ValueError: no such luck"),
         ({"build": "tests.foreign.modules:pair"}, "gives 2 outputs; return the scores of the classes alone"),
         ({"build": "tests.foreign.modules:flat"}, "cannot be computed exactly on tiles"),
-        ({"build": BUILD, "arguments": {"depth": 3}}, "cannot be called with bands, classes, depth"),
+        ({"build": BUILD, "arguments": {"depth": 3}}, "has failed with bands, classes, depth: TypeError"),
         ({"build": "tests.foreign.modules:four"}, "gives 4 channels for 3 classes"),
         ({"build": BUILD, "levels": 3}, "model.levels is 3, but tests.foreign.modules:build builds the network"),
         ({"arguments": {"width": 3}}, "model.arguments is {'width': 3}, but unet has no such choice"),
@@ -214,7 +214,7 @@ def test_a_plan_is_of_the_same_kind_as_others(capsys: pytest.CaptureFixture[str]
         (["--arguments", '{"width": 6}'], "unet has no such choice"),
         (["--build", BUILD, "--levels", "3"], "model.levels is 3"),
         (["--build", BUILD, "--arguments", "width"], "argument --arguments: invalid json_map value"),
-        (["--build", "nobody:knows"], "needs the module nobody"),
+        (["--build", "nobody:knows"], "No module named 'nobody'"),
     ):
         assert main([*words, *more]) == 2
         error = capsys.readouterr().err

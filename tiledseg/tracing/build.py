@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
@@ -72,20 +72,12 @@ def _built(network: ForeignNetwork, seed: int) -> nn.Module:
     function, build = _function(network.build), network.build
     times = network.times or 1
     arguments = {"bands": network.bands // times, "classes": network.classes, **network.keywords}
-    try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        what = f"{build} cannot be called with {', '.join(arguments)}: {error}"
-        raise ConfigError(f"{what}; see model.arguments") from None
-    except ValueError:
-        pass  # a builtin has no signature: the call will fail if its arguments are wrong
     with drawn_from(seed):
         try:
             module = function(**arguments)
         except Exception as error:  # whatever its author raises
-            raise ConfigError(
-                f"{network.in_words} has failed: {type(error).__name__}: {first_line(error)}; change model.arguments"
-            ) from error
+            what = f"{network.in_words} has failed with {', '.join(arguments)}"
+            raise ConfigError(f"{what}: {type(error).__name__}: {first_line(error)}; change model.arguments") from error
     if not isinstance(module, nn.Module):
         kind = module.__name__ if isinstance(module, type) else f"a {type(module).__name__}"
         raise ConfigError(f"{build} gives {kind}, no torch.nn.Module; return a module, built")
@@ -95,18 +87,10 @@ def _built(network: ForeignNetwork, seed: int) -> nn.Module:
 def _function(build: str) -> Callable[..., Any]:
     name, _, path = build.partition(":")
     try:
-        value: Any = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        what = f"{build} needs the module {error.name}, which is not found"
-        raise ConfigError(f"{what}; install its package, or put its folder on PYTHONPATH") from None
-    except Exception as error:
-        raise ConfigError(
-            f"{name} of {build} cannot be imported: {type(error).__name__}: {first_line(error)}; mend it"
-        ) from error
-    for attribute in path.split("."):
-        value = getattr(value, attribute, None)
-    if value is None:
-        raise ConfigError(f"{name} has no {path}, which {build} names; give one of its functions")
+        value: Any = attrgetter(path)(importlib.import_module(name))
+    except Exception as error:  # whatever a file raises when it is imported
+        what = f"{build} cannot be imported: {type(error).__name__}: {first_line(error)}"
+        raise ConfigError(f"{what}; mend it, install its package, or put its folder on PYTHONPATH") from error
     if not callable(value):
         raise ConfigError(f"{build} is a {type(value).__name__}, no function; give one that returns a module")
     return value
