@@ -6,8 +6,6 @@ torch's norms run too, since it writes kernels itself. An image of one pixel goe
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 
@@ -43,18 +41,20 @@ class GroupNorm(nn.GroupNorm):
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch norm; in evaluation torch's. `in_place_of`: the user's own norm, whose mode it always shares."""
+    """Batch norm; in evaluation torch's. `in_place_of`: the user's own norm, whose mode it always shares. `still`: it
+    stays in evaluation, with constant running statistics."""
 
     in_place_of: tuple[nn.Module, ...] = ()
-    own_mode: bool
+    still = False
 
     @property
     def training(self) -> bool:
-        return self.in_place_of[0].training if self.in_place_of else self.own_mode
+        own: bool = self.__dict__["training"]  # torch 2.8 compiles this property as a look there
+        return self.in_place_of[0].training and not self.still if self.in_place_of else own
 
     @training.setter
     def training(self, mode: bool) -> None:
-        self.own_mode = self.__dict__["training"] = mode  # torch 2.8 compiles a look into `__dict__` as this property
+        self.__dict__["training"] = mode and not self.still
         for norm in self.in_place_of:
             norm.training = mode
 
@@ -62,21 +62,6 @@ class BatchNorm(nn.BatchNorm2d):
         if not takes_statistics(self) or not _is_own(input):
             return super().forward(input)
         return normed(self, input)
-
-
-class StillBatchNorm(nn.BatchNorm2d):
-    """A batch norm with constant running statistics, also in training."""
-
-    @staticmethod
-    def of(norm: nn.Module) -> nn.Module:
-        """Return a `StillBatchNorm` with the weights and statistics of `norm`."""
-        made = copy.copy(norm)
-        made.__class__ = StillBatchNorm
-        return made.eval()
-
-    def train(self, mode: bool = True) -> StillBatchNorm:
-        super().train(False)
-        return self
 
 
 StatisticsNorm = nn.BatchNorm2d | nn.GroupNorm | nn.InstanceNorm2d

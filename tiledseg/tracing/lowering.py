@@ -18,7 +18,7 @@ from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel, Pixelwise
 from tiledseg.models.layers.pixelwise import OnePixel
 from tiledseg.models.layers.resampling import UpsampleModule
-from tiledseg.models.norm import StillBatchNorm
+from tiledseg.models.norm import BatchNorm
 from tiledseg.spatial.convert import convert_layer
 from tiledseg.tracing.calls import Call, Given, Made, Record, given_to, same, where
 
@@ -248,8 +248,9 @@ class Lowering:
         rows, cols = convert_layer(step.call.owner, module, self.axes.image).descriptions
         what = what or type(module).__name__
         few = value.layout.one_pixel or value.node in self.pooled
-        if few and rows.tracks and self.still:
-            module = StillBatchNorm.of(module)
+        if few and rows.tracks and self.still and isinstance(module, BatchNorm):
+            module = copy.copy(module)
+            module.still = True
         elif few and "batch" in (rows.statistics, cols.statistics):
             why = f"{where(step.call)} learns from a few means an image, in training those of one image alone"
             self.untrained = self.untrained or why
