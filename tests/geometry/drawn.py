@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.graph import INPUT, Graph, Node, chain
+from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMean, Multiply
 from tiledseg.geometry.layers.layer import Layer
@@ -17,6 +19,11 @@ from tiledseg.geometry.sharing.decomposition import Partition
 
 CHANNELS = 4  # of every tensor of a drawn network
 law = settings(derandomize=True, max_examples=60, deadline=None, database=None)
+
+
+def chain(layers: Iterable[tuple[str, Layer]]) -> Graph:
+    """A graph of nodes one after the other."""
+    return Graph(tuple(Node(name, layer) for name, layer in layers))
 
 
 @st.composite

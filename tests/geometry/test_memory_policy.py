@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.geometry.drawn import chain
 from tiledseg.architecture.presets import KINDS
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.graph import KEEP, REBUILD, Graph, MemoryPolicy, Node, chain
+from tiledseg.geometry.graph import KEEP, REBUILD, Graph, MemoryPolicy, Node
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Concatenate
 from tiledseg.geometry.layers.pixelwise import Activation, Mark, Norm

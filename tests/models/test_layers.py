@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import interpolate, pad
 
+from tests.geometry.drawn import chain
 from tests.law.cases import Case, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.geometry.graph import chain
 from tiledseg.geometry.layers.resampling import AlignedUpsample as Geometry
 from tiledseg.geometry.layers.resampling import MaxPool
 from tiledseg.memory.allocations import AllocationMeter

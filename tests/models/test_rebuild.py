@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from tests.geometry.drawn import chain
 from tests.law.every_layer import EveryLayer, ForeignLayers
 from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy, chain
+from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Sigmoid

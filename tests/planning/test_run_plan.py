@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.geometry.drawn import chain
 from tests.planning.asked import asked_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import BudgetError, ConfigError
-from tiledseg.geometry.graph import chain
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.resampling import AlignedUpsample, MaxPool
 from tiledseg.geometry.shapes import count_parameters

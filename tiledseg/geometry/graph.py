@@ -227,11 +227,6 @@ class Graph:
         return replace(self, nodes=tuple(replace(node, layer=node.layer.stilled) for node in self.nodes))
 
 
-def chain(layers: Iterable[tuple[str, Layer]]) -> Graph:
-    """Return a graph of nodes one after the other."""
-    return Graph(tuple(Node(name, layer) for name, layer in layers))
-
-
 @lru_cache(maxsize=16)
 def one_of_equals(graph: Graph) -> Graph:
     """Return the first graph equal to this one, so that caches compare by identity."""
