@@ -39,12 +39,48 @@ class _RefusedError(Exception):
         self.place = f", line {mark.line + 1}" if mark else ""
 
 
+class _StrictLoader(_Loader):
+    """A loader that raises _RefusedError for YAML that configurations do not need."""
+
+    _depth = 0
+
+    def compose_document(self) -> yaml.Node | None:
+        node = super().compose_document()
+        if not self.check_event(yaml.StreamEndEvent):
+            mark = self.peek_event().start_mark
+            raise _RefusedError("starts a second document, which would be left out; keep one", mark)
+        return node
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: Any = self.peek_event()  # it is looked at before its node is built
+        plain = event.value if isinstance(event, yaml.ScalarEvent) and event.style is None else ""
+        if event.anchor:
+            words = "uses an alias or an anchor (* or &), which no configuration needs; write it out, or quote it"
+            raise _RefusedError(words, event.start_mark)
+        if _LONG_NUMBER.fullmatch(plain):
+            raise _RefusedError(f"holds a number of {len(plain)} characters; no key needs that", event.start_mark)
+        if words := ambiguity(plain):
+            raise _RefusedError(f"holds {words}", event.start_mark)
+        self._depth += isinstance(event, yaml.CollectionStartEvent)
+        if self._depth > DEEPEST:
+            raise _RefusedError(f"nests lists and maps more than {DEEPEST} deep; no key needs that", event.start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= isinstance(event, yaml.CollectionStartEvent)
+        known = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise _RefusedError("merges a map with <<, which configurations do not; write it out", key.start_mark)
+            if isinstance(key, yaml.ScalarNode) and key.value in known:
+                raise _RefusedError(f"gives the key '{key.value[:40]}' a second time; keep one of them", key.start_mark)
+            known.add(str(key.value))
+        return node
+
+
 def read_yaml(path: str) -> Any:
     """Read the YAML file `path`. Raise ConfigError, naming the file and the line."""
     text = read_text(path, "the configuration", LARGEST_BYTES, "give a YAML file", ConfigError)
     try:
-        refuse_hazards(text)
-        return yaml.load(text, _Loader)
+        return yaml.load(text, _StrictLoader)
     except _RefusedError as error:
         raise ConfigError(f"{path}{error.place} {error}") from None
     except yaml.YAMLError as error:
@@ -83,9 +119,8 @@ def load_value(text: str) -> Any:
     """Return the YAML value of a flag; text that is no YAML stays text. Raise ConfigError for aliases, a key given
     twice or deep nesting."""
     try:
-        if any(sign in text for sign in "[{\n") or _LONG_NUMBER.fullmatch(text):
-            refuse_hazards(text)
-        return yaml.load(text, _Loader)
+        strict = any(sign in text for sign in "[{\n") or _LONG_NUMBER.fullmatch(text)
+        return yaml.load(text, _StrictLoader if strict else _Loader)
     except _RefusedError as error:
         raise ConfigError(f"{text[:40]!r} {error}") from None
     except (yaml.YAMLError, ValueError):
@@ -98,42 +133,3 @@ def ambiguity(number: str) -> str:
     if not _OTHER_BASE.fullmatch(number):
         return ""
     return f"{number}, which YAML takes for {yaml.safe_load(number)}; write it plainly, or quote it"
-
-
-def refuse_hazards(text: str) -> None:
-    """Raise _RefusedError for YAML that configurations do not need; YAMLError for text that is no YAML."""
-    depth = documents = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):  # a stream of events: no tree is built yet
-        documents += isinstance(event, yaml.DocumentStartEvent)
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            words = "uses an alias or an anchor (* or &), which no configuration needs; write it out, or quote it"
-            raise _RefusedError(words, event.start_mark)
-        if isinstance(event, yaml.ScalarEvent) and _LONG_NUMBER.fullmatch(event.value) and event.style is None:
-            raise _RefusedError(f"holds a number of {len(event.value)} characters; no key needs that", event.start_mark)
-        if isinstance(event, yaml.ScalarEvent) and event.style is None and (words := ambiguity(event.value)):
-            raise _RefusedError(f"holds {words}", event.start_mark)
-        if depth > DEEPEST:
-            raise _RefusedError(f"nests lists and maps more than {DEEPEST} deep; no key needs that", event.start_mark)
-        if documents > 1:
-            raise _RefusedError("starts a second document, which would be left out; keep one", event.start_mark)
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if root is not None:
-        _refuse_lost_keys(root)
-
-
-def _refuse_lost_keys(node: yaml.Node) -> None:
-    """Raise _RefusedError for a map in a tree that gives a key twice, or merges another map."""
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_lost_keys(item)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    known = set()
-    for key, value in node.value:
-        if key.tag == "tag:yaml.org,2002:merge":
-            raise _RefusedError("merges a map with <<, which configurations do not; write it out", key.start_mark)
-        if isinstance(key, yaml.ScalarNode) and key.value in known:
-            raise _RefusedError(f"gives the key '{key.value[:40]}' a second time; keep one of them", key.start_mark)
-        known.add(str(key.value))
-        _refuse_lost_keys(value)
