@@ -27,7 +27,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.predict import main as predict
 from tiledseg.raster import remote
 from tiledseg.raster.finding import expand_sources, pair_sources
-from tiledseg.raster.lists import Composing
+from tiledseg.raster.lists import SourceRules
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.remote import RemoteName
 from tiledseg.system.outputs import files_below
@@ -144,8 +144,8 @@ def test_stores_in_a_bucket_are_read_and_written(
     item = {"type": "Feature", "stac_version": "1.0.0", "id": "a", "properties": {}, "assets": assets}
     (tmp_path / "items.json").write_text(json.dumps(item))
     for asset in assets:
-        one = Composing((asset,))
-        (image,) = expand_sources([str(tmp_path / "items.json")], "data.images", references=True, composing=one)
+        one = SourceRules((asset,))
+        (image,) = expand_sources([str(tmp_path / "items.json")], "data.images", one._replace(references=True))
         with open_raster(image) as reader:
             assert np.array_equal(reader.read(Box.of_shape(reader.info.shape))[0], pixels_CHW)
     run, target = str(material.root / "run"), f"{HOME}/stores/maps/map.zarr"

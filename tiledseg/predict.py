@@ -182,10 +182,10 @@ def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalizat
 def first_of(images: Sequence[str], key: str, data: DataConfig) -> RasterInfo:
     """Return the metadata of the first image, with `data.bands` or all bands but alpha."""
     from tiledseg.raster.finding import expand_sources
-    from tiledseg.raster.lists import EVERY, Composing
+    from tiledseg.raster.lists import EVERY, SourceRules
     from tiledseg.raster.reader import open_raster
 
-    first = expand_sources(images, key, EVERY, data.references, Composing(*data.composing).like(Composing(), images))[0]
+    first = expand_sources(images, key, SourceRules(*data.composing, EVERY).like(SourceRules(), images))[0]
     with open_raster(first, data.bands, None, data.references) as reader:
         return reader.info
 
@@ -195,7 +195,7 @@ def request_of(options: Namespace, config: Config) -> Request:
     from tiledseg.inference.request import Request
     from tiledseg.planning.run.blocks import BlockSettings
     from tiledseg.planning.run.spread import parallelism
-    from tiledseg.raster.lists import Composing
+    from tiledseg.raster.lists import SourceRules
 
     memory, parallel = config.memory, parallelism(config.parallel)
     if parallel.mesh is None and parallel.stages == 1:  # small images may leave ranks of an automatic mesh idle
@@ -217,7 +217,7 @@ def request_of(options: Namespace, config: Config) -> Request:
         blocks=None if memory.blocks == NONE else BlockSettings(memory.blocks_shape(), memory.in_file),
         store=memory.store,
         verify=config.model.verify,
-        composing=Composing(*config.data.composing)._replace(mosaic=vars(options)["data.mosaic"]),
+        composing=SourceRules(*config.data.composing)._replace(mosaic=vars(options)["data.mosaic"]),
         inputs=tuple(options.config),
         threads=config.data.workers,
         verbosity=config.run.verbosity,

@@ -133,18 +133,18 @@ def plan_store(
     from tiledseg.raster.finding import as_list, check_assets, expand_sources, find_sources, pair_sources
     from tiledseg.raster.labels.label_map import LabelMap
     from tiledseg.raster.labels.pair_reading import PairReading
-    from tiledseg.raster.lists import LEARNT, Composing
+    from tiledseg.raster.lists import SourceRules
     from tiledseg.raster.remote import is_vector
     from tiledseg.raster.tile_store import StorePlan
     from tiledseg.tracing.build import known
 
     data, keys = config.data, ("--images", "--labels")
     images = data.joined(data.images, keys[0])
-    how = LEARNT, data.references, Composing(*data.composing)
-    if data.labels or any(source.labels for source in find_sources(images, keys[0], *how)):
-        image_paths, label_paths = pair_sources(images, as_list(data.labels), keys, *how)
+    rules = SourceRules(*data.composing)
+    if data.labels or any(source.labels for source in find_sources(images, keys[0], rules)):
+        image_paths, label_paths = pair_sources(images, as_list(data.labels), keys, rules)
     else:
-        image_paths, label_paths = expand_sources(images, keys[0], *how), ()
+        image_paths, label_paths = expand_sources(images, keys[0], rules), ()
     check_assets(data.assets, image_paths)
     draws = any(map(is_vector, label_paths))
     label_map = LabelMap.from_config(data.classes, data.ignore_index) if draws else None  # type: ignore[arg-type]
@@ -244,6 +244,6 @@ def _say(config: Config, plan: StorePlan) -> None:
 def _openers(plan: StorePlan, reading: PairReading, names: Sequence[Sequence[str]]) -> tuple[Opener, Opener]:
     """Return the functions that open an image, and labels, by number."""
     return (
-        lambda number: reading.open_as(names[0][number], plan.images[number]),
+        lambda number: reading.open_image(names[0][number]),
         lambda number: reading.open_labels(names[1][number], plan.images[number]),
     )

@@ -13,13 +13,13 @@ from tiledseg.errors import ConfigError, RasterError
 from tiledseg.inference.request import Request, each_image
 from tiledseg.raster.composed import TIMES, VALID, Composed, stem_of
 from tiledseg.raster.finding import expand_sources
-from tiledseg.raster.lists import Composing
+from tiledseg.raster.lists import SourceRules
 
 
 def test_assets_in_another_order_than_the_runs_are_refused() -> None:
-    request = Request("", "", packing=Packing(), composing=Composing(("nir", "red")))
+    request = Request("", "", packing=Packing(), composing=SourceRules(("nir", "red")))
     with pytest.raises(ConfigError, match="in its order"):
-        each_image(request, ["items.json"], {"output": "map.tif"}, Composing(("red", "nir")))
+        each_image(request, ["items.json"], {"output": "map.tif"}, SourceRules(("red", "nir")))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_items_that_are_no_times_of_their_own(
     ]
     (tmp_path / "items.json").write_text(json.dumps({"type": "FeatureCollection", "features": items}))
     with pytest.raises(RasterError, match=match):
-        expand_sources([str(tmp_path / "items.json")], "x", composing=Composing(("red",), times=times))
+        expand_sources([str(tmp_path / "items.json")], "x", rules=SourceRules(("red",), times=times))
 
 
 def test_masks_of_each_time_leave_an_image_its_name() -> None:

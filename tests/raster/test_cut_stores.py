@@ -12,7 +12,7 @@ from tiledseg import evaluate, tile
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.finding import expand_sources, pair_sources
-from tiledseg.raster.lists import Composing
+from tiledseg.raster.lists import SourceRules
 from tiledseg.raster.reader import open_raster
 
 
@@ -51,6 +51,6 @@ def test_stores_are_paired_as_rasters_are(cut: str, tmp_path: Path) -> None:
     assert pair_sources([str(tmp_path / "c*.zarr")], [], keys) == ((names[0],), (names[1],))
     image, labels = (write(tmp_path, "zarr3", scene((64, 64)), name).partition(":/")[0] for name in ("one", "two"))
     assert pair_sources([image], [labels], keys) == ((image,), (labels,))
-    (masked,) = expand_sources([image], "x", composing=Composing(valid=labels))
+    (masked,) = expand_sources([image], "x", rules=SourceRules(valid=labels))
     with open_raster(masked) as reader:
         assert not reader.read(Box.of_shape((64, 64)))[1].all()

@@ -15,7 +15,7 @@ from tiledseg.raster.finding import (
     matched,
     pair_sources,
 )
-from tiledseg.raster.lists import EVERY, HELD_OUT, HELD_OUT_ALONE, has_validation, left_out
+from tiledseg.raster.lists import EVERY, HELD_OUT, HELD_OUT_ALONE, SourceRules, has_validation, left_out
 from tiledseg.raster.remote import gdal_path, is_remote
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -74,9 +74,12 @@ def test_lists() -> None:
         assert pair_sources([f"set/{name}"], [], KEYS) == wanted
     for name in ("pairs.csv", "pairs.geojson"):
         assert has_validation([f"set/{name}"])
-        assert pair_sources([f"set/{name}"], [], KEYS, HELD_OUT) == (("set/i/3.png",), ("set/l/3.png",))
+        assert pair_sources([f"set/{name}"], [], KEYS, SourceRules(parts=HELD_OUT)) == (
+            ("set/i/3.png",),
+            ("set/l/3.png",),
+        )
     assert not has_validation(["set/pairs.txt", "set/i/*.png"])
-    assert len(find_sources(["set/pairs.csv"], KEYS[0], HELD_OUT_ALONE)) == 2
+    assert len(find_sources(["set/pairs.csv"], KEYS[0], SourceRules(parts=HELD_OUT_ALONE))) == 2
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,7 @@ def test_a_list_gives_the_parts_that_are_asked_for_and_the_others_are_told() -> 
     """To learn from: of split train, and of none; to be mapped: all."""
     Path("list.csv").write_text("image,split\na.tif,test\nb.tif,\nc.png,val\ndeep/d.tif,train\n")
     assert expand_sources(["list.csv"], "x") == ("b.tif", "deep/d.tif")
-    assert expand_sources(["list.csv"], "x", EVERY) == ("a.tif", "b.tif", "c.png", "deep/d.tif")
+    assert expand_sources(["list.csv"], "x", SourceRules(parts=EVERY)) == ("a.tif", "b.tif", "c.png", "deep/d.tif")
     (line,) = left_out(["list.csv", "odd[1].tif", "deep"], "--images")
     assert line.startswith("--images: 2 images of list.csv of split test or val left out; ")
     assert "3 images of list.csv of split None or test or train" in left_out(["list.csv"], "x", HELD_OUT)[0]

@@ -21,12 +21,12 @@ from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, label_of, parse_composed, stem_of
 from tiledseg.raster.finding import check_assets, expand_sources, pair_sources
-from tiledseg.raster.lists import HELD_OUT, LEARNT, Composing, has_validation, left_out
+from tiledseg.raster.lists import HELD_OUT, SourceRules, has_validation, left_out
 from tiledseg.raster.reader import open_raster
 
 pytestmark = pytest.mark.usefixtures("folder")
 KEYS = "data.images", "data.labels"
-ASSETS = Composing(assets=("nir", "red"))
+ASSETS = SourceRules(assets=("nir", "red"))
 
 
 def item(name: str, folder: str = ".", **more: Any) -> dict[str, Any]:
@@ -52,8 +52,8 @@ def test_assets_of_an_item_are_bands() -> None:
     wanted = [stack("a", "a-nir.tif", "a-red.tif"), stack("b", "deep/b-nir.tif", "deep/b-red.tif")]
     touch("gt/a.tif", "gt/b.tif", "set/a-truth.tif")
     path = write("items.json", item("a"), item("b", "./deep"))
-    assert [parse_composed(one) for one in expand_sources([path], KEYS[0], composing=ASSETS)] == wanted
-    images, labels = pair_sources([path], ["gt/{stem}.tif"], KEYS, composing=ASSETS)
+    assert [parse_composed(one) for one in expand_sources([path], KEYS[0], rules=ASSETS)] == wanted
+    images, labels = pair_sources([path], ["gt/{stem}.tif"], KEYS, rules=ASSETS)
     assert (labels, [label_of(image) for image in images]) == (
         ("gt/a.tif", "gt/b.tif"),
         ["set/items.json#a", "set/items.json#b"],
@@ -62,54 +62,54 @@ def test_assets_of_an_item_are_bands() -> None:
     path = write("items.json", one)  # a single Feature
     assert has_validation([path])
     assert "1 image of set/items.json of split val" in left_out([path], KEYS[0])[0]
-    assert pair_sources([path], [], KEYS, HELD_OUT, composing=ASSETS) == ((str(wanted[0]),), ("set/a-truth.tif",))
+    assert pair_sources([path], [], KEYS, ASSETS._replace(parts=HELD_OUT)) == ((str(wanted[0]),), ("set/a-truth.tif",))
     with pytest.raises(RasterError, match="lists no image of split train"):
-        pair_sources([path], [], KEYS, LEARNT, composing=ASSETS)
+        pair_sources([path], [], KEYS, ASSETS)
 
 
-SEASON = Composing(("red", "nir"), True, "scl", (4.0,), ("2024-04", "2024-06"))
+SEASON = SourceRules(("red", "nir"), True, "scl", (4.0,), ("2024-04", "2024-06"))
 
 
 @pytest.mark.parametrize(
     ("own", "run", "names", "wanted"),
     [
-        (Composing(mosaic=None), SEASON, ["map.json"], SEASON),
-        (Composing(mosaic=False), SEASON, ["map.json"], SEASON._replace(mosaic=False)),
-        (Composing(("nir",), None, "qa", (), ("a", "b")), SEASON, ["x.json"], (("nir",), True, "qa", (), ("a", "b"))),
+        (SourceRules(mosaic=None), SEASON, ["map.json"], SEASON),
+        (SourceRules(mosaic=False), SEASON, ["map.json"], SEASON._replace(mosaic=False)),
+        (SourceRules(("nir",), None, "qa", (), ("a", "b")), SEASON, ["x.json"], (("nir",), True, "qa", (), ("a", "b"))),
         (
-            Composing(mosaic=None, valid="none"),
+            SourceRules(mosaic=None, valid="none"),
             SEASON,
             ["all.tif"],
             SEASON._replace(valid=None, values=(), times=()),
         ),
-        (Composing(valid="none"), SEASON, ["map.json"], (SEASON.assets, False, None, (), SEASON.times)),
-        (Composing(values=(5.0,)), SEASON, ["map.json"], SEASON._replace(mosaic=False, values=(5.0,))),
-        (Composing(), Composing(times=("a", "b"), valid="{stem}.png"), ["x_{time}.tif"], None),
-        (Composing(), Composing(times=("a", "b"), valid=3), ["x.csv", "y.json"], Composing(valid=3)),
+        (SourceRules(valid="none"), SEASON, ["map.json"], (SEASON.assets, False, None, (), SEASON.times)),
+        (SourceRules(values=(5.0,)), SEASON, ["map.json"], SEASON._replace(mosaic=False, values=(5.0,))),
+        (SourceRules(), SourceRules(times=("a", "b"), valid="{stem}.png"), ["x_{time}.tif"], None),
+        (SourceRules(), SourceRules(times=("a", "b"), valid=3), ["x.csv", "y.json"], SourceRules(valid=3)),
     ],
 )
 def test_a_map_takes_its_images_as_those_of_the_training(
-    own: Composing, run: Composing, names: list[str], wanted: Any
+    own: SourceRules, run: SourceRules, names: list[str], wanted: Any
 ) -> None:
-    assert own.like(run, names) == (wanted or run)
+    assert own.like(run, names) == SourceRules(*(wanted or run))
 
 
 def test_a_mask_of_the_one_image_of_a_run_is_no_other_image_s() -> None:
-    run = Composing(valid="clouds.tif")
+    run = SourceRules(valid="clouds.tif")
     with pytest.raises(ConfigError, match=r"mask is clouds.tif, of one image; give --valid anew, or --valid none"):
-        Composing().like(run, ["b.tif"])
+        SourceRules().like(run, ["b.tif"])
     with pytest.raises(ConfigError, match=r"mask is scl, an asset of items; give --valid anew"):
-        Composing().like(SEASON, ["all.tif"])
-    assert Composing(valid="b-clouds.tif").like(run, ["b.tif"]).valid == "b-clouds.tif"
+        SourceRules().like(SEASON, ["all.tif"])
+    assert SourceRules(valid="b-clouds.tif").like(run, ["b.tif"]).valid == "b-clouds.tif"
     with pytest.raises(ConfigError, match="--valid-values is given, but no --valid"):
-        Composing(values=(1.0,)).like(Composing(), ["b.tif"])
+        SourceRules(values=(1.0,)).like(SourceRules(), ["b.tif"])
 
 
 def test_masks_are_of_each_time_or_of_a_whole_mosaic() -> None:
     """`{time}` names a mask for each raster of a series; a mask without a field is that of the one mosaic."""
     touch("s2/a_04.tif", "s2/a_06.tif", "clouds/a-04.tif", "clouds/a-06.tif", "clouds.tif", "m/1.tif", "m/2.tif")
-    series = Composing(valid="clouds/{stem}-{time}.tif", values=(4.0,), times=("04", "06"))
-    (path,) = expand_sources(["s2/*_{04,06}.tif"], KEYS[0], composing=series)
+    series = SourceRules(valid="clouds/{stem}-{time}.tif", values=(4.0,), times=("04", "06"))
+    (path,) = expand_sources(["s2/*_{04,06}.tif"], KEYS[0], rules=series)
     image = parse_composed(path)
     assert image is not None
     assert image.kind == TIMES
@@ -118,12 +118,12 @@ def test_masks_are_of_each_time_or_of_a_whole_mosaic() -> None:
     )
     assert image.parts == parts
     with pytest.raises(RasterError, match=r"data.valid is clouds/.*, but s2/a_04.tif has no \{time\}"):
-        expand_sources(["s2/a_04.tif"], KEYS[0], composing=series)
-    (path,) = expand_sources(["m"], KEYS[0], composing=Composing(mosaic=True, valid="clouds.tif"))
+        expand_sources(["s2/a_04.tif"], KEYS[0], rules=series)
+    (path,) = expand_sources(["m"], KEYS[0], rules=SourceRules(mosaic=True, valid="clouds.tif"))
     pieces = Composed("m", MOSAIC, ("m/1.tif", "m/2.tif"))
     assert parse_composed(path) == Composed("m", VALID, (pieces, "clouds.tif"))
     with pytest.raises(RasterError, match=r"data.valid is clouds.tif for 2 images"):
-        expand_sources(["m", "s2"], KEYS[0], composing=Composing(mosaic=True, valid="clouds.tif"))
+        expand_sources(["m", "s2"], KEYS[0], rules=SourceRules(mosaic=True, valid="clouds.tif"))
 
 
 def test_an_id_leads_to_no_other_folder() -> None:
@@ -132,7 +132,7 @@ def test_an_id_leads_to_no_other_folder() -> None:
     with pytest.raises(
         RasterError, match=r"items.json#../secret/a is named ../secret/a, which leads to another folder"
     ):
-        pair_sources([path], ["set/{stem}.tif"], KEYS, composing=ASSETS)
+        pair_sources([path], ["set/{stem}.tif"], KEYS, rules=ASSETS)
 
 
 def changed(asset: Any) -> dict[str, Any]:
@@ -163,38 +163,40 @@ def changed(asset: Any) -> dict[str, Any]:
 )
 def test_items_that_cannot_be(document: Any, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("items.json", document("a"))
-    composing = Composing() if document is item else ASSETS
+    composing = SourceRules() if document is item else ASSETS
     with pytest.raises(RasterError) as caught:
-        expand_sources([path], KEYS[0], composing=composing)
+        expand_sources([path], KEYS[0], rules=composing)
     assert all(word in str(caught.value) for word in words), caught.value
     assert "\n" not in str(caught.value)
     monkeypatch.chdir("set")
     with pytest.raises(RasterError):
-        expand_sources(["items.json"], KEYS[0], composing=composing)
+        expand_sources(["items.json"], KEYS[0], rules=composing)
 
 
 def test_files_elsewhere_need_references() -> None:
     touch("up.tif", "set/here.tif")
     hrefs = {"../up.tif": "up.tif", "https://example.org/a.tif": "https://example.org/a.tif"}
     for href, path in {**hrefs, f"file://{Path.cwd()}/up.tif": f"{Path.cwd()}/up.tif"}.items():
-        (found,) = expand_sources([write("items.json", changed({"href": href}))], KEYS[0], LEARNT, True, ASSETS)
+        (found,) = expand_sources(
+            [write("items.json", changed({"href": href}))], KEYS[0], ASSETS._replace(references=True)
+        )
         composed = parse_composed(found)
         assert composed is not None
         assert composed.parts[1] == path
     href = f"file://{Path.cwd()}/set/here.tif"  # inside the item's folder it may be
-    assert expand_sources([write("items.json", changed({"href": href}))], KEYS[0], composing=ASSETS)
+    assert expand_sources([write("items.json", changed({"href": href}))], KEYS[0], rules=ASSETS)
 
 
 def test_text_that_is_no_json_is_named() -> None:
     Path("items.json").write_text('{"type": "FeatureCollection",\n "features": [{]}')
     with pytest.raises(RasterError, match=r"items.json, line 2 is no JSON"):
-        expand_sources(["items.json"], KEYS[0], composing=ASSETS)
+        expand_sources(["items.json"], KEYS[0], rules=ASSETS)
 
 
 def test_assets_of_no_item_are_refused() -> None:
     touch("a.tif")
     with pytest.raises(ConfigError, match=r"data.assets is \['red'\], but no image is a STAC item"):
-        check_assets(["red"], expand_sources(["a.tif"], KEYS[0], composing=Composing(("red",))))
+        check_assets(["red"], expand_sources(["a.tif"], KEYS[0], rules=SourceRules(("red",))))
     check_assets(["red"], [str(Composed("v", VALID, (stack("a", "a.tif"), "b.tif")))])
 
 
@@ -214,7 +216,7 @@ def test_rows_of_a_tile_index_are_images(kind: str, recwarn: pytest.WarningsReco
         names = ["location", "label", "split", "other"]
         pyogrio.raw.write(path, shapes, fields, names, crs="EPSG:32633", geometry_type="Polygon")
     assert pair_sources([path], [], KEYS) == (("set/./b.tif",), ("set/lb.tif",))
-    assert pair_sources([path], [], KEYS, HELD_OUT) == (("set/c.tif",), ("set/lc.tif",))
+    assert pair_sources([path], [], KEYS, SourceRules(parts=HELD_OUT)) == (("set/c.tif",), ("set/lc.tif",))
     assert has_validation([path])
     damage = {"gti.gpkg": b"SQLite format 3\0" + bytes(900)}.get(kind, b"<VRTDataset>" + bytes(80))
     Path(path).write_bytes(damage)
@@ -232,28 +234,28 @@ def test_rows_of_geoparquet_are_items() -> None:
     rows = [{band: {"href": f"{name}-{band}.tif"} for band in ("nir", "red")} for name in "ab"]
     columns = {"id": ["a", "b"], "assets": rows}
     parquet.write_table(pyarrow.table({**columns, "split": ["train", "val"]}), "set/items.parquet")
-    (found,) = expand_sources(["set/items.parquet"], KEYS[0], composing=ASSETS)
+    (found,) = expand_sources(["set/items.parquet"], KEYS[0], rules=ASSETS)
     assert parse_composed(found) == Composed("set/items.parquet#a", BANDS, ("set/a-nir.tif", "set/a-red.tif"))
     rows[1].pop("nir")
     parquet.write_table(pyarrow.table(columns), "set/items.parquet")
     with pytest.raises(RasterError, match=r"row 1 \(b\) has no asset nir of data.assets; its assets are red"):
-        expand_sources(["set/items.parquet"], KEYS[0], composing=ASSETS)
+        expand_sources(["set/items.parquet"], KEYS[0], rules=ASSETS)
 
 
 def test_rasters_of_an_entry_are_a_mosaic() -> None:
     touch("a/1.tif", "a/2.tif", "b/3.tif", "gt/1.png", "gt/2.png", "gt/3.png", "whole.tif")
-    mosaic = Composing(mosaic=True)
+    mosaic = SourceRules(mosaic=True)
     wanted = str(Composed("a/*.tif", MOSAIC, ("a/1.tif", "a/2.tif"))), "b/3.tif"
     truth = str(Composed("a/*.tif", MOSAIC, ("gt/1.png", "gt/2.png"))), "gt/3.png"
-    assert pair_sources(["a/*.tif", "b"], ["gt/{stem}.png"], KEYS, composing=mosaic) == (wanted, truth)
-    assert pair_sources(["a/*.tif"], ["whole.tif"], KEYS, composing=mosaic) == (wanted[:1], ("whole.tif",))
+    assert pair_sources(["a/*.tif", "b"], ["gt/{stem}.png"], KEYS, rules=mosaic) == (wanted, truth)
+    assert pair_sources(["a/*.tif"], ["whole.tif"], KEYS, rules=mosaic) == (wanted[:1], ("whole.tif",))
     first = str(Composed("gt/[12].png", MOSAIC, ("gt/1.png", "gt/2.png")))
-    assert pair_sources(["a/*.tif"], ["gt/[12].png"], KEYS, composing=mosaic) == (wanted[:1], (first,))
+    assert pair_sources(["a/*.tif"], ["gt/[12].png"], KEYS, rules=mosaic) == (wanted[:1], (first,))
     assert [stem_of(path) for path in wanted] == ["1", "3"]
     with pytest.raises(RasterError, match="twice"):
-        expand_sources(["a/*.tif", "a/2.tif"], KEYS[0], composing=mosaic)
+        expand_sources(["a/*.tif", "a/2.tif"], KEYS[0], rules=mosaic)
     path = write("items.json", item("a"), item("b"))
-    (found,) = expand_sources([path], KEYS[0], composing=ASSETS._replace(mosaic=True))
+    (found,) = expand_sources([path], KEYS[0], rules=ASSETS._replace(mosaic=True))
     parts = stack("a", "a-nir.tif", "a-red.tif"), stack("b", "b-nir.tif", "b-red.tif")
     assert parse_composed(found) == Composed(path, MOSAIC, parts)
 
@@ -274,27 +276,27 @@ def test_items_of_one_place_are_times() -> None:
         )
         for tile in ("T1", "T2")
     ]
-    found = expand_sources([path], KEYS[0], composing=timed)
+    found = expand_sources([path], KEYS[0], rules=timed)
     assert [parse_composed(one) for one in found] == wanted
     assert [stem_of(one) for one in found] == ["T1", "T2"]
     data = DataConfig(path, times=["2024-04", "2024-06"], assets=["nir"])
     assert data.joined(data.images, KEYS[0]) == [path]
     write("items.json", dated("T1", dates[0]), dated("T1", dates[1]), dated("T2", dates[0]))
     with pytest.raises(RasterError, match=r"T2-2024-06-20 .* its counterpart of data.times 2024-04, which is missing"):
-        expand_sources([path], KEYS[0], composing=timed)
+        expand_sources([path], KEYS[0], rules=timed)
     write("items.json", dated("T1", dates[0]), dated("T1", dates[1]), dated("T3", dates[2]))
     with pytest.raises(RasterError, match=r"feature 2 has a place without items of data.times"):
-        expand_sources([path], KEYS[0], composing=timed)
+        expand_sources([path], KEYS[0], rules=timed)
     write("items.json", dated("T1", dates[0]), dated("T1", dates[1]))
     with pytest.raises(RasterError, match=r"feature 1 and set/items.json, feature 0 are both of data.times 2024;"):
-        expand_sources([path], KEYS[0], composing=ASSETS._replace(times=("2024", "2025")))
+        expand_sources([path], KEYS[0], rules=ASSETS._replace(times=("2024", "2025")))
     write("items.json", dated("T1", dates[0]), dated("T1", dates[1], datetime=None))
     with pytest.raises(RasterError, match=r"feature 1 has no datetime, and data.times is given"):
-        expand_sources([path], KEYS[0], composing=timed)
+        expand_sources([path], KEYS[0], rules=timed)
     touch("set/a.tif")
     write("items.json", {"type": "Feature", "properties": {"image": "a.tif"}})
     with pytest.raises(RasterError, match="feature 0 has no grid:code and bbox: it is no STAC item"):
-        expand_sources([path], KEYS[0], composing=timed)
+        expand_sources([path], KEYS[0], rules=timed)
 
 
 def test_boxes_of_geoparquet_are_places() -> None:
@@ -310,11 +312,11 @@ def test_boxes_of_geoparquet_are_places() -> None:
         rows["datetime"].append(date)
     parquet.write_table(pyarrow.table(rows), "set/items.parquet")
     composing = ASSETS._replace(times=("2024-04", "2024-06"))
-    found = expand_sources(["set/items.parquet"], KEYS[0], composing=composing)
+    found = expand_sources(["set/items.parquet"], KEYS[0], rules=composing)
     assert [label_of(path) for path in found] == ["set/items.parquet#10,0,20,10", "set/items.parquet#20,0,30,10"]
     odd = write("odd.json", {**dated("", "2024-04-02"), "bbox": 5})
     with pytest.raises(RasterError, match="has no grid:code and bbox"):
-        expand_sources([odd], KEYS[0], composing=composing)
+        expand_sources([odd], KEYS[0], rules=composing)
 
 
 def test_validity_is_found_as_labels_are() -> None:
@@ -322,19 +324,19 @@ def test_validity_is_found_as_labels_are() -> None:
     images, names = ("i/1.tif", "i/2.tif"), ("clouds/1.tif", "clouds/2.tif")
     masked = tuple(str(Composed(one, VALID, (one, mask))) for one, mask in zip(images, names, strict=True))
     for valid in ("clouds", "clouds/{stem}.tif", "clouds/{1}.tif"):
-        assert expand_sources(["i/*.tif"], KEYS[0], composing=Composing(valid=valid)) == masked
+        assert expand_sources(["i/*.tif"], KEYS[0], rules=SourceRules(valid=valid)) == masked
     by_band = tuple(str(Composed(one, VALID, (one,), 5, (1.0,))) for one in images)
-    assert expand_sources(["i"], KEYS[0], composing=Composing(valid=5, values=(1.0,))) == by_band
-    assert expand_sources(["i/1.tif"], KEYS[0], composing=Composing(valid="one.tif"))
+    assert expand_sources(["i"], KEYS[0], rules=SourceRules(valid=5, values=(1.0,))) == by_band
+    assert expand_sources(["i/1.tif"], KEYS[0], rules=SourceRules(valid="one.tif"))
     with pytest.raises(RasterError, match=r"data.valid is one.tif for 2 images of data.images; give a pattern"):
-        expand_sources(["i"], KEYS[0], composing=Composing(valid="one.tif"))
+        expand_sources(["i"], KEYS[0], rules=SourceRules(valid="one.tif"))
     with pytest.raises(RasterError, match=r"i/1.tif has no .*none/1.tif, which data.valid asks for"):
-        expand_sources(["i"], KEYS[0], composing=Composing(valid="none/{stem}.tif"))
-    (found,) = expand_sources([write("items.json", item("a"))], KEYS[0], composing=ASSETS._replace(valid="scl"))
+        expand_sources(["i"], KEYS[0], rules=SourceRules(valid="none/{stem}.tif"))
+    (found,) = expand_sources([write("items.json", item("a"))], KEYS[0], rules=ASSETS._replace(valid="scl"))
     wanted = stack("a", "a-nir.tif", "a-red.tif")
     assert parse_composed(found) == Composed(wanted.label, VALID, (wanted, "set/a-scl.tif"))
-    mosaic = Composing(mosaic=True, valid="clouds")
-    assert expand_sources(["i"], KEYS[0], composing=mosaic) == (str(Composed.of("i", MOSAIC, masked)),)
+    mosaic = SourceRules(mosaic=True, valid="clouds")
+    assert expand_sources(["i"], KEYS[0], rules=mosaic) == (str(Composed.of("i", MOSAIC, masked)),)
 
 
 def test_an_asset_that_reads_other_files_is_refused(folder: Path) -> None:
@@ -346,7 +348,7 @@ def test_an_asset_that_reads_other_files_is_refused(folder: Path) -> None:
         '<VRTDataset rasterXSize="4" rasterYSize="4"><VRTRasterBand dataType="Byte" band="1"><SimpleSource>'
         f"<SourceFilename>{secret}</SourceFilename></SimpleSource></VRTRasterBand></VRTDataset>"
     )
-    (found,) = expand_sources([write("items.json", one)], KEYS[0], composing=ASSETS)
+    (found,) = expand_sources([write("items.json", one)], KEYS[0], rules=ASSETS)
     with pytest.raises(RasterError, match=r"set/a-red.tif.*--references"):
         open_raster(found)
 
@@ -364,9 +366,9 @@ def test_assets_of_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             assets[band] = {"href": f"http://{address}/{band}.tif"}
         path = write("items.json", {**item("a"), "assets": assets})
         with pytest.raises(RasterError, match=r"names http://.*red.tif, .*is no path of a file; .*--references"):
-            expand_sources([path], KEYS[0], composing=Composing(("red", "nir")))
+            expand_sources([path], KEYS[0], rules=SourceRules(("red", "nir")))
         assert not Path("sent").read_text()
-        (image,) = expand_sources([path], KEYS[0], references=True, composing=Composing(("red", "nir")))
+        (image,) = expand_sources([path], KEYS[0], rules=SourceRules(("red", "nir"), references=True))
         dataset = TileDataset([path], halo=8, grid=(2, 2), assets=["red", "nir"], references=True)
         with open_raster(image, references=True) as reader:
             assert np.array_equal(reader.read(Box.of_shape((256, 320)))[0], pixels_CHW)

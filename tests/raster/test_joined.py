@@ -15,7 +15,7 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.composed import TIMES as OF_TIMES
 from tiledseg.raster.composed import Composed, joined_label, joined_paths, label_of, stem_of
 from tiledseg.raster.finding import expand_sources, pair_sources
-from tiledseg.raster.lists import Composing, has_validation
+from tiledseg.raster.lists import SourceRules, has_validation
 from tiledseg.raster.reader import identify, open_raster, written_since
 from tiledseg.raster.statistics import finish, partial_sums
 
@@ -137,7 +137,7 @@ def test_a_band_of_each_time_says_which_pixels_are_valid(tmp_path: Path) -> None
     times = np.random.default_rng(0).integers(0, 2, (2, 3, 20, 24)).astype("uint8")
     for time, pixels_CHW in enumerate(times):
         write_raster(tmp_path / f"x_{time}.tif", pixels_CHW, photometric="minisblack")
-    (image,) = expand_sources([f"{tmp_path}/x_{{0,1}}.tif"], "data.images", composing=Composing(valid=3))
+    (image,) = expand_sources([f"{tmp_path}/x_{{0,1}}.tif"], "data.images", rules=SourceRules(valid=3))
     assert label_of(image) == f"{tmp_path}/x_{{0,1}}.tif"
     with open_raster(image) as reader:
         ours_CHW, valid_HW = reader.read(Box.of_shape((20, 24)))
@@ -151,20 +151,20 @@ def test_a_mask_that_is_missing_is_named_so(tmp_path: Path) -> None:
         write_raster(tmp_path / f"x_{time}.tif", np.ones((1, 20, 24), "uint8"))
     cases = {"{stem}-clouds.tif": "has no masks", "{time}.tif": r"has no \{time"}
     for pattern, words in cases.items():
-        composing = Composing(valid=f"{tmp_path}/{pattern}")
+        composing = SourceRules(valid=f"{tmp_path}/{pattern}")
         with pytest.raises(RasterError, match=r"x_\{0,1\}.tif " + words) as refusal:
-            expand_sources([f"{tmp_path}/x_{{0,1}}.tif"], "data.images", composing=composing)
+            expand_sources([f"{tmp_path}/x_{{0,1}}.tif"], "data.images", rules=composing)
         assert "composed:" not in str(refusal.value)
 
 
 def test_times_of_a_run_in_another_order_are_refused() -> None:
     """Other times are another season, which a network may map."""
-    run = Composing(("nir", "red"), times=("april", "june"))
-    Composing().like(run, ["s2_{april,june}.tif", "one.tif", "s2_{may,july}.tif"])
+    run = SourceRules(("nir", "red"), times=("april", "june"))
+    SourceRules().like(run, ["s2_{april,june}.tif", "one.tif", "s2_{may,july}.tif"])
     for own, names, words in (
-        (Composing(), ["s2_{june,april}.tif"], "--image has june,april, the run april,june; give them in its order"),
-        (Composing(times=("june", "april")), ["s2_{time}.tif"], "--times has june,april"),
-        (Composing(("red", "nir")), ["items.json"], "--assets has red,nir, the run nir,red"),
+        (SourceRules(), ["s2_{june,april}.tif"], "--image has june,april, the run april,june; give them in its order"),
+        (SourceRules(times=("june", "april")), ["s2_{time}.tif"], "--times has june,april"),
+        (SourceRules(("red", "nir")), ["items.json"], "--assets has red,nir, the run nir,red"),
     ):
         with pytest.raises(ConfigError, match=words):
             own.like(run, names)

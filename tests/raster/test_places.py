@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from affine import Affine
 from numpy.typing import NDArray
-from rasterio.warp import Resampling, reproject, transform
+from rasterio.warp import Resampling, reproject
 from scipy.ndimage import map_coordinates
 
 from tests.small_files import UTM, write_raster
 from tiledseg.config.words import Augmentation
-from tiledseg.errors import ConfigError, RasterError
+from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
@@ -186,57 +186,3 @@ def test_each_label_is_the_one_that_holds_its_centre(tmp_path: Path, grid: str) 
     assert len(np.unique(whole_HW)) >= 4
     with pytest.raises(RasterError, match=r"image\.tif has no CRS"):
         PairReading(label_map, warp=True).open_labels(str(tmp_path / "labels.tif"), replace(info, crs=None))
-
-
-@pytest.mark.parametrize("grid", ["coarser", "turned", "degrees"])
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_an_image_is_blended_of_four_pixels(tmp_path: Path, grid: str, dtype: str) -> None:
-    """As scipy interpolates at the centres, and where pixels are not shrunk, as GDAL's warp does; a pixel without data
-    leaves out those that it has a share in; by tiles as whole."""
-    crs, place, shape = GRIDS[grid][0]
-    raw_CHW = (np.random.default_rng(1).random((2, *shape)) * 250 + 1).astype(dtype)
-    raw_CHW[:, 20:24, 30:33] = 0
-    write_raster(tmp_path / "image.tif", raw_CHW, crs=crs, transform=place, nodata=0)
-    write_raster(tmp_path / "labels.tif", np.ones((1, *SHAPE), np.uint8), transform=PLACE)
-    reading = PairReading(LabelMap.from_config(4), warp_images=True)
-    with reading.open_pair(str(tmp_path / "image.tif"), str(tmp_path / "labels.tif")) as (image, labels):
-        assert image.info.shape == labels.info.shape == SHAPE
-        assert (image.info.crs, image.info.transform) == (labels.info.crs, labels.info.transform)
-        pixels_CHW, valid_HW = every_box(image, SHAPE)
-        with reading.open_as(str(tmp_path / "image.tif"), image.info) as again:
-            np.testing.assert_array_equal(again.read(Box.of_shape(SHAPE))[0], pixels_CHW)
-    rows, cols = np.mgrid[: SHAPE[0], : SHAPE[1]].reshape(2, -1) + 0.5
-    points = np.array(transform(UTM, crs, *(PLACE @ (cols, rows))))
-    cols, rows = (part - 0.5 for part in (~place) @ points)
-    known_CHW = np.where(raw_CHW == 0, np.nan, raw_CHW.astype(np.float64))
-    wanted_CHW = np.array([map_coordinates(band_HW, (rows, cols), order=1, mode="nearest") for band_HW in known_CHW])
-    outside = (rows < -0.5) | (rows >= shape[0] - 0.5) | (cols < -0.5) | (cols >= shape[1] - 0.5)
-    wanted_CHW = np.where(outside, np.nan, wanted_CHW).reshape(2, *SHAPE)
-    both_HW = valid_HW & np.isfinite(wanted_CHW[0])
-    between_HW = np.min(np.abs([rows - np.rint(rows), cols - np.rint(cols)]), axis=0).reshape(SHAPE) > 1e-5
-    assert between_HW.mean() > 0.5
-    np.testing.assert_array_equal(valid_HW[between_HW], np.isfinite(wanted_CHW[0])[between_HW])
-    assert 0.3 < valid_HW.mean() < 1
-    rounding = 0.5 if dtype == "uint8" else 0.0
-    np.testing.assert_allclose(pixels_CHW[:, both_HW], wanted_CHW[:, both_HW], atol=rounding + 1e-3)
-    assert (pixels_CHW[:, ~valid_HW] == 0).all()
-    if grid != "turned":
-        warped_CHW = np.zeros((2, *SHAPE))
-        grids = {"src_crs": crs, "dst_crs": UTM, "src_transform": place, "dst_transform": PLACE, "tolerance": 0}
-        reproject(raw_CHW.astype(np.float64), warped_CHW, **grids, resampling=Resampling.bilinear)
-        np.testing.assert_allclose(pixels_CHW[:, both_HW], warped_CHW[:, both_HW], atol=rounding + 0.02)
-
-
-def test_images_that_cannot_be_warped(tmp_path: Path) -> None:
-    write_raster(tmp_path / "plain.tif", np.ones((1, 9, 9), np.uint8), crs=None, transform=Affine.identity())
-    write_raster(tmp_path / "labels.tif", np.ones((1, *SHAPE), np.uint8), transform=PLACE)
-    reading = PairReading(LabelMap.from_config(4), warp_images=True)
-    for labels, error, words in (
-        ("labels.tif", RasterError, r"plain.tif has no CRS or transform, which data.warp_images needs"),
-        ("labels.gpkg", ConfigError, r"labels.gpkg are polygons, which are drawn"),
-    ):
-        with (
-            pytest.raises(error, match=words),
-            reading.open_pair(str(tmp_path / "plain.tif"), str(tmp_path / labels)),
-        ):
-            pass

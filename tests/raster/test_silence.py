@@ -25,7 +25,7 @@ from tiledseg.raster.geopackage import polygons_output
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.raster.labels.polygons import read_polygons
-from tiledseg.raster.lists import EVERY, has_validation, left_out
+from tiledseg.raster.lists import EVERY, SourceRules, has_validation, left_out
 from tiledseg.raster.map_writer import raster_output
 from tiledseg.raster.reader import open_raster
 from tiledseg.user_files.machine import find_machine
@@ -96,8 +96,8 @@ def loaders(path: str, info: RasterInfo) -> Iterator[Callable[[], Any]]:
         with open_raster(name) as raster:
             raster.read(Box.of_shape(raster.info.shape))
 
-    yield lambda: [read(name) for name in expand_sources([path], "x", EVERY)]
-    yield lambda: [read(image) for image in pair_sources([path], [], ("x", "y"), EVERY)[1]]
+    yield lambda: [read(name) for name in expand_sources([path], "x", SourceRules(parts=EVERY))]
+    yield lambda: [read(image) for image in pair_sources([path], [], ("x", "y"), SourceRules(parts=EVERY))[1]]
     yield lambda: (has_validation([path]), left_out([path], "x"))
     yield lambda: read(path)
     yield lambda: read_polygons(path, info)
@@ -167,7 +167,7 @@ def test_the_listener_hears_what_is_allowed(tmp_path: Path, listener: Listener) 
     images.write_text(URL.replace("SERVER", listener.address))
     with pytest.raises(RasterError, match=r"line 1 names http://.*is no path of a file; .*data.references true"):
         expand_sources([str(images)], "x")
-    (url,) = expand_sources([str(images)], "x", references=True)
+    (url,) = expand_sources([str(images)], "x", SourceRules(references=True))
     with pytest.raises(RasterError):
         open_raster(url)
     assert listener.calls() > 0

@@ -26,7 +26,7 @@ from rasterio.errors import RasterioIOError
 from rio_cogeo.cogeo import cog_validate
 
 from tests.raster.referring import category_names
-from tiledseg.config.map_formats import COG, COMPRESSIONS, GTIFF, PLAIN, BlockBytes, Packing, block_bytes
+from tiledseg.config.map_formats import COG, COMPRESSIONS, GTIFF, Packing
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster import map_writer
@@ -334,18 +334,6 @@ def test_the_disk_that_is_asked_for_is_enough(tmp_path: Path) -> None:
         layout.discard()
         asked = raster_output("--output", tmp_path / "n.tif", Info(*shape), 1, dtype, how).size
         assert max(seen) <= asked + 4096, how
-
-
-def test_large_files_are_bigtiff() -> None:
-    """By the bytes of their pixels, and room for what does not compress."""
-    assert PLAIN.is_big(BlockBytes(4_000_000_001, 0))
-    assert not PLAIN.is_big(BlockBytes(4_000_000_000, 0))
-    assert Packing().is_big(block_bytes(54_800, 54_800, 1))
-    assert not Packing().is_big(block_bytes(53_000, 53_000, 1))
-    narrow = block_bytes(100, 5_000_000, 1)  # overviews of one row of blocks, as the raster: each half of the last
-    assert narrow.overviews > 0.99 * narrow.plain
-    assert Packing().is_big(narrow)
-    assert not PLAIN.is_big(narrow)
 
 
 @pytest.mark.parametrize("fails", ["copy", "kept", "disk"])

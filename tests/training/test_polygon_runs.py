@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import shapely
 import torch
-from affine import Affine
 
 import tiledseg
 from tests.crash.runs import lines
@@ -162,42 +161,3 @@ def test_a_store_of_polygons_refuses_in_one_line(root: Path, capfd: pytest.Captu
         assert words in error
         assert error.count("\n") == 1
     assert not list(root.glob("never*"))
-
-
-def test_images_of_another_grid_are_brought_to_their_labels(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """An image of three more rows and columns, one and a half pixels aside and one above: that of the same pixels,
-    blended by hand. Trained as it is, and cut into a store."""
-    wide_CHW = np.random.default_rng(8).integers(1, 255, (3, SIDE + 3, SIDE + 3)).astype(np.uint8)
-    write_raster(root / "wide.tif", wide_CHW, transform=PLACE @ Affine.translation(-1.5, -1))
-    rows_CHW = wide_CHW[:, 1 : SIDE + 1].astype(np.float64)
-    blended_CHW = np.rint((rows_CHW[:, :, 1 : SIDE + 1] + rows_CHW[:, :, 2 : SIDE + 2]) / 2)
-    write_raster(root / "blended.tif", blended_CHW.astype(np.uint8))
-    labels = {"labels": str(root / "labels.tif"), "val_labels": str(root / "labels.tif")}
-    wanted, found = (
-        lines(train(root, name, {"images": path, "val_images": path, **labels, **more}))
-        for name, path, more in (
-            ("of-blended", str(root / "blended.tif"), {}),
-            ("of-wide", str(root / "wide.tif"), {"warp_images": True}),
-        )
-    )
-    assert found == wanted
-    both = {"images": str(root / "wide.tif"), "labels": str(root / "labels.tif")}
-    write_yaml(root / "store.yaml", {"data": {**both, "warp_images": True}})
-    flags = ["--config", str(root / "store.yaml"), "--grid", "4"]
-    assert tile([*flags, "--output", str(root / "wide.h5"), "--levels", "2", "--convs-per-level", "1"]) == 0
-    store = {"images": str(root / "wide.h5"), "labels": []}
-    assert lines(train(root, "of-store", store)) == [line for line in wanted if "loss" in line]
-    capfd.readouterr()
-    for more, words in (
-        ({}, "differ in size: 67 x 67 px against 64 x 64 px"),
-        ({"warp": True, "warp_images": True}, "data.warp and data.warp_images are both true"),
-        ({"warp_images": True, "labels": str(root / "labels.gpkg"), **POLYGONS}, "are polygons, which are drawn"),
-    ):
-        with pytest.raises(AssertionError):
-            train(root, "refused", {"images": str(root / "wide.tif"), "labels": str(root / "labels.tif"), **more})
-        error = capfd.readouterr().err
-        assert words in error
-        assert error.count("\n") == 1
-    with pytest.raises(AssertionError):
-        train(root, "of-wide", {**dict.fromkeys(("images", "val_images"), str(root / "blended.tif")), **labels})
-    assert "is of another run: data.warp_images is" in capfd.readouterr().err

@@ -233,13 +233,6 @@ def refuse(key: str, value: object, because: str, remedy: str) -> None:
     raise ConfigError(f"{key} is {words}, but {because}; {remedy}")
 
 
-def counts_of(text: str) -> tuple[int, ...] | None:
-    """Return the numbers of '14,24', '[14, 24]' or '{14,24}', as papers write a balance; None for other text."""
-    inner = re.fullmatch(r"\s*(?:\[(.*)\]|\{(.*)\}|([^\[\]{}]*))\s*", text)
-    words = next(part for part in inner.groups() if part is not None).split(",") if inner else [""]
-    return tuple(map(int, words)) if all(re.fullmatch(r"\s*[+-]?\d{1,18}\s*", each) for each in words) else None
-
-
 def rows_cols(value: int | list[int] | str) -> tuple[int, int] | None:
     """Return a number for both dims, or [rows, cols]; None for a word."""
     if isinstance(value, str):

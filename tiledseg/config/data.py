@@ -64,7 +64,6 @@ class DataConfig(Group):
         label_attribute: attribute of polygons that holds the class, by name or by value (default: one class alone)
         background: class of pixels in no polygon, by name or number; ignored: they count nowhere
         warp: bring labels of another grid, or CRS, to the image's: the nearest pixel
-        warp_images: bring images of another grid, or CRS, to their labels': bilinear
         area: polygons (.gpkg, .geojson, .shp, .fgb): pixels outside count nowhere, in training and validation
         split: hold out some blocks of each image to validate on: [R, C] blocks along rows and columns, or the side of a
             block, as 512 px or 250 m; {blocks: 250 m, share: 0.2, gap: auto, seed: 0} says how many, how far apart
@@ -95,7 +94,6 @@ class DataConfig(Group):
     label_attribute: str | None = None
     background: str | int | None = number(None, 0, 254)
     warp: bool = False
-    warp_images: bool = False
     area: str | None = None
     split: list[Any] | str | dict[str, Any] | None = None
     ignore_index: int = number(255, 0, 255, remedy="a number from 0 to 255")
@@ -107,14 +105,14 @@ class DataConfig(Group):
     workers: int = number(2, 1, 256)
 
     @property
-    def composing(self) -> tuple[tuple[str, ...], bool, int | str | None, tuple[float, ...], tuple[str, ...]]:
-        """Return how images are made of rasters (`raster.lists.Composing`)."""
-        return tuple(self.assets), self.mosaic, self.valid, tuple(self.valid_values), tuple(self.times)
+    def composing(self) -> tuple[tuple[str, ...], bool, int | str | None, tuple[float, ...], tuple[str, ...], bool]:
+        """Return how images are made of rasters (`raster.lists.SourceRules`)."""
+        return tuple(self.assets), self.mosaic, self.valid, tuple(self.valid_values), tuple(self.times), self.references
 
     @property
     def reading(self) -> dict[str, Any]:
         """Return how images and labels are read (`raster.labels.pair_reading.PairReading`)."""
-        of_labels = "label_layer", "label_attribute", "background", "warp", "warp_images"
+        of_labels = "label_layer", "label_attribute", "background", "warp"
         return {name: getattr(self, name) for name in ("bands", "nodata", "references", *of_labels)}
 
     def check_together(self) -> None:
@@ -125,10 +123,6 @@ class DataConfig(Group):
             raise ConfigError(f"data.{given} is given, but data.{missing} is empty; give both or neither")
         if isinstance(self.classes, (int, float)) and not (type(self.classes) is int and 2 <= self.classes <= 255):
             raise ConfigError(f"data.classes is {shown(self.classes)}; give {CLASSES}")
-        if self.warp and self.warp_images:
-            raise ConfigError(
-                "data.warp and data.warp_images are both true; bring labels to images, or images to labels"
-            )
         for key in ("images", "val_images"):
             self.joined(getattr(self, key), f"data.{key}")
         if self.bands is not None and (not self.bands or len(set(self.bands)) < len(self.bands)):

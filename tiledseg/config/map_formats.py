@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledseg.errors import ConfigError
 
@@ -19,9 +19,6 @@ BLENDS, ENDS = ("gaussian", "cosine", "mean", "centre"), ("inside", "mirrored")
 
 BLOCK = 512
 """Side of a block, pixels."""
-
-_CLASSIC_LIMIT = 4_000_000_000
-"""Bytes above which a file is BigTIFF: classic TIFF has 32-bit offsets, and needs room for its directory."""
 
 _WORST = {"deflate": 1.02, "zstd": 1.02, "lzw": 1.5, "none": 1.0}
 """A file of noise by its pixels' bytes: noise grows by compression (measured with lzw: 1.21)."""
@@ -38,22 +35,6 @@ def check_files(given: Mapping[str, Any], key: Callable[[str], str] = str) -> No
     for name, file in _BELONGS_TO.items():
         if given[name] is not None and given[file] is None:
             raise ConfigError(f"{key(name)} is {given[name]}, but {key(file)} is not given; give it")
-
-
-class BlockBytes(NamedTuple):
-    """Bytes of the whole blocks of a raster, and of all its overviews, without compression."""
-
-    plain: int
-    overviews: int
-
-
-def block_bytes(height: int, width: int, pixel: int) -> BlockBytes:
-    """Return the bytes of a raster's blocks. `pixel`: bytes of a pixel with all bands."""
-    plain, overviews = _blocks(height, width), 0
-    while max(height, width) > BLOCK:  # each overview halves the one before, and the last one fits a block
-        height, width = -(-height // 2), -(-width // 2)
-        overviews += _blocks(height, width)
-    return BlockBytes(plain * BLOCK * BLOCK * pixel, overviews * BLOCK * BLOCK * pixel)
 
 
 def _blocks(height: int, width: int) -> int:
@@ -88,21 +69,15 @@ class Packing:
         """Return True if the plain file, whose pixels any rank can put in place, is packed into another one."""
         return (self.format, self.codec) != ("gtiff", "none")
 
-    def bytes(self, blocks: BlockBytes) -> int:
-        """Return the most bytes of the disk: the plain file, the packed one, and GDAL's uncompressed overviews."""
-        if not self.second_file:
-            return blocks.plain
-        return math.ceil(blocks.plain + self._worst(blocks) + self._overviews(blocks))
-
-    def is_big(self, blocks: BlockBytes) -> bool:
-        """Return True if the file has to be BigTIFF."""
-        return self._worst(blocks) > _CLASSIC_LIMIT
-
-    def _worst(self, blocks: BlockBytes) -> float:
-        return _WORST[self.codec] * (blocks.plain + self._overviews(blocks))
-
-    def _overviews(self, blocks: BlockBytes) -> int:
-        return blocks.overviews if self.format == "cog" else 0
+    def bytes(self, height: int, width: int, pixel: int) -> int:
+        """Return the most bytes of the disk: the plain file, the packed one, and GDAL's uncompressed overviews.
+        `pixel`: bytes of a pixel with all bands."""
+        plain, overviews = _blocks(height, width), 0
+        while max(height, width) > BLOCK and self.format == "cog":  # each overview halves the one before
+            height, width = -(-height // 2), -(-width // 2)
+            overviews += _blocks(height, width)
+        packed = _WORST[self.codec] * (plain + overviews) + overviews if self.second_file else 0
+        return math.ceil((plain + packed) * BLOCK * BLOCK * pixel)
 
 
 PLAIN = Packing("gtiff", "none")

@@ -12,7 +12,6 @@ from tiledseg.config.checks import (
     Group,
     Need,
     conditional,
-    counts_of,
     number,
     refuse,
     rows_cols,
@@ -71,7 +70,7 @@ class ParallelConfig(Group):
     fusion: int | str = number(1, 1, MOST, texts=(AUTO, "whole"), need=_LAYER, remedy=FUSION)
     overlap: bool = conditional(False, _LAYER)
     stages: int = number(1, 1, 4096)
-    balance: list[int] | str = number(AUTO, 1, MOST, need=_STAGES, remedy=BALANCE)
+    balance: list[int] | str = number(AUTO, 1, MOST, texts=(AUTO, "modelled"), need=_STAGES, remedy=BALANCE)
     schedule: str = word("1f1b", *SCHEDULES, removed=REMOVED_SCHEDULES, need=_STAGES)
     micro_batches: int | None = number(None, 1, MOST, need=_STAGES)
     recompute: list[str] | str = word(NEVER, *RECOMPUTE, need=_STAGES)
@@ -114,12 +113,7 @@ class ParallelConfig(Group):
 
     def layer_counts(self) -> tuple[int, ...] | None:
         """Return the layers of each chunk, or None where the program chooses them."""
-        if self.balance in ("auto", "modelled"):
-            return None
-        values = counts_of(self.balance) if isinstance(self.balance, str) else self.balance
-        if not values or min(values) < 1:
-            raise ConfigError(f"parallel.balance is {shown(self.balance)}; give {BALANCE}")
-        return tuple(values)
+        return None if isinstance(self.balance, str) else tuple(self.balance)
 
     def recompute_modes(self) -> tuple[str, ...]:
         """Return one mode for each stage."""

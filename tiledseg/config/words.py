@@ -64,6 +64,7 @@ MOVED = {
     **{f"data.split_{field}": ("data.split", "", field) for field in ("share", "gap", "seed")},
     **{f"model.{field}": ("model.arguments", "", field) for field in ("image_mean", "edge_band")},
     "data.prefetch": ("data.workers", "", ""),
+    "data.warp_images": ("", "", ""),
     "run.panels": ("", "", ""),
 }
 """Keys of older versions, each with the key, the loss or policy, and the field that replaces it."""

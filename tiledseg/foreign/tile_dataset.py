@@ -28,7 +28,7 @@ from tiledseg.raster.labels.classes import read_classes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.pair_reading import PairReading
 from tiledseg.raster.labels.polygons import PolygonReader, check_any
-from tiledseg.raster.lists import LEARNT, Composing
+from tiledseg.raster.lists import SourceRules
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import Sampler
 from tiledseg.raster.statistics import Normalization, check_alike, given_normalization
@@ -113,12 +113,12 @@ class TileDataset(data.Dataset[dict[str, Any]]):
                 if value != default:
                     raise ConfigError(f"{key} is {value}, but labels are not given; give them, or leave {key} out")
         image_list, label_list = (as_list(_text(paths)) for paths in (images, labels or ()))
-        finding = LEARNT, references, Composing(tuple(assets), mosaic, valid, tuple(valid_values))
+        rules = SourceRules(tuple(assets), mosaic, valid, tuple(valid_values), references=references)
         if labels is None:
-            self._images, self._labels = expand_sources(image_list, "images", *finding), None
+            self._images, self._labels = expand_sources(image_list, "images", rules), None
         else:
             names = "images", "labels"
-            self._images, self._labels = pair_sources(image_list, label_list, names, *finding)
+            self._images, self._labels = pair_sources(image_list, label_list, names, rules)
         check_assets(assets, self._images)
         label_map = None if labels is None else LabelMap.from_config(read_classes(classes), ignore_index)
         own = None if bands is None else list(bands), nodata, references

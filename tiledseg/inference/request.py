@@ -33,7 +33,7 @@ from tiledseg.raster.geopackage import polygons_output
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.pair_reading import area_reader
-from tiledseg.raster.lists import EVERY, Composing
+from tiledseg.raster.lists import EVERY, SourceRules
 from tiledseg.raster.map_writer import SIDECARS, raster_output
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.remote import (
@@ -92,7 +92,7 @@ class Request:
     store: str = HOST
     machine: str | None = None
     verify: bool = True
-    composing: Composing = Composing()  # noqa: RUF009
+    composing: SourceRules = SourceRules()  # noqa: RUF009
 
 
 _OTHER_FORMATS = re.compile(r"\.(png|jpe?g|jp2|gif|bmp|webp|img|vrt|nc|h5|hdf5|gpkg|zarr)", re.IGNORECASE)
@@ -100,7 +100,7 @@ _ENDINGS = {"cog": ".tif", "gtiff": ".tif", "zarr": ".zarr"}
 
 
 def each_image(
-    request: Request, images: Sequence[str], targets: Mapping[str, str | None], run: Composing | None = None
+    request: Request, images: Sequence[str], targets: Mapping[str, str | None], run: SourceRules | None = None
 ) -> list[Request]:
     """Return `request` for each of the `images`: paths, folders, globs, URLs, and lists with every split. `run`: how
     the training's images were made; the request's own values take precedence.
@@ -111,9 +111,9 @@ def each_image(
     Raise RasterError for a missing image, OutputError for a missing folder, and if two images have one name.
     """
     wanted = {name: target for name, target in targets.items() if target is not None}
-    composing = request.composing.like(run or Composing(), images)
+    composing = request.composing.like(run or SourceRules(), images)
     images = with_times(images, composing.times, "--image")
-    paths = expand_sources(images, "--image", EVERY, request.references, composing)
+    paths = expand_sources(images, "--image", composing._replace(references=request.references, parts=EVERY))
     check_assets(request.composing.assets, paths)
     folders = set()
     for name, target in wanted.items():

@@ -25,7 +25,7 @@ from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.labels.classes import ClassRecord
-from tiledseg.raster.lists import Composing
+from tiledseg.raster.lists import SourceRules
 from tiledseg.raster.statistics import Normalization, Normalizer
 from tiledseg.tracing.build import network_modules, traced_module
 
@@ -150,7 +150,7 @@ class Mapper:
     normalization: Normalization | None = None
     files: tuple[str, ...] = ()
     legend: tuple[ClassRecord, ...] | None = None
-    composing: Composing | None = None
+    composing: SourceRules | None = None
 
 
 def checkpoint_mapper(
@@ -179,7 +179,7 @@ def checkpoint_mapper(
         saved.normalization,
         tuple(map(str, checkpoint_files(checkpoint))),
         saved.label_map.classes,
-        Composing(*data.composing),
+        SourceRules(*data.composing),
     )
 
 

@@ -173,7 +173,7 @@ def _open_valid(image: Composed, bands: Sequence[int] | None, opener: Opener) ->
         if source.info.crs is not None and mask.info.crs is None:
             raise RasterError(f"{mask.info.path} has no CRS")  # `warped_reader` raises the user's error
     except RasterError:
-        own, mask = mask.info, warped_reader(mask, source.info, "data.valid", nearest=True)
+        own, mask = mask.info, warped_reader(mask, source.info, "data.valid")
         if not covers(own, source.info):
             part = f"{source.info.path}: {own.path} of data.valid covers only a part; pixels beyond it are not valid"
             source.info = replace(source.info, notes=(*source.info.notes, part))

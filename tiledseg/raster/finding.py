@@ -30,11 +30,9 @@ from tiledseg.raster.composed import (
     stem_of,
 )
 from tiledseg.raster.lists import (
-    LEARNT,
     MISSING,
-    Composing,
-    Parts,
     RasterSource,
+    SourceRules,
     existing,
     is_list,
     is_present,
@@ -47,6 +45,7 @@ from tiledseg.system.files import irregular_kind, is_zarr
 
 IMAGE_ENDINGS = (".tif", ".tiff", ".png", ".jpg", ".jpeg", ".jp2")
 """Endings of the rasters in a folder."""
+PLAIN = SourceRules()
 _FIELD = re.compile(r"\{(\w*)\}")
 _WILDCARDS = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]")
 _EXPRESSIONS = {"**/": r"((?:.*/)?)", "**": "(.*)", "*": "([^/]*)", "?": "([^/])"}
@@ -56,40 +55,27 @@ def as_list(paths: str | Sequence[str]) -> list[str]:
     return [paths] if isinstance(paths, str) else list(paths)
 
 
-def expand_sources(
-    patterns: Sequence[str],
-    key: str,
-    parts: Parts = LEARNT,
-    references: bool = False,
-    composing: Composing = Composing(),  # noqa: B008
-) -> tuple[str, ...]:
+def expand_sources(patterns: Sequence[str], key: str, rules: SourceRules = PLAIN) -> tuple[str, ...]:
     """Return the image paths of `patterns`, in their order; matches of a glob and rasters of a folder by name.
 
     s3:// URLs may be globs, or folders if they end in a slash. Any other URL, a `/vsi...` path or a subdataset name is
     one raster, and so is a file whose own name holds `*`, `?` or `[`. A tile store gives all of its images, a list
-    those of the `parts` of the data (None: images without a part). A list may name URLs only with `references`. An
-    image made of several rasters (`composing`) has a name that holds theirs. `key` (such as "data.images") is the name
-    in error messages.
+    those of `rules.parts`. An image made of several rasters has a name that holds theirs. `key` (such as
+    "data.images") is the name in error messages.
 
     Raises RasterError for no pattern, a glob without a match, a missing file, a folder without rasters, a path that
     occurs twice, and a bucket that cannot be listed.
     """
-    return _images(find_sources(patterns, key, parts, references, composing), key, composing)
+    return _images(find_sources(patterns, key, rules), key, rules)
 
 
-def find_sources(
-    patterns: Sequence[str],
-    key: str,
-    parts: Parts = LEARNT,
-    references: bool = False,
-    composing: Composing = Composing(),  # noqa: B008
-) -> list[RasterSource]:
+def find_sources(patterns: Sequence[str], key: str, rules: SourceRules = PLAIN) -> list[RasterSource]:
     """Return the sources of `expand_sources` with their labels and places, before masks and mosaics."""
     if not patterns:
         raise RasterError(f"{key} is empty; give at least one path, folder, glob, list or URL")
     sources, first = list[RasterSource](), dict[str, int]()
     for pattern in map(os.fspath, patterns):
-        for source in _expand(pattern, key, parts, references, composing):
+        for source in _expand(pattern, key, rules):
             real = source.path if is_named(source.path) else os.path.realpath(source.path)
             at = first.setdefault(real, len(sources))
             if at < len(sources):
@@ -99,9 +85,9 @@ def find_sources(
     return sources
 
 
-def _mosaics(sources: Sequence[RasterSource], paths: Iterable[str], composing: Composing) -> tuple[str, ...]:
+def _mosaics(sources: Sequence[RasterSource], paths: Iterable[str], rules: SourceRules) -> tuple[str, ...]:
     """Return the `paths` of sources, or of their labels; with `data.mosaic`, one mosaic for each entry of the user."""
-    if not composing.mosaic:
+    if not rules.mosaic:
         return tuple(paths)
     groups: dict[str, list[str]] = {}
     for source, path in zip(sources, paths, strict=True):
@@ -111,16 +97,16 @@ def _mosaics(sources: Sequence[RasterSource], paths: Iterable[str], composing: C
     )
 
 
-def _images(sources: Sequence[RasterSource], key: str, composing: Composing) -> tuple[str, ...]:
+def _images(sources: Sequence[RasterSource], key: str, rules: SourceRules) -> tuple[str, ...]:
     """Return the paths of the images, mosaics and masks included."""
-    valid, paths = composing.valid, [source.path for source in sources]
-    if composing.valid_asset is not None and any(items := [has_kind(path, BANDS) for path in paths]):
+    valid, paths = rules.valid, [source.path for source in sources]
+    if rules.valid_asset is not None and any(items := [has_kind(path, BANDS) for path in paths]):
         if not all(items):
             path = label_of(paths[items.index(False)])
             raise RasterError(f"data.valid is {valid}, an asset, but {key} has {path}, no STAC item; give items alone")
         valid = None
     if valid is None:
-        return _mosaics(sources, paths, composing)
+        return _mosaics(sources, paths, rules)
     number, pattern = (valid, "") if isinstance(valid, int) else (None, valid)
     if os.path.isdir(pattern) and not is_zarr(pattern):
         pattern = os.path.join(pattern, "{stem}.*")
@@ -128,18 +114,18 @@ def _images(sources: Sequence[RasterSource], key: str, composing: Composing) -> 
 
     def masked(path: str, source: RasterSource, time: str = "") -> str:
         """Return the path of an image with its mask; an image of several times gets a mask for each of them."""
-        image, times = parse_composed(path), composing.times if TIME in pattern else ()
+        image, times = parse_composed(path), rules.times if TIME in pattern else ()
         if image is not None and image.kind == TIMES and (number or times):
             pairs = zip(map(str, image.parts), times or repeat(""), strict=False)
             return str(Composed.of(image.label, TIMES, [masked(part, source, own) for part, own in pairs]))
         named = pattern.replace(TIME, time) if time else pattern
         parts = (path,) if number else (path, _named_labels(source, named, keys, is_there))
-        return str(Composed.of(label_of(path), VALID, parts, number, composing.values))
+        return str(Composed.of(label_of(path), VALID, parts, number, rules.values))
 
     if number or _FIELD.search(pattern):
-        return _mosaics(sources, [masked(source.path, source) for source in sources], composing)
-    images = _mosaics(sources, paths, composing)
-    if len(images) > 1 or (sources[0].place and not composing.mosaic):
+        return _mosaics(sources, [masked(source.path, source) for source in sources], rules)
+    images = _mosaics(sources, paths, rules)
+    if len(images) > 1 or (sources[0].place and not rules.mosaic):
         raise RasterError(
             f"data.valid is {valid} for {len(images)} images of {key}; give a pattern, as clouds/{{stem}}.tif"
         )
@@ -155,36 +141,31 @@ def check_assets(assets: Sequence[str], paths: Iterable[str]) -> None:
 
 
 def pair_sources(
-    images: Sequence[str],
-    labels: Sequence[str],
-    keys: tuple[str, str],
-    parts: Parts = LEARNT,
-    references: bool = False,
-    composing: Composing = Composing(),  # noqa: B008
+    images: Sequence[str], labels: Sequence[str], keys: tuple[str, str], rules: SourceRules = PLAIN
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the paths of the images and of their labels.
 
     Labels are paired in order; by name if images and labels are one folder each; by a pattern if `labels` is one. One
     vector file serves every image. Without `labels`, the images' list or tile store names them. Labels of a mosaic are
-    a mosaic too. `parts`, `references`, `composing`: as for `expand_sources`.
+    a mosaic too.
 
     Raises RasterError as `expand_sources` does, and if counts differ or labels are missing.
     """
-    sources = find_sources(images, keys[0], parts, references, composing)
-    image_paths = _images(sources, keys[0], composing)
+    sources = find_sources(images, keys[0], rules)
+    image_paths = _images(sources, keys[0], rules)
     pattern = labels[0] if len(labels) == 1 else ""
     folders = [(os.path.isdir(path) and not is_zarr(path)) or is_bucket_folder(path) for path in (images[0], pattern)]
     if len(images) == 1 and all(folders):
         pattern = os.path.join(pattern, "{stem}.*")  # two folders are paired by their files' names
     if _FIELD.search(pattern) and not os.path.exists(pattern):
         is_there = _presence(pattern, keys[1])
-        label_paths = _mosaics(sources, [_named_labels(one, pattern, keys, is_there) for one in sources], composing)
+        label_paths = _mosaics(sources, [_named_labels(one, pattern, keys, is_there) for one in sources], rules)
     elif len(labels) == 1 and is_vector(labels[0]):
         label_paths = (existing(labels[0], keys[1]),) * len(image_paths)
     elif labels:
-        label_sources = find_sources(labels, keys[1], parts, references, Composing())
+        label_sources = find_sources(labels, keys[1], SourceRules(references=rules.references, parts=rules.parts))
         own = [_store_labels(one.path) or (not one.place and one.labels) or one.path for one in label_sources]
-        label_paths = _mosaics(label_sources, own, composing)
+        label_paths = _mosaics(label_sources, own, rules)
     else:
         beside = [(source, source.labels or _store_labels(source.path)) for source in sources]
         for source, path in beside:
@@ -193,7 +174,7 @@ def pair_sources(
                 raise RasterError(f"{named} names no labels, and {keys[1]} is empty; give one label raster an image")
             if not parse_store_name(path):
                 existing(path, source.place or keys[1])
-        label_paths = _mosaics(sources, [str(path) for _, path in beside], composing)
+        label_paths = _mosaics(sources, [str(path) for _, path in beside], rules)
     if len(image_paths) != len(label_paths):
         raise RasterError(
             f"{keys[0]} has {len(image_paths)} rasters but {keys[1]} has {len(label_paths)}; give one label raster for "
@@ -241,9 +222,9 @@ def _store_labels(path: str) -> str | None:
     return None if name is None else str(name._replace(labels=True))
 
 
-def _expand(pattern: str, key: str, parts: Parts, references: bool, composing: Composing) -> list[RasterSource]:
+def _expand(pattern: str, key: str, rules: SourceRules) -> list[RasterSource]:
     if several := joined_paths(pattern):
-        return joined([_expand(each, key, parts, references, composing) for each in several], several, key)
+        return joined([_expand(each, key, rules) for each in several], several, key)
     array = parse_array_name(pattern)
     if array is not None:
         return _arrays(pattern, array, key)
@@ -267,7 +248,7 @@ def _expand(pattern: str, key: str, parts: Parts, references: bool, composing: C
     if kind is not None:
         raise RasterError(f"{key}: {pattern} is {kind}; give a regular file")
     if is_list(pattern):
-        return listed(pattern, key, parts, references, composing)
+        return listed(pattern, key, rules)
     if os.path.exists(pattern):
         return [RasterSource(pattern)]
     if not glob.has_magic(pattern):

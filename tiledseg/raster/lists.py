@@ -67,23 +67,26 @@ class RasterSource(NamedTuple):
     entry: str = ""
 
 
-class Composing(NamedTuple):
-    """The rules by which images are made of rasters (group `data`). `assets`: an item's bands. `mosaic`: the rasters of
-    an entry are one image. `valid`: the band, asset or raster that marks valid pixels by its `values`. `times`:
-    beginnings of datetimes; an item of each makes one image."""
+class SourceRules(NamedTuple):
+    """The rules by which a user's entries become images (group `data`). `assets`: an item's bands. `mosaic`: the
+    rasters of an entry are one image. `valid`: the band, asset or raster that marks valid pixels by its `values`.
+    `times`: beginnings of datetimes; an item of each makes one image. `references`: a list may name URLs, and items'
+    files outside its folder. `parts`: the parts of the data that are taken from a list (None: images without one)."""
 
     assets: tuple[str, ...] = ()
     mosaic: bool | None = False
     valid: int | str | None = None
     values: tuple[float, ...] = ()
     times: tuple[str, ...] = ()
+    references: bool = False
+    parts: Parts = LEARNT
 
     @property
     def valid_asset(self) -> str | None:
         """Return the asset that marks the valid pixels of an item; None for another kind of mask."""
         return self.valid if self.assets and isinstance(self.valid, str) and "{" not in self.valid else None
 
-    def like(self, run: Composing, names: Sequence[str]) -> Composing:
+    def like(self, run: SourceRules, names: Sequence[str]) -> SourceRules:
         """Return the rules of a run for the images `names`, with this one's values in their place. Raises ConfigError
         for the run's times or assets in another order, and for a mask of the run that does not fit these images."""
         orders = [("--image", match[2].split(","), run.times) for match in map(JOINED.fullmatch, names) if match]
@@ -104,7 +107,8 @@ class Composing(NamedTuple):
         valid = None if valid == _ALL else valid
         if self.values and valid is None:
             raise ConfigError("--valid-values is given, but no --valid; give both, or leave it out")
-        return Composing(self.assets or run.assets, mosaic, valid, values, self.times or times)
+        assets, times = self.assets or run.assets, self.times or times
+        return self._replace(assets=assets, mosaic=mosaic, valid=valid, values=values, times=times)
 
 
 def is_list(path: str) -> bool:
@@ -133,18 +137,18 @@ def left_out(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> list[s
     return lines
 
 
-def listed(path: str, key: str, parts: Parts, references: bool, composing: Composing) -> list[RasterSource]:
-    """Return a list's images of these `parts`. Raises RasterError, naming the place in the list, for a missing file, or
+def listed(path: str, key: str, rules: SourceRules) -> list[RasterSource]:
+    """Return a list's images by the rules. Raises RasterError, naming the place in the list, for a missing file, or
     one that needs `references`."""
-    entries = [entry for entry in _read_list(path, composing) if entry.split in parts]
+    entries = [entry for entry in _read_list(path, rules) if entry.split in rules.parts]
     if not entries:
-        raise RasterError(f"{key}: {path} lists no image of split {parts[-1]}; give some")
+        raise RasterError(f"{key}: {path} lists no image of split {rules.parts[-1]}; give some")
     folder = os.path.abspath(os.path.dirname(path))
     for entry in entries:
         composed = parse_composed(entry.path)
         names = (entry.path,) if composed is None else tuple(composed.files())
         for name in (*names, entry.labels):
-            if not name or references:
+            if not name or rules.references:
                 continue
             if is_named(name):
                 what = "which is no path of a file"
@@ -157,20 +161,20 @@ def listed(path: str, key: str, parts: Parts, references: bool, composing: Compo
             )
         for name in names:
             existing(name, entry.place)
-    if not composing.times or not path.lower().endswith(ITEM_ENDINGS):
+    if not rules.times or not path.lower().endswith(ITEM_ENDINGS):
         return entries
-    known = {entry.wildcards for entry in entries if entry.time.startswith(composing.times)}
+    known = {entry.wildcards for entry in entries if entry.time.startswith(rules.times)}
     for entry in entries:
         if entry.wildcards and entry.time and entry.wildcards not in known:
             raise RasterError(f"{entry.place} has a place without items of data.times; add them, or leave it out")
         if not (entry.wildcards and entry.time):
             what = "datetime" if entry.wildcards else "grid:code and bbox: it is no STAC item"
             raise RasterError(f"{entry.place} has no {what}, and data.times is given; mend it, or leave it out")
-        own = [time for time in composing.times if entry.time.startswith(time)]
+        own = [time for time in rules.times if entry.time.startswith(time)]
         if len(own) > 1:
             raise RasterError(f"{entry.place} is of data.times {own[0]} and {own[1]}; give times of different items")
-    runs = [[entry for entry in entries if entry.time.startswith(time)] for time in composing.times]
-    return joined(runs, [f"data.times {time}" for time in composing.times], key)
+    runs = [[entry for entry in entries if entry.time.startswith(time)] for time in rules.times]
+    return joined(runs, [f"data.times {time}" for time in rules.times], key)
 
 
 def joined(runs: Sequence[Sequence[RasterSource]], times: Sequence[str], key: str) -> list[RasterSource]:
@@ -215,8 +219,8 @@ def is_present(path: str) -> bool:
     return is_named(file_of(path)) or (os.path.isfile(path) if array is None else os.path.exists(array.store))
 
 
-def _read_list(path: str, composing: Composing | None = None) -> list[RasterSource]:
-    """Return all entries in the order of the file; without `composing`, items have no paths. Raises RasterError, naming
+def _read_list(path: str, rules: SourceRules | None = None) -> list[RasterSource]:
+    """Return all entries in the order of the file; without `rules`, items have no paths. Raises RasterError, naming
     the line, for a faulty entry."""
     from tiledseg.raster.labels.polygons import parse_features, read_list
 
@@ -236,13 +240,13 @@ def _read_list(path: str, composing: Composing | None = None) -> list[RasterSour
     else:
         features = enumerate(parse_features(path, read_list(path))[0])
         rows = ((f"feature {at}", one if _is_item(one) else one.get("properties")) for at, one in features)
-    entries = [_entry(path, fields if isinstance(fields, Mapping) else {}, place, composing) for place, fields in rows]
+    entries = [_entry(path, fields if isinstance(fields, Mapping) else {}, place, rules) for place, fields in rows]
     if not entries:
         raise RasterError(f"{path} lists no image; give a line for each")
     return entries
 
 
-def _entry(path: str, fields: Mapping[str, Any], place: str, composing: Composing | None) -> RasterSource:
+def _entry(path: str, fields: Mapping[str, Any], place: str, rules: SourceRules | None) -> RasterSource:
     item, folder = _is_item(fields), os.path.dirname(path)
     properties = fields.get("properties") if item else fields
     given = {name: properties.get(name) or "" for name in _COLUMNS} if isinstance(properties, Mapping) else {}
@@ -254,7 +258,7 @@ def _entry(path: str, fields: Mapping[str, Any], place: str, composing: Composin
         raise RasterError(f"{path}, {place} has split {shown(split)!r}; give train, val or test")
     image, label = (_located(folder, name) for name in (image or location, label))
     if item:
-        image = _item(path, fields, place, composing)
+        image = _item(path, fields, place, rules)
     if not image:
         raise RasterError(f"{path}, {place} names no image; give each its path")
     source = RasterSource(image, label or None, (), f"{path}, {place}", _SPLITS[split.lower()])
@@ -275,14 +279,14 @@ def _is_item(feature: Mapping[str, Any]) -> bool:
     return isinstance(feature.get("assets"), Mapping)
 
 
-def _item(path: str, item: Mapping[str, Any], place: str, composing: Composing | None) -> str:
+def _item(path: str, item: Mapping[str, Any], place: str, rules: SourceRules | None) -> str:
     """Return the name of the image of an item's assets. Raises RasterError if the item lacks one of them."""
     label = f"{path}#{item.get('id')}"
-    if composing is None:
+    if rules is None:
         return label
     assets = {name: asset for name, asset in item["assets"].items() if asset is not None}
     there = ", ".join(map(shown, list(assets)[:9]))
-    if not composing.assets:
+    if not rules.assets:
         raise RasterError(f"{path}, {place} is a STAC item with the assets {there}; name its bands in data.assets")
 
     def href(name: str, key: str) -> str:
@@ -300,11 +304,11 @@ def _item(path: str, item: Mapping[str, Any], place: str, composing: Composing |
         located = _located(os.path.dirname(path), link.strip())
         return located if is_named(located) else os.path.normpath(located)
 
-    image = Composed.of(label, BANDS, [href(name, "data.assets") for name in composing.assets])
-    if composing.valid_asset is None:
+    image = Composed.of(label, BANDS, [href(name, "data.assets") for name in rules.assets])
+    if rules.valid_asset is None:
         return str(image)
-    parts = str(image), href(composing.valid_asset, "data.valid")
-    return str(Composed.of(label, VALID, parts, None, composing.values))
+    parts = str(image), href(rules.valid_asset, "data.valid")
+    return str(Composed.of(label, VALID, parts, None, rules.values))
 
 
 def _table(path: str) -> list[dict[str, Any]]:

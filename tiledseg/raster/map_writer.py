@@ -27,7 +27,7 @@ import rasterio.shutil
 from numpy.typing import NDArray
 from rasterio.errors import NotGeoreferencedWarning
 
-from tiledseg.config.map_formats import BLOCK, PLAIN, ZARR, BlockBytes, Packing, block_bytes
+from tiledseg.config.map_formats import BLOCK, PLAIN, ZARR, Packing
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo, loses_points, meaning, place_of, placement
@@ -111,7 +111,7 @@ def lay_out(
         **{"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"},
         "photometric": "minisblack",  # else GDAL takes the last of four byte bands for alpha
         **{"compress": "none", "endianness": "little"},
-        "bigtiff": "yes" if (PLAIN if packing.second_file else packing).is_big(_bytes_of(info, bands, dtype)) else "no",
+        "bigtiff": "if_safer",
     }
     try:
         _remove(_working_names(part))
@@ -176,7 +176,8 @@ def raster_output(
     key: str, path: str | Path, info: RasterInfo, bands: int, dtype: str, packing: Packing = PLAIN, legend: bool = False
 ) -> Output:
     """Return the files that writing a raster on the grid of `info` touches, and its bytes. `key`: the flag."""
-    output = whole(key, path, packing.bytes(_bytes_of(info, bands, dtype)), SIDECARS)
+    size = packing.bytes(info.height, info.width, bands * np.dtype(dtype).itemsize)
+    output = whole(key, path, size, SIDECARS)
     if not output.beside:
         return output
     if packing.format == ZARR:  # a store replaces an older one file by file
@@ -185,10 +186,6 @@ def raster_output(
     style = Path(path).with_suffix(".qml")
     styles = (style, temporary(style)) if legend else ()
     return replace(output, beside=(*output.beside, *_working_names(output.beside[0])[1:], *styles))
-
-
-def _bytes_of(info: RasterInfo, bands: int, dtype: str) -> BlockBytes:
-    return block_bytes(info.height, info.width, bands * np.dtype(dtype).itemsize)
 
 
 class RasterWriter:
@@ -321,12 +318,7 @@ def _pack(layout: RasterLayout, threads: int, beat: Callable[[], None]) -> None:
 def _copy(layout: RasterLayout, threads: int) -> None:
     """Copy the plain file by the driver of the packing; each driver has its own names of options."""
     packing, dtype, cog = layout.packing, np.dtype(layout.dtype), layout.packing.format == "cog"
-    blocks = block_bytes(layout.height, layout.width, layout.bands * dtype.itemsize)
-    options: dict[str, Any] = {
-        "compress": packing.codec,
-        "num_threads": threads,
-        "bigtiff": "yes" if packing.is_big(blocks) else "no",
-    }
+    options: dict[str, Any] = {"compress": packing.codec, "num_threads": threads, "bigtiff": "if_safer"}
     if cog:
         resampling = "average" if packing.average else "mode"
         options |= {"driver": "COG", "blocksize": BLOCK, "overview_resampling": resampling}

@@ -86,11 +86,7 @@ class PlacedReader(RasterReader):
         self.held = (source,) if owns else ()
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        source, dtype = self._source, np.dtype(self.info.dtype)
-        if self._nearest:
-            return _nearest(source, *self._places(box))
-        pixels_CHW, valid_HW = _blended(source, *self._places(box))
-        return (np.rint(pixels_CHW) if dtype.kind in "iu" else pixels_CHW).astype(dtype, copy=False), valid_HW
+        return (_nearest if self._nearest else _blended)(self._source, *self._places(box))
 
 
 def view_reader(source: RasterReader, view: View, classes: bool = False) -> RasterReader:
@@ -102,9 +98,8 @@ def view_reader(source: RasterReader, view: View, classes: bool = False) -> Rast
     return PlacedReader(source, info, view.places, nearest, owns=False)
 
 
-def warped_reader(source: RasterReader, target: RasterInfo, key: str, nearest: bool) -> RasterReader:
-    """Return a reader of `source`, which it closes, on the grid of `target`: `nearest` for labels, else bilinear, with
-    integers rounded.
+def warped_reader(source: RasterReader, target: RasterInfo, key: str) -> RasterReader:
+    """Return a reader of the nearest pixels of `source`, which it closes, on the grid of `target`.
 
     Raises RasterError, naming `key`, if a raster has no CRS or no transform, and for a tile store.
     """
@@ -117,7 +112,7 @@ def warped_reader(source: RasterReader, target: RasterInfo, key: str, nearest: b
         )
     place = {"height": target.height, "width": target.width, "crs": target.crs, "transform": target.transform}
     info = replace(source.info, **place, ground=target.ground, has_mask=True)
-    return PlacedReader(source, info, lambda box: _warped(box, target, source.info), nearest, owns=True)
+    return PlacedReader(source, info, lambda box: _warped(box, target, source.info), nearest=True, owns=True)
 
 
 def covers(source: RasterInfo, target: RasterInfo) -> bool:

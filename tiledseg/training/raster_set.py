@@ -19,7 +19,7 @@ from tiledseg.raster.finding import as_list, check_assets, pair_sources
 from tiledseg.raster.info import RasterInfo, along
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.pair_reading import PairReading, area_reader
-from tiledseg.raster.lists import HELD_OUT, HELD_OUT_ALONE, LEARNT, Composing, Parts, has_validation
+from tiledseg.raster.lists import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, SourceRules, has_validation
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import KnownReader
 from tiledseg.raster.samples.content import SplitCut, SplitPart, split_images
@@ -56,7 +56,7 @@ class RasterSet:
 
     def open_image(self, number: int) -> RasterReader:
         info = self.infos[number]
-        return KnownReader(info, lambda: self.reading.open_as(self.images[number], info))
+        return KnownReader(info, lambda: self.reading.open_image(self.images[number]))
 
     def open_counted(self, number: int) -> RasterReader:
         """Open an image for statistics: its pixels are valid only where labels may count."""
@@ -99,7 +99,7 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[RasterSet, Ras
     def inspect(keys: tuple[str, str], parts: Parts) -> RasterSet:
         images, labels = data.joined(getattr(data, keys[0]), f"data.{keys[0]}"), as_list(getattr(data, keys[1]))
         names = f"data.{keys[0]}", f"data.{keys[1]}"
-        paths = pair_sources(images, labels, names, parts, data.references, Composing(*data.composing))
+        paths = pair_sources(images, labels, names, SourceRules(*data.composing, parts))
         return RasterSet(*reading.inspect(*paths), *paths, reading)
 
     learnt, held_out = inspect(("images", "labels"), LEARNT), None

@@ -26,7 +26,7 @@ from tiledseg.training.raster_set import RasterSet
 OTHER_RUN, NAMES_RUN = "refused", "allowed"
 _FIXED_KEYS = {
     "data": (
-        *("classes", "label_layer", "label_attribute", "background", "warp_images", "area", "split"),
+        *("classes", "label_layer", "label_attribute", "background", "area", "split"),
         *("ignore_index", "nodata", "bands", "normalize", "assets", "mosaic", "valid", "valid_values"),
     ),
     "model": (

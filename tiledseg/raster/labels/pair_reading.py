@@ -35,7 +35,6 @@ class PairReading:
     label_attribute: str | None = None
     background: str | int | None = None
     warp: bool = False
-    warp_images: bool = False
 
     def open_image(self, path: str) -> RasterReader:
         """Open an image on its own grid."""
@@ -53,7 +52,7 @@ class PairReading:
             except RasterError as error:
                 if not self.warp:
                     raise RasterError(f"{error}, or have labels warped to the image's with data.warp true") from None
-                reader = warped_reader(reader, image, "data.warp", nearest=True)
+                reader = warped_reader(reader, image, "data.warp")
             if self.label_map is not None:
                 self.label_map.resolve(reader.info)
         except BaseException:
@@ -114,28 +113,8 @@ class PairReading:
     @contextmanager
     def open_pair(self, image_path: str, label_path: str) -> Iterator[tuple[RasterReader, RasterReader]]:
         """Open an image and its labels on one grid. Raises RasterError, LabelError and ConfigError."""
-        if self.warp_images and is_vector(label_path):
-            raise ConfigError(
-                f"data.warp_images is true, but the labels {label_path} are polygons, which are drawn on the image's "
-                "grid; leave the key out"
-            )
-        if self.warp_images:
-            with open_raster(label_path, references=self.references) as label:
-                image = self.open_as(image_path, label.info)
-        else:
-            image = self.open_image(image_path)
-        with image, self.open_labels(label_path, image.info) as label:
+        with self.open_image(image_path) as image, self.open_labels(label_path, image.info) as label:
             yield image, label
-
-    def open_as(self, path: str, info: RasterInfo) -> RasterReader:
-        """Open an image, warped to the grid of `info` if `warp_images` is set and the grids differ."""
-        reader = self.open_image(path)
-        if self.warp_images:
-            try:
-                check_grids_match(reader.info, info)
-            except RasterError:
-                return warped_reader(reader, info, "data.warp_images", nearest=False)
-        return reader
 
     def inspect(
         self, image_paths: Sequence[str], label_paths: Sequence[str]
