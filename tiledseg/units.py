@@ -1,5 +1,4 @@
-"""Lengths (`250 m`, `512 px`) and numbers of bytes (`16GiB`) in configurations; and bytes of a value in each kind of
-tensor, by precision:
+"""Numbers of bytes (`16GiB`) in configurations, and bytes of a value in each kind of tensor, by precision:
 
     | tensor | fp32 | bf16, fp16 | fp64 |
     | --- | --- | --- | --- |
@@ -19,7 +18,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
 
 from tiledseg.errors import ConfigError
 
@@ -27,29 +25,6 @@ MOST_BYTES = 2**63 - 1
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {"KB": 1000}
-
-
-class Length(NamedTuple):
-    """A length in pixels, or in metres."""
-
-    number: float
-    metres: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.number:g} {'m' if self.metres else 'px'}"
-
-
-def parse_length(text: str) -> Length | None:
-    """Parse a non-negative number with its unit, m or px; pixels are whole. Return None for other text."""
-    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(m|px)\s*", text)
-    if match is None or (match[2] == "px" and "." in match[1]):
-        return None
-    return Length(float(match[1]), match[2] == "m")
-
-
-def blocks_of(size: int, side: float) -> int:
-    """Return the number of equal blocks, at least 1, of `size` pixels whose side is nearest to `side` pixels."""
-    return max(1, math.floor(size / side + 0.5))
 
 
 def parse_bytes(text: str) -> int:

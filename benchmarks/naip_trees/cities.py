@@ -10,7 +10,7 @@ import rasterio
 from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
-from tiledseg.raster.samples.content import SplitCut, SplitPart, split_images
+from tiledseg.raster.samples.content import SplitPart, split_images
 
 LEARNT, OTHER = "santa_monica_2020", "long_beach_2020"
 BANDS = (1, 2, 3, 4)
@@ -36,8 +36,7 @@ def parts_of(told: dict[str, Any], shape: tuple[int, int]) -> tuple[SplitPart, S
     split = told["split"]
     rows, cols = split["blocks"]
     share, seed = split.get("share", 0.2), split.get("seed", 0)
-    cut = SplitCut(shape, (rows, cols), (split["gap"],) * 2)
-    (trained,), (held_out,) = split_images([cut], share, seed)
+    (trained,), (held_out,) = split_images([shape], (rows, cols), split["gap"], share, seed)
     return trained, held_out
 
 

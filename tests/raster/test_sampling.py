@@ -22,7 +22,6 @@ from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.content import (
     ByContent,
     Content,
-    SplitCut,
     count_units,
     split_images,
     square_units,
@@ -333,21 +332,20 @@ def test_nothing_to_draw_is_refused() -> None:
 SPLIT_SHAPES = (37, 52), (40, 24), (30, 30)
 
 
-def split(share: float, gap: tuple[int, int], seed: int) -> tuple[Any, Any]:
-    return split_images([SplitCut(shape, (3, 4), gap) for shape in SPLIT_SHAPES], share, seed)
+def split(share: float, gap: int, seed: int) -> tuple[Any, Any]:
+    return split_images(SPLIT_SHAPES, (3, 4), gap, share, seed)
 
 
 @pytest.mark.parametrize(("share", "gap", "seed"), [(0.2, 3, 0), (0.5, 0, 1), (0.01, 9, 2), (0.99, 1, 3)])
 def test_blocks_and_gaps(share: float, gap: int, seed: int) -> None:
-    """Every pixel is validated on, or trained on where none within the gap is (Chebyshev, each dim its own)."""
-    trained, validated = split(share, (gap, gap + gap // 3), seed)
+    """Every pixel is validated on, or trained on where none within the gap is (Chebyshev)."""
+    trained, validated = split(share, gap, seed)
     blocks = 0
     for shape, ours, theirs in zip(SPLIT_SHAPES, trained, validated, strict=True):
         whole = Box.of_shape(shape)
         held_out_HW, trained_HW = theirs.inside(whole), ours.inside(whole)
         for row, col in np.ndindex(shape):
-            beside = gap + gap // 3
-            near = held_out_HW[max(row - gap, 0) : row + gap + 1, max(col - beside, 0) : col + beside + 1]
+            near = held_out_HW[max(row - gap, 0) : row + gap + 1, max(col - gap, 0) : col + gap + 1]
             assert trained_HW[row, col] == (not near.any())
         rows, cols = (np.arange(parts + 1) * size // parts for size, parts in zip(shape, (3, 4), strict=True))
         found = [held_out_HW[a:b, c:d] for a, b in zip(rows, rows[1:]) for c, d in zip(cols, cols[1:])]  # noqa: B905, RUF007
@@ -360,11 +358,13 @@ def test_blocks_and_gaps(share: float, gap: int, seed: int) -> None:
 
 
 def test_the_seed_draws_the_blocks_and_too_few_or_too_many_are_refused() -> None:
-    drawn = [split(0.25, (2, 2), seed) for seed in (0, 0, 1)]
+    drawn = [split(0.25, 2, seed) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     with pytest.raises(ConfigError, match=r"1 block in all"):
-        split_images([SplitCut((9, 9), (1, 1), (0, 0))], 0.5, 0)
+        split_images([(9, 9)], (1, 1), 0, 0.5, 0)
     with pytest.raises(ConfigError, match=r"\[40, 2\] blocks, but an image is 37 x 52"):
-        split_images([SplitCut(shape, (40, 2), (0, 0)) for shape in SPLIT_SHAPES], 0.5, 0)
+        split_images(SPLIT_SHAPES, (40, 2), 0, 0.5, 0)
     with pytest.raises(ConfigError, match=r"makes 5000 x 2 blocks of an image; .* 4096 along each"):
-        split_images([SplitCut((9000, 9), (5000, 2), (0, 0))], 0.5, 0)
+        split_images([(9000, 9)], (5000, 2), 0, 0.5, 0)
+    _, theirs = split_images([(14, 30)], 10, 0, 0.4, 0)  # blocks of about 10 pixels
+    assert [box.shape for part in theirs for box in part.boxes] == [(14, 10)]

@@ -47,7 +47,7 @@ _EXAMPLES = """
 data: {images: scenes/*.tif, labels: "labels/{stem}_classes.tif", val_images: held-out.tif,
   val_labels: held-out-labels.tif, label_layer: parcels, label_attribute: landuse, background: field,
   area: area.gpkg, classes: [{name: field}, {name: road, colour: "#46464a", values: [7, 8]}],
-  split: {blocks: 512 px, gap: 30 m}, nodata: 0, bands: [1, 2, 3], normalize: imagenet, assets: [red, green, nir],
+  split: {blocks: 512 px, gap: 64}, nodata: 0, bands: [1, 2, 3], normalize: imagenet, assets: [red, green, nir],
   times: ["2024-04", "2024-06"], valid: "clouds/{stem}.tif", valid_values: [4, 5]}
 tiling: {grid: [8, 6], halo: 96}
 model: {name: residual_unet, norm: batch, upsampling: bilinear, dropout: 0.1, encoder: resnet50,

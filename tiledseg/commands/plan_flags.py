@@ -184,9 +184,10 @@ def _pipeline(flags: Namespace) -> Parallelism | None:
         return None
     Range(1, _MOST_STAGES).check("--stages", flags.stages)
     Range(1, _MOST_MICRO_BATCHES).check("--micro-batches", settings.get("micro_batches", 1))
-    if "recompute" in settings:
-        words = [word.strip() for word in settings["recompute"].strip().strip("[]").split(",")]
-        settings["recompute"] = words[0] if len(words) == 1 else words
+    for key in settings.keys() & {"balance", "recompute"}:
+        words = [word.strip() for word in settings[key].strip("[] ").split(",")]
+        numbers = [int(word) for word in words if re.fullmatch(r"\d{1,9}", word)]
+        settings[key] = numbers if len(numbers) == len(words) else words[0] if len(words) == 1 else words
     config = ParallelConfig(stages=flags.stages, **settings)
     try:
         if flags.stages > 1:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from tiledseg.config.checks import AUTO, LARGEST_HALO, LIST_ENDINGS, Group, Need, number, shown, with_times, word
 from tiledseg.errors import ConfigError
-from tiledseg.units import Length, parse_length
 
 IMAGENET = "imagenet"
 ClassEntry = str | int | bool | None | list[str | int | None]
 """A value in the record of a class. Text comes first: as YAML '#ff0000' is a comment, and the value null."""
 CLASSES = "2 to 255 classes, a list of records {name, colour, values}, or a CSV file of them"
 
-SPLIT = "[R, C], blocks along rows and columns, or the side of a block, as 512 px or 250 m"
-GAP = "auto, or a number of pixels from 0 on, or metres, as 30 m"
+SPLIT = "[R, C], blocks along rows and columns, or the side of a block, as 512 px"
+GAP = "auto, or a number of pixels from 0 on"
 _MASK = Need("valid", "a band or a raster", lambda data: data.valid is not None)
 
 
@@ -26,14 +26,20 @@ class BlockSplit(Group):
 
     blocks: list[int] | str = number(None, 1, 4096, pair=True, remedy=SPLIT)
     share: float = number(0.2, 0.0, 1.0, above=True, below=True)
-    gap: int | str = number(AUTO, 0, LARGEST_HALO, remedy=GAP)
+    gap: int | str = number(AUTO, 0, LARGEST_HALO, texts=(AUTO,), remedy=GAP)
     seed: int = number(0, 0, 2**63 - 1)
 
-    def check_together(self) -> None:
-        if isinstance(self.gap, str) and self.gap != AUTO and _length(self.gap) is None:
-            raise ConfigError(f"data.split: gap is '{shown(self.gap)}'; give {GAP}")
-        if isinstance(self.blocks, str) and not ((side := _length(self.blocks)) and side.number):
+    def cut(self) -> list[int] | int:
+        """Return the blocks along rows and columns, or the side of a block in pixels. Raises ConfigError."""
+        if isinstance(self.blocks, list):
+            return self.blocks
+        match = re.fullmatch(r"\s*([1-9]\d{0,8})\s*px\s*", self.blocks)
+        if match is None:
             raise ConfigError(f"data.split: blocks is {shown(self.blocks)}; give {SPLIT}")
+        return int(match[1])
+
+    def check_together(self) -> None:
+        self.cut()
 
 
 def read_split(given: list[Any] | str | dict[str, Any] | None) -> BlockSplit | None:
@@ -66,8 +72,8 @@ class DataConfig(Group):
         warp: bring labels of another grid, or CRS, to the image's: the nearest pixel
         area: polygons (.gpkg, .geojson, .shp, .fgb): pixels outside count nowhere, in training and validation
         split: hold out some blocks of each image to validate on: [R, C] blocks along rows and columns, or the side of a
-            block, as 512 px or 250 m; {blocks: 250 m, share: 0.2, gap: auto, seed: 0} says how many, how far apart
-            (pixels, or 30 m; auto: the network's halo), and by which draw (docs/how-to/own-data.md)
+            block, as 512 px; {blocks: 512 px, share: 0.2, gap: auto, seed: 0} says how many, how far apart (pixels;
+            auto: the network's halo), and by which draw (docs/how-to/own-data.md)
         ignore_index: class number of pixels that count nowhere
         times: texts that replace {time} in images and val_images: an image is the rasters of all times, the bands of
             the first time first (docs/how-to/own-data.md)
@@ -140,12 +146,6 @@ class DataConfig(Group):
     def joined(self, paths: str | list[str], key: str) -> list[str]:
         """Return patterns with all times (`with_times`)."""
         return with_times([paths] if isinstance(paths, str) else paths, self.times, key)
-
-
-def _length(text: str) -> Length | None:
-    """Return the length that a text names; None for other text, and for a length beyond any raster."""
-    length = parse_length(text)
-    return length if length is not None and length.number <= LARGEST_HALO else None
 
 
 def _are_lists(paths: str | list[str]) -> bool:

@@ -22,10 +22,9 @@ from rasterio.errors import CRSError
 from rasterio.rpc import RPC
 
 from tiledseg.config.checks import shown
-from tiledseg.errors import ConfigError, RasterError, first_line
+from tiledseg.errors import RasterError, first_line
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.remote import is_named
-from tiledseg.units import Length
 
 Point = tuple[float, float, float, float, float]
 
@@ -243,19 +242,3 @@ def meaning(dataset: Any) -> dict[str, Any]:
         "names of the bands": dataset.descriptions,
         "scales": (dataset.scales, dataset.offsets),
     }
-
-
-def along(length: Length, info: RasterInfo, key: str) -> tuple[float, float]:
-    """Return `length` in pixels along rows and along columns, perpendicular to them in a rotated or sheared raster.
-    Raises ConfigError, naming `key`, for metres if the raster has none."""
-    if not length.metres:
-        return length.number, length.number
-    if not is_placed(info.transform) or not info.crs or not info.crs.is_projected:
-        raise ConfigError(
-            f"{key} is {length}, but {info.path} has no metres (it is in degrees, or not placed); give it in pixels, "
-            "as 512 px, or reproject the images"
-        )
-    metres = length.number / info.crs.linear_units_factor[1]
-    a, b, _, d, e, _ = tuple(info.transform)[:6]
-    area = abs(a * e - b * d)
-    return metres * math.hypot(a, d) / area, metres * math.hypot(b, e) / area

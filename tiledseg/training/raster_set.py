@@ -16,16 +16,15 @@ from tiledseg.planning.run.question import Extent
 from tiledseg.planning.run.spread import measuring, norm_words
 from tiledseg.raster.composed import Inside, MaskedReader
 from tiledseg.raster.finding import as_list, check_assets, pair_sources
-from tiledseg.raster.info import RasterInfo, along
+from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.pair_reading import PairReading, area_reader
 from tiledseg.raster.lists import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, SourceRules, has_validation
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import KnownReader
-from tiledseg.raster.samples.content import SplitCut, SplitPart, split_images
+from tiledseg.raster.samples.content import SplitPart, split_images
 from tiledseg.raster.samples.dataset import check_cut, layout_warning
 from tiledseg.raster.statistics import check_alike
-from tiledseg.units import Length, blocks_of, parse_length
 
 
 @dataclass(frozen=True)
@@ -152,21 +151,7 @@ def split_of(
     if seeing:
         notes += (f"data.split: {norm_words(seeing[0], keyed)}, and sees all blocks of an image",)
     auto = math.ceil(halo * reach) + (reach != 1)  # pixels of the raster: augmentation may scale or rotate the halo
-    gap = parse_length(split.gap) if isinstance(split.gap, str) else Length(split.gap)
-    cuts = []
-    for info in infos:
-        rows, cols = (auto, auto) if gap is None else map(math.ceil, along(gap, info, "data.split: gap"))
-        cuts.append(SplitCut(info.shape, _blocks(split.blocks, info), (rows, cols)))
-    if min(min(cut.gap) for cut in cuts) < auto:
+    gap = auto if isinstance(split.gap, str) else split.gap
+    if gap < auto:
         notes += (f"data.split: gap is {split.gap}, below {auto} px: validation outputs see training pixels",)
-    return *split_images(cuts, split.share, split.seed), notes
-
-
-def _blocks(split: list[int] | str, info: RasterInfo) -> tuple[int, int]:
-    """Return the number of blocks of an image along rows and columns."""
-    if not isinstance(split, str):
-        return split[0], split[1]
-    side = parse_length(split)
-    assert side is not None, "the configuration is checked"
-    height, width = (blocks_of(*pair) for pair in zip(info.shape, along(side, info, "data.split: blocks"), strict=True))
-    return height, width
+    return *split_images([info.shape for info in infos], split.cut(), gap, split.share, split.seed), notes

@@ -118,61 +118,48 @@ class SplitPart:
 
     boxes: tuple[Box, ...]
     outside: bool = False
-    gap: tuple[int, int] = (0, 0)
+    gap: int = 0
 
     def inside(self, box: Box) -> NDArray[np.bool_]:
         """Return a mask (height, width) of the pixels of `box` that count."""
         counts_HW = np.full(box.shape, self.outside)
         for one in self.boxes:
-            around = self.gap if self.outside else (0, 0)
-            rows, cols = (
-                slice(max(side.start - gap - whole.start, 0), max(side.stop + gap - whole.start, 0))
-                for side, whole, gap in zip((one.row, one.col), (box.row, box.col), around, strict=True)
-            )
-            counts_HW[rows, cols] = not self.outside
+            near = Box(*(side.expand(self.gap, self.gap) for side in (one.row, one.col))).clip(box)
+            if near.area:
+                counts_HW[near.relative_to(box).slices] = not self.outside
         return counts_HW
 
 
-@dataclass(frozen=True)
-class SplitCut:
-    """A cut of an image of `shape` (height, width) into `blocks` with a `gap` in pixels, both (along rows, along
-    columns)."""
-
-    shape: tuple[int, int]
-    blocks: tuple[int, int]
-    gap: tuple[int, int]
-
-    def boxes(self) -> list[Box]:
-        """Return the blocks. Raises ConfigError if there are more than pixels, or more than `MOST_BLOCKS`."""
-        (height, width), (rows, cols) = self.shape, self.blocks
-        if rows > height or cols > width:
-            raise ConfigError(
-                f"data.split is {list(self.blocks)} blocks, but an image is {height} x {width} px; give fewer"
-            )
-        if max(self.blocks) > MOST_BLOCKS:
-            raise ConfigError(
-                f"data.split makes {rows} x {cols} blocks of an image; give a side that makes {MOST_BLOCKS} along each "
-                "at most"
-            )
-        sides = (
-            [Interval(size * part // parts, size * (part + 1) // parts) for part in range(parts)]
-            for size, parts in ((height, rows), (width, cols))
-        )
-        return [Box(row, col) for row, col in itertools.product(*sides)]
-
-
 def split_images(
-    cuts: Sequence[SplitCut], share: float, seed: int
+    shapes: Sequence[tuple[int, int]], blocks: Sequence[int] | int, gap: int, share: float, seed: int
 ) -> tuple[tuple[SplitPart, ...], tuple[SplitPart, ...]]:
-    """Return the training part and the validation part of each image. `share`: of all blocks, for validation. Raises
-    ConfigError for fewer than 2 blocks in all, and where `SplitCut.boxes` does."""
-    every = [(image, block) for image, cut in enumerate(cuts) for block in cut.boxes()]
+    """Return the training part and the validation part of each image of `shapes` (height, width), cut into `blocks`:
+    (rows, columns), or the side of one in pixels. `gap`: pixels around a validated block. `share`: of all blocks, for
+    validation. Raises ConfigError for fewer than 2 blocks in all, and for more of an image than pixels or
+    `MOST_BLOCKS`."""
+    every = [(image, block) for image, shape in enumerate(shapes) for block in _blocks(shape, blocks)]
     if len(every) < 2:
         raise ConfigError("data.split is 1 block in all, but one is trained and one validated on; give more blocks")
     count = min(max(round(share * len(every)), 1), len(every) - 1)
     words = [f"tiledseg.split {seed} {number}" for number in range(len(every))]
     order = sorted(range(len(every)), key=lambda number: hashlib.sha256(words[number].encode()).digest())
     held_out = [every[at] for at in sorted(order[:count])]
-    validated = [tuple(block for of, block in held_out if of == image) for image in range(len(cuts))]
-    trained = tuple(SplitPart(boxes, True, cut.gap) for boxes, cut in zip(validated, cuts, strict=True))
-    return trained, tuple(SplitPart(boxes) for boxes in validated)
+    validated = [tuple(block for of, block in held_out if of == image) for image in range(len(shapes))]
+    return tuple(SplitPart(boxes, True, gap) for boxes in validated), tuple(map(SplitPart, validated))
+
+
+def _blocks(shape: tuple[int, int], blocks: Sequence[int] | int) -> list[Box]:
+    """Return equal blocks of an image; their side is the nearest to a given one."""
+    if isinstance(blocks, int):
+        blocks = [max(1, (2 * size + blocks) // (2 * blocks)) for size in shape]
+    (height, width), (rows, cols) = shape, blocks
+    if rows > height or cols > width:
+        raise ConfigError(f"data.split is {[*blocks]} blocks, but an image is {height} x {width} px; give fewer")
+    if max(blocks) > MOST_BLOCKS:
+        most = f"give a side that makes {MOST_BLOCKS} along each at most"
+        raise ConfigError(f"data.split makes {rows} x {cols} blocks of an image; {most}")
+    sides = (
+        [Interval(size * part // parts, size * (part + 1) // parts) for part in range(parts)]
+        for size, parts in ((height, rows), (width, cols))
+    )
+    return [Box(row, col) for row, col in itertools.product(*sides)]
