@@ -100,6 +100,7 @@ def write_polygons(
     """
     import pyogrio
     import shapely
+    from shapely.geometry import shape
 
     a, b, c, d, e, f = tuple(info.transform)[:6] if is_placed(info.transform) else (1, 0, 0, 0, 1, 0)
     crs = info.crs.to_wkt() if info.crs and is_placed(info.transform) else None
@@ -108,13 +109,8 @@ def write_polygons(
         outlined = shapes(rasterio.band(dataset, 1), connectivity=4)
         while batch := list(islice(outlined, _FEATURES_AT_ONCE)):
             beat()
-            of_classes = [(shape["coordinates"], int(number)) for shape, number in batch if int(number) in classes]
-            rings = [ring for polygon, _ in of_classes for ring in polygon]
-            lines = shapely.linearrings(
-                np.concatenate([np.empty((0, 2)), *rings]), indices=np.repeat(np.arange(len(rings)), [*map(len, rings)])
-            )
-            sizes = [len(polygon) for polygon, _ in of_classes]
-            outlines = shapely.polygons(lines, indices=np.repeat(np.arange(len(sizes)), sizes))
+            of_classes = [(shape(outline), int(number)) for outline, number in batch if int(number) in classes]
+            outlines = np.array([outline for outline, _ in of_classes], object)
             pixels = shapely.area(outlines)
             placed = shapely.transform(outlines, lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f]))
             numbers = np.array([number for _, number in of_classes], np.int32)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -53,7 +52,7 @@ def ground_of(path: str, dataset: Any) -> GroundControl | None:
 
 _TOLERANCE_PIXELS = 0.01
 _MOST_POINTS = 10_922
-"""Most control points in a TIFF. More go to a sidecar, which rasterio 1.4 writes correctly on Python 3.11 only."""
+"""Most control points in a TIFF. More go to a sidecar, which rasterio 1.4 writes wrongly on Python 3.12 and newer."""
 
 _OF_VIEWERS = (".aux.xml", ".ovr")
 
@@ -194,18 +193,13 @@ def whole_turn(crs: CRS) -> float | None:
     return math.tau / crs.units_factor[1] if crs.is_geographic else None
 
 
-def loses_points(info: RasterInfo) -> bool:
-    """Return True if a file written on this machine cannot hold the raster's control points."""
-    return info.ground is not None and len(info.ground.points) > _MOST_POINTS and sys.version_info >= (3, 12)
-
-
 def placement(info: RasterInfo) -> dict[str, Any]:
     """Return the arguments of `rasterio.open` that georeference a file as `info`."""
     arguments: dict[str, Any] = {"crs": info.crs}
     ground = info.ground or GroundControl()
     if is_placed(info.transform):
         arguments["transform"] = info.transform
-    elif ground.points and not loses_points(info):
+    elif 0 < len(ground.points) <= _MOST_POINTS:
         arguments["gcps"] = [GroundControlPoint(row, col, x, y, z) for row, col, x, y, z in ground.points]
         arguments["crs"] = CRS.from_wkt(ground.crs) if ground.crs else CRS()  # rasterio takes no None here
     if ground.coefficients:

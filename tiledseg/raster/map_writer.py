@@ -30,7 +30,7 @@ from rasterio.errors import NotGeoreferencedWarning
 from tiledseg.config.map_formats import BLOCK, PLAIN, ZARR, Packing
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.info import RasterInfo, loses_points, meaning, place_of, placement
+from tiledseg.raster.info import RasterInfo, meaning, place_of, placement
 from tiledseg.raster.labels.classes import ClassRecord, add_names, style_of
 from tiledseg.raster.zarr_writer import begin_store, check_zarr
 from tiledseg.system.files import delete, flush, replacing, temporary, write_error, writing
@@ -131,11 +131,6 @@ def lay_out(
                 kept = meaning(dataset)
                 lost = [what for what, value in place_of(info).items() if kept[what] != value]
                 notes = [f"the map does not keep the {what} of {info.path}" for what in lost]
-                if loses_points(info):
-                    notes = [note for note in notes if "control points" not in note]
-                    notes.append(
-                        f"a map by Python 3.12 or newer does not keep the many control points of {info.path}; run 3.11"
-                    )
                 if packing.format == ZARR and info.ground is not None:
                     notes.append(f"a Zarr store does not keep the ground control of {info.path}")
             offsets = block_offsets(part, bands)
