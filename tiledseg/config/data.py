@@ -133,8 +133,6 @@ class DataConfig(Group):
             self.joined(getattr(self, key), f"data.{key}")
         if self.bands is not None and (not self.bands or len(set(self.bands)) < len(self.bands)):
             raise ConfigError(f"data.bands is {self.bands}; give different band numbers from 1 on")
-        if len(set(self.assets)) < len(self.assets):
-            raise ConfigError(f"data.assets is {shown(self.assets)}; name each asset once")
         if self.val_images and isinstance(self.valid, str) and "{" not in self.valid and not self.assets:
             raise ConfigError(
                 f"data.valid is {shown(self.valid)}, and data.val_images are given; name the rasters of both by a "

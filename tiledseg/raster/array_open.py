@@ -50,7 +50,7 @@ class ArrayReader(GdalReader):
         close_store: Callable[[], object] = lambda: None,
         forget: Callable[[], object] = lambda: None,
     ) -> None:
-        self._close_store, self._forget, self._closed = close_store, forget, False
+        self._close_store, self._forget = close_store, forget
         with reading(f"open {path}"):
             array_CHW = check_dims(path, array)
             crs, transform, notes = placed(path, array, array_CHW)
@@ -95,8 +95,6 @@ class ArrayReader(GdalReader):
 
     def read_masks(self, box: Box) -> tuple[NDArray, list[NDArray]]:
         """Return pixels (C, H, W), and no masks."""
-        if self._closed:
-            raise RasterError(f"{self.info.path} is read after its reader was closed; open it again")
         rows, cols = box.slices
         return np.asarray(self._pixels_CHW[:, rows, cols].compute(scheduler="synchronous").values, self.info.dtype), []
 
@@ -105,8 +103,7 @@ class ArrayReader(GdalReader):
         self._forget()
 
     def close(self) -> None:
-        """Close the store; reading afterwards raises RasterError."""
-        self._closed = True
+        """Close the store, which can then no longer be read."""
         self._forget()
         self._close_store()
 

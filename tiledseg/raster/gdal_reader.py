@@ -48,7 +48,7 @@ class GdalReader(RasterReader):
     def __init__(
         self, path: str, bands: Sequence[int] | None = None, nodata: float | None = None, references: bool = False
     ) -> None:
-        self._handles = HandlePool(path, lambda: open_dataset(path, references))
+        self._handles = HandlePool(lambda: open_dataset(path, references))
         self.held = (self._handles,)
         with reading(f"open {path}"), self._handle() as dataset:
             selected, dtype, self.nodata = select(path, dataset, bands, nodata)

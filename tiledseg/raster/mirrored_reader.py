@@ -74,16 +74,12 @@ class HandlePool:
     """A pool of file handles: one for each thread that reads at the same time. Handles outlive their threads and are
     reused, unlike thread-local ones. A list's `pop` and `append` need no lock."""
 
-    def __init__(self, path: str, opener: Callable[[], Any]) -> None:
-        self._path, self._opener = path, opener
-        self._idle: list[Any] = []
-        self._closed = False
+    def __init__(self, opener: Callable[[], Any]) -> None:
+        self._opener, self._idle = opener, list[Any]()
 
     @contextmanager
     def borrow(self) -> Iterator[Any]:
-        """Yield a handle for this thread alone. Raises RasterError after `close`, and errors of opening."""
-        if self._closed:
-            raise RasterError(f"{self._path} is read after its reader was closed; open it again")
+        """Yield a handle for this thread alone. Raises errors of opening."""
         try:
             handle = self._idle.pop()
         except IndexError:
@@ -92,8 +88,6 @@ class HandlePool:
             yield handle
         finally:
             self._idle.append(handle)
-            if self._closed:
-                self.release()
 
     def release(self) -> None:
         """Close the idle handles."""
@@ -101,10 +95,7 @@ class HandlePool:
             while True:
                 self._idle.pop().close()
 
-    def close(self) -> None:
-        """Close all handles: idle ones now, each lent one when its thread is done."""
-        self._closed = True
-        self.release()
+    close = release
 
 
 class RasterReader(ABC):
@@ -165,7 +156,7 @@ class RasterReader(ABC):
             each.release()
 
     def close(self) -> None:
-        """Close every handle; reading afterwards raises RasterError."""
+        """Close every handle. A read afterwards opens the raster again."""
         for each in self.held:
             each.close()
 

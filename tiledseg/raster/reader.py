@@ -76,12 +76,10 @@ class KnownReader(RasterReader):
         self.info = info
         self._opener = opener
         self._source: RasterReader | None = None
-        self._lock, self._closed = threading.Lock(), False
+        self._lock = threading.Lock()
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         with self._lock:
-            if self._closed:
-                raise RasterError(f"{self.info.path} is read after its reader was closed; open it again")
             if self._source is None:
                 try:
                     source = self._opener()
@@ -99,10 +97,6 @@ class KnownReader(RasterReader):
                     )
                 self._source, self.held = source, (source,)
         return self._source.read(box)
-
-    def close(self) -> None:
-        self._closed = True
-        super().close()
 
 
 _BLOCK = 1 << 16

@@ -184,7 +184,7 @@ class StoreReader(RasterReader):
             )
         self._name, self._tiles = name, tiling.tiles
         self._boxes = [tile.core if name.labels else tile.context for tile in tiling.tiles]
-        self._handles = HandlePool(path, lambda: open_store(name.store))
+        self._handles = HandlePool(lambda: open_store(name.store))
         self.held = (self._handles,)
 
     def _read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
