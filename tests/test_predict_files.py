@@ -146,13 +146,11 @@ def test_polygons_are_those_of_the_whole_map(
     folder: Path,
     plain: NDArray[np.uint8],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     chosen: str | None,
     numbers: set[int],
 ) -> None:
-    """As rasterio outlines the written map, on the ground; 50 polygons at a time. Some classes, by name or number.
+    """As rasterio outlines the written map, on the ground. Some classes, by name or number.
     The map has all, and an older file goes."""
-    monkeypatch.setattr("tiledseg.raster.geopackage._FEATURES_AT_ONCE", 50)
     gpkg = tmp_path / "classes.gpkg"
     options = {"--polygons": str(gpkg), "--polygons-classes": chosen}
     words = [word for key, value in options.items() if value is not None for word in (key, value)]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
-from xml.etree import ElementTree as Xml
 
 import numpy as np
 import pyogrio
@@ -19,7 +16,6 @@ from rasterio.features import rasterize
 from tests.raster.test_writer import PLACE, UTM, Info
 from tests.small_files import write_raster
 from tiledseg.errors import OutputError
-from tiledseg.raster import geopackage
 from tiledseg.raster.geopackage import begin, polygons_output, publish_polygons, write_polygons
 from tiledseg.raster.labels.classes import default_classes
 from tiledseg.raster.labels.polygons import read_polygons
@@ -57,9 +53,7 @@ def maps(draw: st.DrawFn) -> NDArray[np.uint8]:
 def test_polygons_cover_each_pixel_of_their_classes_once(
     tmp_path: Path, classes_HW: NDArray[np.uint8], classes: set[int]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(geopackage, "_FEATURES_AT_ONCE", 7)
-        found, numbers, pixels = polygons_of(tmp_path, classes_HW, classes)
+    found, numbers, pixels = polygons_of(tmp_path, classes_HW, classes)
     assert shapely.is_valid(found).all()
     np.testing.assert_allclose(shapely.area(found), pixels * abs(PLACE.determinant))
     burnt = list(zip(found, numbers, strict=True)) or [(shapely.Point(), 0)]
@@ -85,21 +79,13 @@ def test_rings_within_rings(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["plain.tif"]
 
 
-def test_qgis_finds_the_classes_colours_and_labels_read_the_layer_alone(tmp_path: Path) -> None:
+def test_labels_read_the_polygons_of_a_map(tmp_path: Path) -> None:
     write_raster(tmp_path / "plain.tif", np.arange(4, dtype=np.uint8).reshape(1, 2, 2), crs=UTM, transform=PLACE)
     file = begin(tmp_path / "p.gpkg")
     with claimed(file.temporary, file.path), pytest.raises(OutputError, match="another job"):
         begin(file.path)
     write_polygons(file, tmp_path / "plain.tif", Info(2, 2), LEGEND, {1, 3})
     publish_polygons(file)
-    with closing(sqlite3.connect(tmp_path / "p.gpkg")) as base:
-        query = "SELECT styleQML, f_geometry_column, useAsDefault FROM layer_styles WHERE f_table_name = 'classes'"
-        ((style, column, default),) = base.execute(query).fetchall()
-    root = Xml.fromstring(style)
-    colours = [each.attrib["v"] for each in root.iter("prop") if each.attrib["k"] == "color"]
-    assert colours == [",".join(map(str, (*LEGEND[number].colour, 255))) for number in (1, 3)]
-    assert [(each.attrib["value"], each.attrib["symbol"]) for each in root.iter("category")] == [("1", "1"), ("3", "3")]
-    assert (column, default) == ("geom", 1)
     polygons = read_polygons(str(tmp_path / "p.gpkg"), Info(2, 2), attribute="class")
     assert sorted(polygons.values or ()) == [1, 3]
     polygons_output("--polygons", tmp_path / "p.gpkg")  # may be replaced

@@ -185,9 +185,11 @@ def _pipeline(flags: Namespace) -> Parallelism | None:
     Range(1, _MOST_STAGES).check("--stages", flags.stages)
     Range(1, _MOST_MICRO_BATCHES).check("--micro-batches", settings.get("micro_batches", 1))
     for key in settings.keys() & {"balance", "recompute"}:
-        words = [word.strip() for word in settings[key].strip("[] ").split(",")]
-        numbers = [int(word) for word in words if re.fullmatch(r"\d{1,9}", word)]
-        settings[key] = numbers if len(numbers) == len(words) else words[0] if len(words) == 1 else words
+        text = settings[key].strip("[] ")
+        words = [word.strip() for word in text.split(",")]
+        numbers = [int(word) for word in words if re.fullmatch(r"\d{1,99}", word)]
+        several = key == "recompute" and len(words) > 1
+        settings[key] = numbers if len(numbers) == len(words) else words if several else text
     config = ParallelConfig(stages=flags.stages, **settings)
     try:
         if flags.stages > 1:

@@ -12,14 +12,10 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree as Xml
 
 import numpy as np
 import rasterio
-from numpy.typing import NDArray
 from rasterio.features import shapes
 
 from tiledseg.errors import ConfigError, OutputError, RasterError, first_line, install
@@ -33,7 +29,7 @@ from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed
 LAYER, FIELDS = "classes", ("class", "name", "pixels")
 """The one layer, and the fields of a polygon: number and name of its class, and its pixels."""
 
-_FEATURES_AT_ONCE = 1 << 14
+_BEAT_EVERY = 1 << 14  # polygons
 _JOURNALS = ("-journal", "-wal", "-shm")
 
 
@@ -94,7 +90,7 @@ def write_polygons(
     classes: Collection[int],
     beat: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the areas of `classes` in the class map `plain` into the unfinished `file`, with a style for QGIS.
+    """Write the areas of `classes` in the class map `plain` into the unfinished `file`.
 
     Coordinates are those of the raster `info`; without a transform, its pixels, without a CRS. Raises WriteError.
     """
@@ -104,46 +100,24 @@ def write_polygons(
 
     a, b, c, d, e, f = tuple(info.transform)[:6] if is_placed(info.transform) else (1, 0, 0, 0, 1, 0)
     crs = info.crs.to_wkt() if info.crs and is_placed(info.transform) else None
-    batches: list[tuple[NDArray[Any], ...]] = [(np.empty(0, object), np.empty(0, np.int32), np.empty(0, np.int64))]
+    found = []
     with writing(file.path), rasterio.open(plain, driver="GTiff", GEOREF_SOURCES="NONE") as dataset:  # in whole pixels
-        outlined = shapes(rasterio.band(dataset, 1), connectivity=4)
-        while batch := list(islice(outlined, _FEATURES_AT_ONCE)):
-            beat()
-            of_classes = [(shape(outline), int(number)) for outline, number in batch if int(number) in classes]
-            outlines = np.array([outline for outline, _ in of_classes], object)
-            pixels = shapely.area(outlines)
-            placed = shapely.transform(outlines, lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f]))
-            numbers = np.array([number for _, number in of_classes], np.int32)
-            batches.append((shapely.to_wkb(placed), numbers, pixels.astype(np.int64)))
-        wkb, numbers, pixels = (np.concatenate(column) for column in zip(*batches, strict=True))
+        for at, (outline, number) in enumerate(shapes(rasterio.band(dataset, 1), connectivity=4)):
+            if at % _BEAT_EVERY == 0:
+                beat()
+            if int(number) in classes:
+                found.append((shape(outline), int(number)))
+        outlines = np.array([outline for outline, _ in found], object)
+        numbers, pixels = np.array([number for _, number in found], np.int32), shapely.area(outlines).astype(np.int64)
+        placed = shapely.transform(outlines, lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f]))
         names = np.array([one.name for one in legend], object)[numbers]
         fields = dict(zip(FIELDS, (numbers, names, pixels), strict=True))
         file.check_ours()
-        style = _style(legend, sorted(classes))
-        row = [np.array([value], object if isinstance(value, str) else bool) for value in style.values()]
         with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
             warnings.simplefilter("ignore")  # a CRS may be missing
             made, how = os.path.join(folder, "made.gpkg"), {"driver": "GPKG", "geometry_type": "Polygon", "crs": crs}
             try:
-                pyogrio.raw.write(made, wkb, list(fields.values()), list(fields), layer=LAYER, **how)
-                pyogrio.raw.write(made, None, row, list(style), layer=STYLES, append=True, driver="GPKG")
+                pyogrio.raw.write(made, shapely.to_wkb(placed), list(fields.values()), list(fields), layer=LAYER, **how)
             except (pyogrio.errors.DataSourceError, pyogrio.errors.DataLayerError, RuntimeError) as error:
                 raise write_error(file.path, error) from error
             shutil.copyfile(made, file.temporary)
-
-
-def _style(legend: Sequence[ClassRecord], classes: Sequence[int]) -> dict[str, str | bool]:
-    """Return QGIS's row of the table of styles: the layer in the classes' colours."""
-    root = Xml.Element("qgis", version="3.22", styleCategories="Symbology")
-    renderer = Xml.SubElement(root, "renderer-v2", type="categorizedSymbol", attr="class")
-    categories, symbols = Xml.SubElement(renderer, "categories"), Xml.SubElement(renderer, "symbols")
-    for number in classes:
-        name, colour = legend[number].name, ",".join(map(str, (*legend[number].colour, 255)))
-        Xml.SubElement(categories, "category", value=str(number), symbol=str(number), label=name, render="true")
-        symbol = Xml.SubElement(symbols, "symbol", type="fill", name=str(number), alpha="1")
-        layer = Xml.SubElement(symbol, "layer", {"class": "SimpleFill", "enabled": "1", "pass": "0"})
-        for key, value in (("color", colour), ("style", "solid"), ("outline_style", "no")):
-            Xml.SubElement(layer, "prop", k=key, v=value)
-    words: dict[str, str | bool] = dict.fromkeys(("f_table_catalog", "f_table_schema", "styleSLD", "owner", "ui"), "")
-    words |= {"f_table_name": LAYER, "f_geometry_column": "geom", "styleName": LAYER, "useAsDefault": True}
-    return words | {"styleQML": Xml.tostring(root, encoding="unicode")}
