@@ -204,7 +204,7 @@ def _class_numbers(ignore_index: int) -> LabelMap:
 
 def _blocks(*infos: RasterInfo) -> Iterator[Box]:
     height, width = _BLOCK
-    if any(info.sequential or info.block_shape[1] >= info.width for info in infos):
+    if any(info.block_shape[1] >= info.width for info in infos):
         height, width = max(height * width // infos[0].width, 1), infos[0].width  # whole rows: decode each once
     return Box.of_shape(infos[0].shape).blocks(height, width)
 

@@ -101,11 +101,6 @@ class RasterInfo:
         return self.height, self.width
 
     @property
-    def sequential(self) -> bool:
-        """Return True if decoding a block needs all blocks before it."""
-        return self.driver in ("PNG", "JPEG")
-
-    @property
     def beside(self) -> tuple[str, ...]:
         """Return the local companion files that hold pixels or attributes: a mask, a shapefile's table, sources of a
         VRT. Statistics and overviews left by viewers change no pixel."""

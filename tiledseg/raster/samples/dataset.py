@@ -134,22 +134,19 @@ def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
     """Return a warning if reading contexts decodes more than `WARN_ABOVE` times the pixels needed, of an image too
     large for GDAL's cache; else None.
 
-    A block that a context touches is decoded whole. A sequential file (PNG, JPEG) is also decoded from its start: on
-    average half the image. A tile store holds the contexts themselves.
+    A block that a context touches is decoded whole. A tile store holds the contexts themselves.
     """
     needed = [min(side, size) for side, size in zip(tiling.context_max, info.shape, strict=True)]
     sides = zip(needed, info.block_shape, info.shape, strict=True)
     height, width = (min(side + block - 1, size) for side, block, size in sides)
-    height = (info.height + height) // 2 if info.sequential else height
     amplification = height * width / (needed[0] * needed[1])
     kept = info.height * info.width * info.bands * np.dtype(info.dtype).itemsize <= _KEPT_BYTES
     if amplification <= WARN_ABOVE or kept or info.tiling is not None:
         return None
     rows, cols = info.block_shape
-    kind = f"{info.driver} rows, decoded from the top," if info.sequential else "blocks"
     grid = f"[{tiling.grid[0]},{tiling.grid[1]}]"
     return (
-        f"{info.path} is stored in {kind} of {rows} x {cols} px: each context of grid {grid} decodes "
+        f"{info.path} is stored in blocks of {rows} x {cols} px: each context of grid {grid} decodes "
         f"{amplification:.1f} times the pixels it needs; for fast reading cut it once with "
         f"`tiledseg tile --images {info.path} --grid {grid} --output tiles.h5`"
     )
