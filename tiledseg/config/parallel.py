@@ -177,13 +177,13 @@ class MemoryConfig(Group):
             refuse("memory.recompute", self.recompute, again, "leave recompute out")
         if not self.store:
             raise ConfigError("memory.store is empty; give host, or a folder on a local disk")
-        if self.in_file and not (self.in_blocks or self.may_block or self.offloads):
+        if self.in_file and not (self.in_blocks or self.may_block or self.offload != NONE):
             other = f"memory.recompute {shown(self.recompute)}" if self.blocks == AUTO else "memory.blocks none"
             unused = f"with {other} and memory.offload none nothing would be stored there"
             refuse("memory.store", self.store, unused, "leave one of them out")
-        if self.offloads and self.in_blocks:
+        if self.offload != NONE and self.in_blocks:
             refuse("memory.offload", self.offload, f"{blocks}, which keeps nothing but blocks", "leave offload out")
-        if self.chooses_offload and self.recompute != AUTO:
+        if self.offload == AUTO and self.recompute != AUTO:
             fixed = f"memory.recompute is {shown(self.recompute)}, which leaves nothing to choose"
             refuse("memory.offload", AUTO, fixed, "leave recompute out, or give offload all")
 
@@ -196,16 +196,6 @@ class MemoryConfig(Group):
     def may_block(self) -> bool:
         """Return True if the plan may take blocks: no other way to meet the budget is given."""
         return self.blocks == AUTO and self.recompute == AUTO and self.offload != ALL
-
-    @property
-    def offloads(self) -> bool:
-        """Return True if tensors that autograd keeps are offloaded."""
-        return self.offload != NONE
-
-    @property
-    def chooses_offload(self) -> bool:
-        """Return True if the plan chooses the offloaded tensors."""
-        return self.offload == AUTO
 
     @property
     def in_file(self) -> bool:

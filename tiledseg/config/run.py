@@ -25,7 +25,7 @@ from tiledseg.config.checks import (
 )
 from tiledseg.config.data import DataConfig
 from tiledseg.config.map_formats import BLENDS, ENDS
-from tiledseg.config.parallel import ALL, MemoryConfig, ParallelConfig
+from tiledseg.config.parallel import ALL, NONE, MemoryConfig, ParallelConfig
 from tiledseg.config.train import TrainConfig
 from tiledseg.config.words import CONSTANT, read_policy
 from tiledseg.errors import ConfigError
@@ -223,7 +223,7 @@ class Config:
     def _check_store(self) -> None:
         """Refuse a folder for blocks where tiles cannot be computed in blocks."""
         memory, parallel = self.memory, self.parallel
-        if not memory.in_file or memory.in_blocks or memory.offloads or parallel.auto:
+        if not memory.in_file or memory.in_blocks or memory.offload != NONE or parallel.auto:
             return
         against = {
             f"parallel.halo {parallel.halo}": parallel.shares_images and not parallel.shares_layers,

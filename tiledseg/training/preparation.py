@@ -217,7 +217,7 @@ def _question(
         tiles_per_batch=train.tiles_per_batch if isinstance(train.tiles_per_batch, int) else None,
         blocks=_blocks(config, store),
         offload=memory.offload == ALL,
-        store=store if memory.chooses_offload else None,
+        store=store if memory.offload == AUTO else None,
         budgeted=budget is not None,
         machine=machine_of(config.parallel.machine),
     )
@@ -284,7 +284,7 @@ def _store(config: Config, on_cpu: bool) -> Store | None:
     ConfigError if the store is not a folder."""
     memory = config.memory
     memory.check_folder()
-    if not memory.chooses_offload and not (memory.in_file and (memory.may_block or memory.in_blocks)):
+    if memory.offload != AUTO and not (memory.in_file and (memory.may_block or memory.in_blocks)):
         return None
     machine = machine_of(config.parallel.machine) or (find_machine(SOME_CPU) if on_cpu else ASSUMED)
     machine = machine.computing(config.train.precision)
