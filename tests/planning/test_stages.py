@@ -34,7 +34,7 @@ def test_the_papers_lists_on_our_presets(
     """Our decoder is as wide as the encoder: convolutions after concatenations are large, and cannot be cut."""
     flags = f"--size 1024 --grid 1 --model {model} --stages 6 --micro-batches 24"
     text = ",".join(map(str, PRESETS[model].balance))
-    given, chosen = answer(capsys, f"{flags} --balance {{{text}}}"), answer(capsys, flags)
+    given, chosen = answer(capsys, f"{flags} --balance [{text}]"), answer(capsys, flags)
     assert given["balance"] == list(PRESETS[model].balance)
     assert (given["automatic"], chosen["automatic"]) == (False, True)
     assert best * 0.85 < chosen["cap"] < best + 0.005, "no cut has a higher cap, but one with less may be faster"

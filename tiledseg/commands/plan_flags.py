@@ -184,12 +184,11 @@ def _pipeline(flags: Namespace) -> Parallelism | None:
         return None
     Range(1, _MOST_STAGES).check("--stages", flags.stages)
     Range(1, _MOST_MICRO_BATCHES).check("--micro-batches", settings.get("micro_batches", 1))
-    for key in settings.keys() & {"balance", "recompute"}:
-        text = settings[key].strip("[] ")
-        words = [word.strip() for word in text.split(",")]
-        numbers = [int(word) for word in words if re.fullmatch(r"\d{1,99}", word)]
-        several = key == "recompute" and len(words) > 1
-        settings[key] = numbers if len(numbers) == len(words) else words if several else text
+    if re.fullmatch(r"\[\d{1,99}(,\d{1,99})*\]", settings.get("balance", "")):
+        settings["balance"] = [int(word) for word in settings["balance"][1:-1].split(",")]
+    if "recompute" in settings:
+        words = [word.strip() for word in settings["recompute"].strip().strip("[]").split(",")]
+        settings["recompute"] = words[0] if len(words) == 1 else words
     config = ParallelConfig(stages=flags.stages, **settings)
     try:
         if flags.stages > 1:
