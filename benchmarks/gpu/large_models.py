@@ -25,7 +25,6 @@ from benchmarks.large_model_support.kept import SHARES, keeping, plain_bytes
 from benchmarks.large_model_support.network import PlainUNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.carrying import autocast, make_deterministic
-from tiledseg.memory.device import name_of
 from tiledseg.memory.host import HostMover
 from tiledseg.memory.mover import TENSOR, store_rates
 from tiledseg.memory.offload import Offload, large_model_support, mover_to
@@ -36,7 +35,7 @@ from tiledseg.planning.walk.cost_model import Store
 from tiledseg.training.objective import cross_entropy_sums
 from tiledseg.training.offloading import hooks_of
 from tiledseg.units import ACTIVATION_BYTES
-from tiledseg.user_files.machine import machine_here
+from tiledseg.user_files.machine import find_machine
 
 MOST_ON_HOST = 16 << 30
 NORMS = "none", "batch"
@@ -88,7 +87,7 @@ def main() -> int:
     store = None
     if part.device.type != "cpu":
         way = store_rates(HostMover(part.device, 2 * TENSOR), 2 * TENSOR)
-        store = Store(*way, machine_here(name_of(part.device), 1).computing("bf16"))
+        store = Store(*way, find_machine("h100").computing("bf16"))
     part.measure("the way to the host", "bytes a second", partial(rates, store))
     bare, normed = (UNet(levels, base_channels=channels, bands=BANDS, classes=CLASSES, norm=n) for n in NORMS)
     choices_of = partial(step_choices, bands=BANDS, context=(side, side), value_bytes=ACTIVATION_BYTES["bf16"])

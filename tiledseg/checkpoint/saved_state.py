@@ -14,14 +14,15 @@ from typing import Any
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import FIRST, SAVED
-from tiledseg.config.parallel import ParallelConfig
-from tiledseg.config.run import Config, TilingConfig
+from tiledseg.config.run import Config
 from tiledseg.config.words import without_moved
 from tiledseg.raster.labels.classes import records_of_map
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.reader import Identity
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.raster.statistics import Normalization
+
+_OLD = ("marks", "found")  # entries that older versions wrote
 
 
 @dataclass(frozen=True)
@@ -76,23 +77,10 @@ class LossScale:
 
 
 @dataclass(frozen=True)
-class FoundSettings:
-    """The choice of `parallel.auto` for `ranks` ranks: the groups `tiling` and `parallel` as a user would write them,
-    and the reason. `blocks`: (rows, cols) of `memory.blocks`; None: whole tiles."""
-
-    ranks: int
-    tiling: TilingConfig
-    parallel: ParallelConfig
-    reason: str
-    blocks: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
 class SavedState:
     """The state of a run after `step` steps. `position`: of the next step. `sampling`: the facts on which the order of
     steps depends. `sources`, `judged` (empty in older checkpoints): the training and the validation images.
-    `class_weights`: of the loss, empty if all are 1. `found`: values of the keys that `config` leaves to the program.
-    `loss_scale`: of fp16."""
+    `class_weights`: of the loss, empty if all are 1. `loss_scale`: of fp16."""
 
     config: Config
     network: Network
@@ -107,7 +95,6 @@ class SavedState:
     random: dict[str, Any] = field(default_factory=dict)
     class_weights: tuple[float, ...] = ()
     best: Best | None = None
-    found: FoundSettings | None = None
     loss_scale: LossScale | None = None
 
     @property
@@ -120,7 +107,7 @@ class SavedState:
 def parse_state(state: Any) -> SavedState:
     """Return the state of a manifest. Raises ConfigError, or any of Python's errors, for a record that does not fit."""
     words = dict(state["network"])
-    state = {key: value for key, value in state.items() if key != "marks"}  # marks: of versions to 0.9
+    state = {key: value for key, value in state.items() if key not in _OLD}
     network = _as(SAVED[words.pop("kind", FIRST)], words)
     saved: SavedState = _as(SavedState, {**state, "config": without_moved(state["config"]), "network": network})
     return saved

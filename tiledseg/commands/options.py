@@ -23,7 +23,6 @@ import yaml
 
 from tiledseg.commands.parser import Parser
 from tiledseg.config.checks import AUTO, check_value, convert, default_of, in_words, range_of, refuse, shown
-from tiledseg.config.parallel import FOUND
 from tiledseg.config.run import Config
 from tiledseg.config.words import RECOMPUTE, refuse_moved
 from tiledseg.errors import ConfigError
@@ -53,7 +52,7 @@ tiling: {grid: [8, 6], halo: 96}
 model: {name: residual_unet, norm: batch, upsampling: bilinear, dropout: 0.1, encoder: resnet50,
   pretrained: resnet34.pth, build: "mynets.unet:build", arguments: {width: 32}, series: 3, window: 224}
 parallel: {halo: layer, mesh: [2, 2], fusion: auto, stages: 4, balance: [18, 30, 44, 30], micro_batches: 16,
-  recompute: except_last, transport: mpi, deadline: 600, machine: h100, auto: [tiling.grid, parallel.halo]}
+  recompute: except_last, transport: mpi, deadline: 600, machine: h100}
 memory: {budget: 16GiB, recompute: all, offload: auto, blocks: [4, 4], store: /scratch}
 optimizer: {name: sgd, lr_factors: {encoder: 0.1}, policy: cosine, warmup_steps: 500, clip_norm: 1.0}
 train: {epochs: 20, tiles_per_step: 16, loss: {cross_entropy: 1, dice: 1}, ema: 0.999, best: mean_iou,
@@ -166,8 +165,6 @@ def add_keys(parser: Parser, keys: Collection[str], plain: bool = False, **help:
         if not plain and group not in groups:
             title = (GROUPS[group].__doc__ or "").partition("\n")[0]
             groups[group] = parser.add_argument_group(group, title)
-            if group == "parallel" and "parallel.auto" in keys:
-                groups[group].add_argument("--parallel", metavar=AUTO, help="find all keys of least predicted time")
         target = parser if plain else groups[group]
         text, default = help.get(name) or meaning(key).replace("%", "%%"), KEYS[key].default
         if default is not None and default is not MISSING and "default" not in text:
@@ -213,7 +210,7 @@ def _expanded(parser: Parser, words: Sequence[str]) -> Iterator[str]:
         following = value if equals else next(rest, None)
         if following is None:
             yield word
-        elif is_group and (name, following) != ("--parallel", AUTO):
+        elif is_group:
             if not following.lstrip().startswith("{"):
                 kind = f"{name} takes a map of keys, not '{shown(following)}'"
                 raise ConfigError(f"{kind}; give {name}.KEY, or --config FILE")
@@ -233,17 +230,9 @@ def _flags(path: str, values: Any, options: Mapping[str, argparse.Action]) -> It
     groups = values if isinstance(values, Mapping) else {}
     names = [f"{group}.{key}" for group, keys in groups.items() if isinstance(keys, Mapping) for key in keys]
     refuse_moved(names, f"{path} has")
-    auto = groups.get("parallel") == AUTO and "parallel" in options
-    values = check_keys(path, {**values, "parallel": {}} if auto else values, known)
-    if auto:
-        yield f"--parallel={AUTO}"
-    parallel = values.get("parallel")
-    searched = parallel.get("auto") if isinstance(parallel, Mapping) else None
-    searched = searched if isinstance(searched, list) else ()  # keys that the recorded run left to its search
-    for name, value in values.items():
+    for name, value in check_keys(path, values, known).items():
         for option, each in [(f"{name}.{key}", v) for key, v in value.items()] if known[name] else [(name, value)]:
-            if option not in searched or each not in (AUTO, KEYS[option].default):
-                yield from _option_words(path, option, each, options[option])
+            yield from _option_words(path, option, each, options[option])
 
 
 def _option_words(path: str, option: str, value: Any, action: argparse.Action) -> list[str]:
@@ -284,13 +273,6 @@ def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str
             flag = f"--{name.replace('_', '-')}" if key in plain else key
             values.setdefault(group, {})[name] = value_of(key, text, flag, see)
     _move_recompute(values)
-    if getattr(options, "parallel", None) == AUTO:
-        given = {f"{group}.{key}" for group, keys in values.items() for key, value in keys.items() if value != AUTO}
-        left = values.setdefault("parallel", {})["auto"] = [name for name in FOUND if name not in given]
-        if not left:
-            raise ConfigError(
-                f"parallel is auto, but all keys that it chooses are given: {', '.join(FOUND)}; leave one out"
-            )
     return Config(**{group: GROUPS[group](**keys) for group, keys in values.items()})
 
 
@@ -357,8 +339,6 @@ def parse_config(words: Sequence[str], command: str, description: str, example: 
         raise ConfigError(
             f"--model.name is {config.model.name}, but {config.model.build} builds the network; leave one of them out"
         )
-    if getattr(options, "parallel", None) == AUTO and "--parallel.auto" in flags:
-        raise ConfigError("--parallel.auto is given, but --parallel auto sets it; leave one of them out")
     return config
 
 

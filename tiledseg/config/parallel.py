@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tiledseg.config.checks import (
     AUTO,
@@ -27,12 +27,9 @@ REMOVED_MODES = {"scatter": "exchange"}
 MESH = "auto, or ranks along rows and columns as [R, C]"
 FUSION = "auto, whole or a number of layers from 1 on"
 BALANCE = "auto, modelled, or layers a stage as [14,24,30,22,12,7]"
-SEARCHED = ("halo", "mesh", "fusion", "stages", "balance", "schedule", "micro_batches", "recompute")
-FOUND = ("tiling.grid", *(f"parallel.{key}" for key in SEARCHED))
-"""Keys whose values the search for the least predicted time can choose."""
 _SHARED = Need("halo", "exchange or layer", lambda parallel: parallel.shares_images)
 _LAYER = Need("halo", "layer", lambda parallel: parallel.shares_layers)
-_IDLE = Need("halo", "exchange or layer", lambda each: each.shares_images or each.stages > 1 or each.auto)
+_IDLE = Need("halo", "exchange or layer", lambda each: each.shares_images or each.stages > 1)
 _STAGES = Need("stages", "2 or more", lambda parallel: parallel.stages > 1)
 
 
@@ -58,10 +55,8 @@ class ParallelConfig(Group):
         idle_ranks: accept a job of more ranks than its mesh; the others wait
         transport: auto, nccl, xccl, gloo or mpi
         deadline: seconds without progress of any rank after which the job ends and names a lost rank (default: 600)
-        machine: profile of the machine, by which `auto` and `fusion: auto` choose: a file of plan --calibrate, or a
-            name of plan --machine (docs/how-to/find-settings.md)
-        auto: keys to set by predicted time at the start, as [tiling.grid,parallel.halo]; `--parallel auto`: tiling.grid
-            and all keys of this group that are not given (docs/how-to/find-settings.md)
+        machine: profile of the machine, by which `fusion: auto` chooses: a file of plan --calibrate, or a name of plan
+            --machine (docs/how-to/find-settings.md)
     """
 
     exact: bool = True
@@ -78,7 +73,6 @@ class ParallelConfig(Group):
     transport: str = word("auto", *TRANSPORTS)
     deadline: float | None = number(None, 1.0, 30 * 86400.0)
     machine: str | None = None
-    auto: list[str] = field(default_factory=list)
 
     @property
     def shares_images(self) -> bool:
@@ -91,16 +85,6 @@ class ParallelConfig(Group):
         return self.halo == "layer"
 
     def check_together(self) -> None:
-        for name in self.auto:
-            if name not in FOUND:
-                raise ConfigError(f"parallel.auto names '{shown(name)}'; give some of {', '.join(FOUND)}")
-            key = name.removeprefix("parallel.")
-            value = getattr(self, key, "auto")
-            if value not in ("auto", getattr(ParallelConfig, key, "auto")):
-                raise ConfigError(
-                    f"parallel.auto names {name}, which is given as {shown(value)}; leave one of them out"
-                )
-
         self.recompute_modes()
         counts = self.layer_counts()
         chunks = len(chunk_ranks(self.schedule, self.stages))

@@ -25,7 +25,7 @@ from tiledseg.config.checks import (
 )
 from tiledseg.config.data import DataConfig
 from tiledseg.config.map_formats import BLENDS, ENDS
-from tiledseg.config.parallel import ALL, NONE, MemoryConfig, ParallelConfig
+from tiledseg.config.parallel import NONE, MemoryConfig, ParallelConfig
 from tiledseg.config.train import TrainConfig
 from tiledseg.config.words import CONSTANT, read_policy
 from tiledseg.errors import ConfigError
@@ -183,7 +183,6 @@ class Config:
                 raise ConfigError(f"{name} is {shown(group)}; give a {name.capitalize()}Config, or leave it out")
             group.check()
         self._check_windows()
-        self._check_auto()
         self._check_store()
         halo = f"with parallel.halo {self.parallel.halo} neighbours share images"
         if self.train.augment_each == "tile" and self.parallel.shares_images:
@@ -200,30 +199,10 @@ class Config:
         record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return record
 
-    def _check_auto(self) -> None:
-        """Check the keys beside `parallel.auto`: a search prices steps of whole images whose result no setting
-        changes."""
-        if not self.parallel.auto:
-            return
-        conflicts = (
-            ("parallel.exact", self.parallel.exact, True, "nothing but exact settings is looked at"),
-            ("train.tiles_per_step", self.train.given_tiles, None, "the result would depend on the grid"),
-            ("train.windows", self.train.windows, None, "windows are no part of the predicted time"),
-            ("train.augment_each", self.train.augment_each, "image", "the result would depend on the grid"),
-            ("memory.blocks", self.memory.blocks if self.memory.in_blocks else AUTO, AUTO, "the search finds them"),
-            ("memory.offload", ALL if self.memory.offload == ALL else AUTO, AUTO, "the search weighs auto alone"),
-        )
-        for key, value, plain, why in conflicts:
-            if value != plain:
-                raise ConfigError(f"{key} is {shown(value)} beside parallel.auto: {why}; leave one of them out")
-        if "tiling.grid" in self.parallel.auto and self.tiling.grid != AUTO:
-            grid = f"tiling.grid is {shown(self.tiling.grid)}"
-            raise ConfigError(f"parallel.auto names tiling.grid, but {grid}; leave one of them out")
-
     def _check_store(self) -> None:
         """Refuse a folder for blocks where tiles cannot be computed in blocks."""
         memory, parallel = self.memory, self.parallel
-        if not memory.in_file or memory.in_blocks or memory.offload != NONE or parallel.auto:
+        if not memory.in_file or memory.in_blocks or memory.offload != NONE:
             return
         against = {
             f"parallel.halo {parallel.halo}": parallel.shares_images and not parallel.shares_layers,

@@ -64,8 +64,7 @@ MOVED = {
     **{f"data.split_{field}": ("data.split", "", field) for field in ("share", "gap", "seed")},
     **{f"model.{field}": ("model.arguments", "", field) for field in ("image_mean", "edge_band")},
     "data.prefetch": ("data.workers", "", ""),
-    "data.warp_images": ("", "", ""),
-    "run.panels": ("", "", ""),
+    **dict.fromkeys(("data.warp_images", "run.panels", "parallel.auto"), ("", "", "")),
 }
 """Keys of older versions, each with the key, the loss or policy, and the field that replaces it."""
 _USUAL = {"share": 0.2, "gap": "auto", "seed": 0, "halo": "exact", "image_mean": True, "edge_band": False}

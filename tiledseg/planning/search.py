@@ -13,7 +13,7 @@ setting that the user gives is kept, even where it is none of these.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -318,13 +318,11 @@ class Pricing:
         return Priced(planned, plan, self.prices.seconds(time), time, memory, ranks)
 
 
-def search(
-    question: RunQuestion, host: int, free: Collection[str] = FREE, tick: Callable[[], None] = lambda: None
-) -> Searched:
+def search(question: RunQuestion, host: int, free: Collection[str] = FREE) -> Searched:
     """Return the best settings for training in steps of whole images, by the largest image of the question.
 
     `host`: ranks of a host, which no pipeline leaves. `free`: settings that are searched; the others are the question's
-    own. `tick` is called before each plan, which takes a tenth of a second, or several where memory is short.
+    own.
 
     Raises ConfigError where no settings can be, with the bytes that are lacking.
     """
@@ -336,7 +334,7 @@ def search(
         fixed = [f"parallel.{name} {shown(value)}" for name, value in given.items() if value != getattr(PLAIN, name)]
         raise ConfigError(
             f"no search combines {', '.join(fixed) or 'what is given'} for {question.ranks} ranks: pipelines need "
-            "parallel.halo read with one word of recompute for all stages; leave one of them out, or parallel.auto"
+            "parallel.halo read with one word of recompute for all stages; leave one of them out"
         )
     refusals, priced = {each: pricing.refusal(each) for each in space}, list[Priced]()
     discarded = [refusal for refusal in refusals.values() if refusal]
@@ -346,7 +344,6 @@ def search(
     for place, candidate in enumerate(dict.fromkeys((*first, *ordered))):
         if len(priced) >= PLANNED or (priced and place >= MOST_PLANNED):
             break
-        tick()
         result = pricing.price(candidate)
         priced += [result] if isinstance(result, Priced) else []
         discarded += [result] if isinstance(result, Discarded) else []

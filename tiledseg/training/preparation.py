@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
-from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
 from tiledseg.config.parallel import ALL, AUTO
 from tiledseg.config.run import Config, OptimizerConfig
 from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
@@ -24,14 +23,13 @@ from tiledseg.planning.run.grid import usual_grids
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion, WindowSteps
 from tiledseg.planning.run.spread import exact_modes, parallelism
-from tiledseg.planning.walk.cost_model import ASSUMED, ASSUMED_STORE, Machine, Store, disk_of, store_of
+from tiledseg.planning.walk.cost_model import ASSUMED, ASSUMED_STORE, Store, disk_of, store_of
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.content import ByContent, SplitPart
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Sampler, Steps
 from tiledseg.tracing.build import known, network_modules
-from tiledseg.training.auto import find_settings, with_settings
 from tiledseg.training.choose_objective import given_weights, loss_bytes_of, objective_of
 from tiledseg.training.objective import Objective
 from tiledseg.training.optimizer import parameter_groups
@@ -52,8 +50,8 @@ class Preparation:
 
     `user_config`: the configuration of the user. `config`: the same with epochs, tiles of a step and the learning rate
     as numbers. `class_weights`: empty if all are 1, or not yet counted. `score_class`: the class whose IoU is
-    `train.best`. `files`: every file of the rasters. `found`: the settings chosen for `parallel.auto`. `chosen`: True
-    if grid and steps are the program's defaults.
+    `train.best`. `files`: every file of the rasters. `chosen`: True if grid and steps are the program's
+    defaults.
     """
 
     user_config: Config
@@ -69,7 +67,6 @@ class Preparation:
     warnings: tuple[str, ...]
     files: tuple[str, ...]
     score_class: int | None = None
-    found: FoundSettings | None = None
     chosen: bool = False
 
     @property
@@ -95,18 +92,11 @@ class Preparation:
         return content if content.skip_empty or content.balance else None
 
 
-def prepare(
-    config: Config,
-    memory_bytes: int,
-    ranks: int,
-    machine: Machine | None = None,
-    before: SavedState | None = None,
-    on_cpu: bool = True,
-) -> Preparation:
+def prepare(config: Config, memory_bytes: int, ranks: int, on_cpu: bool = True) -> Preparation:
     """Check a configuration against the files that it names, and plan the run on them.
 
-    `memory_bytes`: for one rank of `ranks`, on CPUs if `on_cpu`. These change speed and memory only. `machine` and the
-    checkpoint's state `before` decide the settings of `parallel.auto`. Raises InputError for the first fault.
+    `memory_bytes`: for one rank of `ranks`, on CPUs if `on_cpu`. These change speed and memory only. Raises
+    InputError for the first fault.
     """
     config.check()
     data, train = config.data, config.train
@@ -123,11 +113,9 @@ def prepare(
     question = replace(question, loss=loss_bytes_of(config, network, label_map, objective))
     parallel = config.parallel
     open_keys = train.tiles_per_step == AUTO and config.tiling.grid == AUTO and train.images_per_step == 1
-    alone = not (parallel.shares_images or parallel.auto or parallel.stages > 1 or config.memory.in_blocks)
+    alone = not (parallel.shares_images or parallel.stages > 1 or config.memory.in_blocks)
     usual = _usual_tiles(question) if open_keys and alone and train.windows is None else None
     chosen, question = usual is not None, usual or question
-    settings = find_settings(question, config, machine, before) if config.parallel.auto else None
-    question = with_settings(question, config, settings) if settings else question
     plan = plan_run(question)
     tilings = () if question.windows else plan.tilings[: len(learnt.infos)]
     halo = max(plan.footprint.before, plan.footprint.after)
@@ -167,7 +155,6 @@ def prepare(
         (*reference_notes(infos), *split_notes, *layout_notes(learnt.infos, tilings), *plan.warnings),
         files,
         score_class(train.best, label_map, held_out is not None),
-        settings,
         chosen,
     )
 

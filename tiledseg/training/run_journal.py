@@ -32,7 +32,6 @@ from tiledseg.system.console import counted
 from tiledseg.system.files import replacing, write_whole, writing
 from tiledseg.system.outputs import EVENTS, METRICS, PAGE, PROGRESS, STARTED, SUMMARY
 from tiledseg.system.run_lock import is_at
-from tiledseg.training.auto import found_keys
 from tiledseg.training.preparation import Preparation
 from tiledseg.training.run_files import read_metrics, read_validations
 
@@ -160,7 +159,7 @@ def facts_of(
 ) -> dict[str, Any]:
     """Return the facts of `summary.json` that the root knows at the start; device and versions are the root's.
     `command`: as typed, without the launcher; `hosts`: of all ranks."""
-    own, plan, settings = report_rank(mesh, ask_mpi=False), preparation.plan, preparation.found
+    own, plan = report_rank(mesh, ask_mpi=False), preparation.plan
     weights = count_parameters(plan.network.graph(), plan.network.bands)  # on all stages together
     hosts = list(dict.fromkeys(hosts or [mesh.host]))
     config, windows = preparation.config, preparation.question.windows
@@ -194,7 +193,6 @@ def facts_of(
         "windows": {**asdict(windows), "in_words": windows.in_words} if windows else None,
         "halo": plan.footprint.before if windows is None or windows.exact else 0,
         **decisions(plan),
-        "found": settings and {"ranks": settings.ranks, "keys": found_keys(settings), "reason": settings.reason},
         "classes": [record._asdict() for record in preparation.label_map.classes],
     }
 

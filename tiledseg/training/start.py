@@ -28,7 +28,7 @@ from tiledseg.execution.carrying import make_deterministic, naming_disorder
 from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.progress import Shown, StepProgress, unseen
 from tiledseg.execution.survey import survey, survey_content
-from tiledseg.memory.device import is_gpu, name_of
+from tiledseg.memory.device import is_gpu
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.raster.labels.label_map import median_frequency_weights
 from tiledseg.raster.mirrored_reader import RasterReader
@@ -40,7 +40,6 @@ from tiledseg.system.files import write_whole, writing
 from tiledseg.system.freed_memory import keep_no_more
 from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS, VALIDATION
 from tiledseg.system.run_lock import hold
-from tiledseg.training.auto import in_words
 from tiledseg.training.choose_objective import weighted
 from tiledseg.training.offloading import check_store, store_in_words, suggesting_settings
 from tiledseg.training.optimizer import Course
@@ -50,7 +49,6 @@ from tiledseg.training.run_files import check_lines, check_none_lost, check_run_
 from tiledseg.training.run_journal import facts_of
 from tiledseg.training.saving import end_of_job
 from tiledseg.training.trainer import Trainer
-from tiledseg.user_files.machine import machine_here
 
 if TYPE_CHECKING:
     from tiledseg.checkpoint.loading import FirstWeights
@@ -70,15 +68,14 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     make_deterministic(config.train.deterministic)  # before the first kernel runs
     mesh.on_root(lambda: check_store(config.memory.offload, config.memory.store, mesh.device))
     mesh.on_all(config.memory.check_folder)  # each host has its own
-    early: Checkpoint | None = mesh.on_root(lambda: _checkpoint_of(config)) if config.parallel.auto else None
-    preparation = _prepared(config, mesh, early)
+    preparation = _prepared(config, mesh)
     folder, pretrained = Path(config.run.output), config.model.pretrained
     weights_file = [pretrained] if pretrained and Path(pretrained).exists() else []  # a resumed run needs it no more
     mesh.on_root(lambda: check_run_folder(folder, [*preparation.files, *files, *weights_file]))
     lines: list[dict[str, Any]] = []  # of metrics, on the root alone
 
     def find_beginning() -> tuple[int | None, Beginning, str | None]:
-        newest, beginning = newest_step(folder / CHECKPOINTS), begin(early or _checkpoint_of(config), preparation)
+        newest, beginning = newest_step(folder / CHECKPOINTS), begin(_checkpoint_of(config), preparation)
         if over := _own_end(beginning, preparation):  # changed values affect no step
             beginning = replace(beginning, resumed=over.saved.resumed)
         checkpoint = beginning.checkpoint
@@ -109,15 +106,13 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         started: dict[str, Any] = {}
         if mesh.is_root:
             started = facts_of(preparation, mesh, command, warnings, hosts)
-            before = early.saved if early else None
-            choice = [in_words(preparation.found, before)] if preparation.found else []
             progress = StepProgress(0, 0, 2 if config.run.verbosity else 0)
             quicker = ""
             if is_gpu(mesh.device) and config.train.precision == "fp32":
                 quicker = "train.precision bf16 is many times as fast on a GPU (docs/how-to/gpu.md)"
             short = "" if over else few_steps(preparation)
             opening = _opening_lines(preparation, beginning, (*warnings, short))
-            for line in filter(None, [*choice, *opening, freed, quicker]):
+            for line in filter(None, [*opening, freed, quicker]):
                 progress.say(line)
         weights = first.tensors if first else {}
         trainer = Trainer(mesh, preparation, normalization, beginning, weights, lines, started)
@@ -125,16 +120,12 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
             return trainer.run(end)
 
 
-def _prepared(config: Config, mesh: Mesh, early: Checkpoint | None) -> Preparation:
+def _prepared(config: Config, mesh: Mesh) -> Preparation:
     """Prepare the run on the root, for its ranks' devices and memory. Collective."""
     memory = memory_per_rank(mesh)
 
     def on_root() -> Preparation:
-        here = None
-        if config.parallel.auto and config.parallel.machine is None:
-            here = machine_here(name_of(mesh.device), mesh.launch.local_size)
-        saved = early.saved if early else None
-        preparation = prepare(config, memory, mesh.size, here, saved, mesh.device.type == "cpu")
+        preparation = prepare(config, memory, mesh.size, mesh.device.type == "cpu")
         if refusal := why_uncompiled(preparation):
             raise ConfigError(refusal)
         if preparation.compiles:

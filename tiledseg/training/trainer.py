@@ -301,7 +301,7 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         """Write a checkpoint, without random state: draws depend on seed and step alone."""
-        axes, found, best = self.parallel.axes, self.preparation.found, self.best.best
+        axes, best = self.parallel.axes, self.best.best
         check_finite(self.network, self.optimizer, self.mesh, self.step)
         check_agreement(self.network, self.mesh, axes.weights)
         self.saved_in = self.checkpoints.resolve()
@@ -312,7 +312,6 @@ class Trainer:
             "network": described(self.plan.network),
             "normalization": asdict(self.normalization),
             "class_weights": list(self.preparation.class_weights),
-            "found": found and asdict(found),
             "position": self.position._asdict(),
             "sources": [asdict(source) for source in self.beginning.sources],
             "judged": [asdict(source) for source in self.judged],

@@ -13,10 +13,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,7 @@ _UNUSED = ("first_touch",)  # in profiles of older versions
 _OLD = ("datasheet", "assumed")
 _NAMES = {"links": ("host", "network"), "stores": ("disk", "host")}
 _UNKNOWN_LINK = Link(20e-6, 10e9)
-_BY_DEVICE = {"V100": "summit", "A100-40GB": "perlmutter", "MI250X": "frontier"}  # other GPUs name their file
+_BY_DEVICE = {"V100": "summit", "A100-40GB": "perlmutter", "MI250X": "frontier"}
 _SHIPPED = Path(__file__).parent / "machines"
 _NUMBER = re.compile(r"\d+e[+-]?\d+", re.IGNORECASE)  # a number without a point, which YAML reads as text
 
@@ -47,22 +45,6 @@ def shipped_machines() -> list[str]:
 def machine_of(word: str | None) -> Machine | None:
     """Return the machine of that name or file; None for None."""
     return None if word is None else find_machine(word)
-
-
-def machine_here(device: str | None, ranks: int) -> Machine:
-    """Return the machine with the GPU `device`; without a GPU, `SOME_CPU` with this host's cores, shared by `ranks`.
-    Raises ConfigError for a GPU without a profile."""
-    if device is None:
-        return replace(find_machine(SOME_CPU), ranks_per_host=ranks, cores=len(os.sched_getaffinity(0)))
-    words = set(re.split(r"[^0-9A-Za-z]+", device))
-    names = _BY_DEVICE | {name.upper(): name for name in shipped_machines()}
-    known = [name for gpu, name in names.items() if words.issuperset(gpu.split("-"))]
-    if not known:
-        raise ConfigError(
-            f"no profile is of the device '{device}', which parallel.auto needs; make one with plan "
-            "--calibrate and give it as parallel.machine"
-        )
-    return find_machine(known[0])
 
 
 def find_machine(word: str) -> Machine:
