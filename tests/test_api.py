@@ -130,7 +130,6 @@ WRONG: dict[str, Callable[[], Any]] = {
     "normalize is (90, 50); give (means, deviations)": lambda: given_normalization((90, 50), 2),
     "normalize is (1, 2, 3); give (means, deviations)": lambda: given_normalization((1, 2, 3), 2),
     "precision is 'fp8'": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", precision="fp8"),
-    "but --probabilities is not": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", probability_type="uint8"),
     "but --polygons is not given": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", polygons_classes=["a"]),
     "the configuration has the unknown group 'dat'": lambda: tiledseg.train_network({"dat": {}}),
     "train.epochs": lambda: tiledseg.train_network({"train": {"epochs": "two"}}),

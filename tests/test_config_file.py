@@ -253,7 +253,7 @@ def test_any_name_of_a_file_arrives(name: str, tmp_path_factory: pytest.TempPath
 
 
 KNOWN = (
-    "checkpoint, which, image, output, probabilities, probability_type, format, compress, polygons, "
+    "checkpoint, which, image, output, probabilities, format, compress, polygons, "
     "polygons_classes, tta, normalize, weights, mean, deviation, area, references, workers, "
     "precision, verbosity, build, arguments, series, verify, classes, bands, times, assets, mosaic, valid, "
     "valid_values, window, overlap, blend, ends, tiling, parallel, memory"

@@ -197,22 +197,6 @@ def test_a_failure_leaves_the_old_polygons(folder: Path, tmp_path: Path, monkeyp
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
-def test_probabilities_as_bytes_are_the_nearest_ones(folder: Path, tmp_path: Path) -> None:
-    """Of whole numbers of 1/254; scale and offset are in the file, as GDAL has them."""
-    whole, small = tmp_path / "p.tif", tmp_path / "b.tif"
-    assert predict(folder, tmp_path / "m.tif", "--probabilities", str(whole)) == 0
-    assert predict(folder, tmp_path / "m.tif", "--probabilities", str(small), "--probability-type", "uint8") == 0
-    with rasterio.open(whole) as shares, rasterio.open(small) as numbers:
-        shares_KHW, numbers_KHW = shares.read().astype(float), numbers.read()
-        assert (numbers.dtypes, numbers.nodata) == (("uint8",) * 3, 255)
-        assert (numbers.scales, numbers.offsets) == ((1 / 254,) * 3, (0.0,) * 3)
-        assert numbers.descriptions == shares.descriptions
-    np.testing.assert_array_equal(numbers_KHW == 255, np.isnan(shares_KHW))
-    valid = numbers_KHW != 255
-    assert np.abs(numbers_KHW[valid] / 254 - shares_KHW[valid]).max() <= 0.5 / 254 + 1e-12
-    assert numbers_KHW[valid].max() <= 254
-
-
 def test_many_rasters_a_call_give_the_maps_of_as_many_calls(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

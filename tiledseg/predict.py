@@ -22,7 +22,7 @@ from tiledseg.commands.options import add_keys, config_of, parse
 from tiledseg.commands.parser import Parser, flag_of, json_list, refuse_given, run
 from tiledseg.config.checks import AUTO, Range
 from tiledseg.config.data import DataConfig
-from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, NO_VIEWS, PROBABILITY_TYPES, VIEWS, Packing, check_files
+from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, NO_VIEWS, VIEWS, Packing, check_files
 from tiledseg.config.parallel import NONE
 from tiledseg.config.run import Config, ModelConfig
 from tiledseg.errors import ConfigError, explained, renamed
@@ -70,7 +70,6 @@ def build_parser() -> Parser:
     add("--image", nargs="+", required=True, help="rasters to map: paths, folders, globs, lists or URLs")
     add("--output", type=str, required=True, help="GeoTIFF of class numbers to write, a folder, or s3://")
     add("--probabilities", type=str, help="GeoTIFF of class probabilities to write, one band a class")
-    add("--probability-type", choices=PROBABILITY_TYPES, help="float32 (default), or uint8: whole numbers of 1/254")
     cog = "cog (default): Cloud-Optimized, with overviews; gtiff: tiled, without (docs/how-to/maps.md)"
     add("--format", choices=FORMATS, default="cog", help=cog)
     add("--compress", choices=COMPRESSIONS, default=AUTO, help="compression (default auto: docs/how-to/maps.md)")
@@ -209,7 +208,6 @@ def request_of(options: Namespace, config: Config) -> Request:
         machine=config.parallel.machine,
         references=config.data.references,
         packing=Packing(options.format, options.compress),
-        probability_type=options.probability_type or "float32",
         polygons_classes=options.polygons_classes and tuple(options.polygons_classes.split(",")),
         area=config.data.area,
         views=options.tta,

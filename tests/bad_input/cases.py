@@ -279,7 +279,6 @@ REPLACED_MAPS = (
     predict("polygons-of-another-kind", "--polygons ROOT/new.shp", "--polygons", "new.shp", ".gpkg"),
     predict("polygons-are-no-database", "--polygons ROOT/text.gpkg", "text.gpkg", "no GeoPackage", "choose another"),
     predict("polygons-beside-a-layer", "--polygons ROOT/parcels.gpkg", "parcels.gpkg", "layer mine", "lost"),
-    predict("type-alone", "--probability-type uint8", "--probability-type", "--probabilities"),
     predict("images-into-a-file", "--image ROOT/image.tif ROOT/second.tif", "map.tif", "2 rasters", "give a folder"),
     predict("images-into-no-folder", "--image ROOT/image.tif ROOT/second.tif --output ROOT/nd/", "give a folder"),
     predict("images-of-one-name", "--image ROOT/image.tif ROOT/image.png --output ROOT/folder", "two calls"),

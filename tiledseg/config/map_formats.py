@@ -10,7 +10,6 @@ from typing import Any
 from tiledseg.errors import ConfigError
 
 COG, GTIFF, ZARR = FORMATS = ("cog", "gtiff", "zarr")
-PROBABILITY_TYPES = ("float32", "uint8")
 VIEWS = NO_VIEWS, REFLECTIONS, TURNS = ("none", "reflections", "turns")
 """The raster alone; it and its three reflections; these and their transposes, which are all quarter turns too."""
 
@@ -27,14 +26,11 @@ AUTO = "auto"
 COMPRESSIONS = (AUTO, "deflate", "zstd", "none")
 
 
-_BELONGS_TO = {"probability_type": "probabilities", "polygons_classes": "polygons"}
-
-
 def check_files(given: Mapping[str, Any], key: Callable[[str], str] = str) -> None:
     """Raise ConfigError for an option of a file that is not written. `key`: gives the name of an option in messages."""
-    for name, file in _BELONGS_TO.items():
-        if given[name] is not None and given[file] is None:
-            raise ConfigError(f"{key(name)} is {given[name]}, but {key(file)} is not given; give it")
+    if given["polygons_classes"] is not None and given["polygons"] is None:
+        name, classes = "polygons_classes", given["polygons_classes"]
+        raise ConfigError(f"{key(name)} is {classes}, but {key('polygons')} is not given; give it")
 
 
 def _blocks(height: int, width: int) -> int:
@@ -50,10 +46,9 @@ class Packing:
     compress: str = AUTO
     average: bool = False
 
-    def of_shares(self, dtype: str) -> Packing:
+    def of_shares(self) -> Packing:
         """Return the packing of class probabilities. auto leaves float32 as it is, since its last bits are noise."""
-        plain = dtype == "float32" and self.compress == AUTO
-        return replace(self, average=True, compress="none" if plain else self.compress)
+        return replace(self, average=True, compress="none" if self.compress == AUTO else self.compress)
 
     @property
     def codec(self) -> str:

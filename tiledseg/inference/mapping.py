@@ -86,10 +86,6 @@ def _back(view: View, values_KHW: torch.Tensor) -> torch.Tensor:
     return values_KHW.flip(dims) if dims else values_KHW
 
 
-WHOLE_SHARE, NO_SHARE = 254, 255
-"""Values of probabilities stored as bytes: of probability 1, and of no data."""
-
-
 @dataclass(frozen=True)
 class ImageShare:
     """A rank's share of one map. `inside`: mask of the area (None: everywhere); `outside`: cores beyond it, which are
@@ -167,8 +163,7 @@ def map_windows(
         stack.enter_context(torch.inference_mode())
         stack.enter_context(doing("mapping"))
         for core in share.outside:
-            no_share = NO_SHARE if request.probability_type == "uint8" else np.nan
-            for writer, fill in zip(writers, (mapper.ignore_index, no_share), strict=False):
+            for writer, fill in zip(writers, (mapper.ignore_index, np.nan), strict=False):
                 layout = writer.layout
                 writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
         # Reading is fast beside an untraced network's crops.
@@ -197,7 +192,6 @@ def _write(
     """Write a window's classes and probabilities once they are on the host. Raise RasterError if a score is not
     finite."""
     classes_HW, finite_HW, *shares = (tensor.numpy() for tensor in returning())
-    request = share.request
     nothing_HW = ~valid_HW if share.inside is None else ~(valid_HW & share.inside(core))
     bad_HW = ~(finite_HW | nothing_HW)
     if bad_HW.any():
@@ -205,19 +199,13 @@ def _write(
         raise RasterError(
             f"{share.info.path}: the network's scores of {bad_HW.sum()} pixels are not finite, the first at row "
             f"{core.row.start + row}, col {core.col.start + col}; mark values without data "
-            f"(gdal_edit.py -a_nodata), or use another --precision than {request.precision}"
+            f"(gdal_edit.py -a_nodata), or use another --precision than {share.request.precision}"
         )
     classes_HW[nothing_HW] = ignore_index
     writers[0].write(core, classes_HW[None])
     for shares_KHW in shares:
         shares_KHW[:, nothing_HW] = np.nan
-        if request.probability_type == "float32":
-            writers[1].write(core, shares_KHW)
-            return
-        with np.errstate(invalid="ignore"):  # NaN is replaced below; bytes are rounded, so their sum need not be 254
-            bytes_KHW = np.rint(shares_KHW.astype(np.float64) * WHOLE_SHARE).astype(np.uint8)
-        bytes_KHW[np.isnan(shares_KHW)] = NO_SHARE
-        writers[1].write(core, bytes_KHW)
+        writers[1].write(core, shares_KHW)
 
 
 def to_host(scores_KHW: torch.Tensor, probabilities: bool, are_shares: bool) -> Callable[[], Sequence[torch.Tensor]]:

@@ -23,7 +23,7 @@ from tiledseg.execution.carrying import network_input, use_one_kernel
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.layers.declared import Crops
-from tiledseg.inference.mapping import NO_SHARE, WHOLE_SHARE, ImageShare, map_windows, open_dataset, share_image
+from tiledseg.inference.mapping import ImageShare, map_windows, open_dataset, share_image
 from tiledseg.inference.request import IMAGE, Request, chosen_classes, plan_maps, staged, upload
 from tiledseg.inference.trained import Mapper
 from tiledseg.models.network import GraphNetwork
@@ -53,7 +53,7 @@ def predict_all(
     """Write the maps of several requests, one image after the other, by one network. Collective.
 
     A map holds classes (uint8, on the raster's grid; ignore_index without data) and, if wanted, probabilities (a band a
-    class, float32 with NaN without data, or bytes). The requests differ in their files only. `ends`: at the end, print
+    class, float32 with NaN without data). The requests differ in their files only. `ends`: at the end, print
     `network`, a line on the network, and a line on the files. Maps for s3:// are uploaded one by one (`staged`).
 
     Raise an InputError before anything is written. An unfinished map never has the final name.
@@ -265,16 +265,14 @@ def lay_out_files(
     layout = lay_out(request.output, info, 1, "uint8", float(ignore_index), legend, packing=request.packing)
     made[:] = [MapFiles((layout,))]
     if request.probabilities is not None:
-        as_bytes = request.probability_type == "uint8"
         shares = lay_out(
             request.probabilities,
             info,
             len(legend),
-            request.probability_type,
-            float(NO_SHARE) if as_bytes else float("nan"),
+            "float32",
+            float("nan"),
             descriptions=[f"probability of {one.name}" for one in legend],
-            packing=request.packing.of_shares(request.probability_type),
-            scale=1 / WHOLE_SHARE if as_bytes else None,
+            packing=request.packing.of_shares(),
         )
         made[:] = [MapFiles((layout, shares))]
     if request.polygons is not None:

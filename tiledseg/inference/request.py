@@ -65,10 +65,10 @@ class Request:
     """A request of a map.
 
     `grid` None: auto. `parallel.exact` False: accept norms with a tile's statistics. `inputs`: files that the request
-    was read from, which no output may replace. `probability_type`: float32, or uint8 (multiples of 1/254). `polygons`:
-    GeoPackage of `polygons_classes` (None: all). `views`: one of `VIEWS`. `area`: file of polygons; the map has no data
-    outside. `verify`: compare a traced network with its module first. `blocks`: compute tiles in blocks, kept in
-    `store`. `machine`: profile that decides the tiles. `composing`: how images are made of rasters.
+    was read from, which no output may replace. `polygons`: GeoPackage of `polygons_classes` (None: all). `views`: one of
+    `VIEWS`. `area`: file of polygons; the map has no data outside. `verify`: compare a traced network with its module
+    first. `blocks`: compute tiles in blocks, kept in `store`. `machine`: profile that decides the tiles. `composing`:
+    how images are made of rasters.
     """
 
     image: str
@@ -82,7 +82,6 @@ class Request:
     threads: int = 2
     verbosity: int = 1
     packing: Packing = field(default_factory=Packing)
-    probability_type: str = "float32"
     polygons: str | None = None
     polygons_classes: tuple[str, ...] | None = None
     views: str = NO_VIEWS
@@ -209,8 +208,7 @@ def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], cla
     for request, info in zip(requests, infos, strict=True):
         outputs.append(raster_output("--output", request.output, info, 1, "uint8", request.packing, legend=True))
         if request.probabilities is not None:
-            packing = request.packing.of_shares(request.probability_type)
-            shares = info, classes, request.probability_type, packing
+            shares = info, classes, "float32", request.packing.of_shares()
             outputs.append(raster_output("--probabilities", request.probabilities, *shares))
         if request.polygons is not None:
             outputs.append(polygons_output("--polygons", request.polygons))

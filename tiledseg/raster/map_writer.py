@@ -94,13 +94,12 @@ def lay_out(
     legend: Sequence[ClassRecord] = (),
     descriptions: Sequence[str] = (),
     packing: Packing = PLAIN,
-    scale: float | None = None,
 ) -> RasterLayout:
     """Create the file for `path` under a temporary name, with the grid (size, CRS, transform) of `info`.
 
-    `legend`: a name and a colour for each value from 0, for one band of uint8. `scale`: GDAL's scale, the factor from
-    stored to real values. Unwritten pixels hold 0. The caller has run `check_outputs` on `raster_output`. Raises
-    OutputError if the file cannot be made, or another job is writing it.
+    `legend`: a name and a colour for each value from 0, for one band of uint8. Unwritten pixels hold 0. The
+    caller has run `check_outputs` on `raster_output`. Raises OutputError if the file cannot be made, or another job is
+    writing it.
     """
     path = Path(path)
     part = temporary(path)
@@ -126,8 +125,6 @@ def lay_out(
             with rasterio.open(part, "r+", driver="GTiff") as dataset:
                 if nodata is not None:  # set at creation, GDAL would fill the file with it
                     dataset.nodata = nodata
-                if scale is not None:
-                    dataset.scales, dataset.offsets = [scale] * bands, [0.0] * bands
                 kept = meaning(dataset)
                 lost = [what for what, value in place_of(info).items() if kept[what] != value]
                 notes = [f"the map does not keep the {what} of {info.path}" for what in lost]
