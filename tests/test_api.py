@@ -95,7 +95,6 @@ WRONG: dict[str, Callable[[], Any]] = {
     "mesh is (1, 1, 1); give": lambda: tiledseg.parallelize(MODULE, (1, 1, 1)),  # type: ignore[arg-type]
     "fusion is 0; give a whole number, at least 1": lambda: tiledseg.parallelize(MODULE, (1, 1), fusion=0),
     "bands is 3; give": lambda: tiledseg.halo(MODULE, bands="3"),  # type: ignore[arg-type]
-    "levels is [3]; give a whole number, not list": lambda: tiledseg.halo("unet", levels=[3]),
     "bands is True; give": lambda: tiledseg.trace(MODULE, True),
     "grid is 2.5; give": lambda: tiledseg.predict_raster(MODULE, "a", "b", grid=2.5),  # type: ignore[arg-type]
     "normalize is 5; give": lambda: tiledseg.predict_raster(MODULE, "a.tif", "b", bands=[1], normalize=5),  # type: ignore[arg-type]
@@ -114,9 +113,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "tiledseg plan: search is 1; give true or false": lambda: tiledseg.plan(1000, search=1),
     "emit is given, but only the command": lambda: tiledseg.plan(1000, emit="slurm"),
     "tile is a; give": lambda: tiledseg.export("a", "b.onnx", tile="a"),  # type: ignore[arg-type]
-    "unknown key level; give some of levels": lambda: tiledseg.halo("unet", level=3),
-    "model.name is 'vnet'": lambda: tiledseg.halo("vnet"),
-    "bands is 3, but the halo of a named network": lambda: tiledseg.halo("unet", bands=3),
+    "network is unet; give": lambda: tiledseg.halo("unet"),  # type: ignore[arg-type]
     "Linear has no convolution to read its bands from": lambda: tiledseg.halo(torch.nn.Linear(3, 3)),
     "a type is no torch.nn.Module; give an instance of one": lambda: tiledseg.trace(torch.nn.Conv2d, 3),
     "the module returns (2, 18432)": lambda: tiledseg.trace(torch.nn.Flatten(), 3),
@@ -129,6 +126,8 @@ WRONG: dict[str, Callable[[], Any]] = {
     "the configuration is []; give a map": lambda: tiledseg.train_network([]),
     "normalize is (90, 50); give (means, deviations)": lambda: given_normalization((90, 50), 2),
     "normalize is (1, 2, 3); give (means, deviations)": lambda: given_normalization((1, 2, 3), 2),
+    "checkpoint is given, but network is": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", checkpoint="r"),
+    "tiledseg predict has the unknown key 'grids'": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", grids=3),
     "precision is 'fp8'": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", precision="fp8"),
     "but --polygons is not given": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", polygons_classes=["a"]),
     "the configuration has the unknown group 'dat'": lambda: tiledseg.train_network({"dat": {}}),
@@ -159,7 +158,7 @@ def test_arrays_and_numbers_of_numpy_are_arguments_too(tmp_path: Path) -> None:
 
 
 def test_a_halo_shows_its_numbers() -> None:
-    assert repr(tiledseg.halo("unet")).startswith("Halo(minimum=94, halo=96, alignment=16, ")
+    assert repr(tiledseg.halo(MODULE)).startswith("Halo(minimum=1, halo=1, alignment=1, ")
 
 
 def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiledseg.architecture.network import Network
-from tiledseg.architecture.presets import build_network, crop_grid
+from tiledseg.architecture.presets import crop_grid
 from tiledseg.config.checks import checked
 from tiledseg.config.data import DataConfig
-from tiledseg.config.run import Config, ModelConfig
+from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError, TiledsegError, explained, renamed
 from tiledseg.foreign.spread import Halo, traced
 from tiledseg.raster.array_names import takes_arrays
@@ -33,31 +32,14 @@ if TYPE_CHECKING:
 
 
 @checked
-def halo(network: str | nn.Module | Trained = "unet", bands: int | None = None, **model: Any) -> Halo:
-    """Return the halo of a network: a module, a result of `load`, or a name with the keys of the group `model`.
-    `bands`: of a module's images (None: those of its first convolution).
+def halo(network: nn.Module | Trained, bands: int | None = None) -> Halo:
+    """Return the halo of a module, or of a result of `load`. `bands`: of its images (None: those of its first
+    convolution).
 
-    Raises ConfigError for an unknown key or value, or with a list of all operations of a module that are not exact on
-    tiles. Raises GeometryError if no exact tile exists.
+    Raises ConfigError with a list of all operations that are not exact on tiles, GeometryError if no exact tile exists.
     """
-    if isinstance(network, str):
-        if bands is not None:
-            raise ConfigError(f"bands is {bands}, but the halo of a named network does not need it; leave it out")
-        return Halo.of(_named(network, model).graph())
-    if model:
-        raise ConfigError(f"{next(iter(model))} is given, but the network has its own; leave it out")
     module: Any = network
     return Halo.of(traced(getattr(module, "network", module), bands).graph)
-
-
-def _named(name: str, model: Mapping[str, Any]) -> Network:
-    unknown = [key for key in model if key not in ModelConfig.__dataclass_fields__]
-    if unknown:
-        known = ", ".join(name for name in ModelConfig.__dataclass_fields__ if name != "name")
-        raise ConfigError(f"model has the unknown key {unknown[0]}; give some of {known}")
-    described = checked(ModelConfig)(name=name, **model)
-    described.check()
-    return build_network(described, bands=1, classes=2)  # the halo does not depend on these
 
 
 @checked
@@ -102,6 +84,9 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
     return Path(config.run.output)
 
 
+_OF_COMMAND = ("checkpoint", "which", "weights", "mean", "deviation", "build", "arguments", "series")
+
+
 @takes_arrays
 @renamed({f"data.{key}": key for key in ("bands", "assets", "mosaic", "valid", "valid_values", "times", "area")})
 @checked
@@ -115,27 +100,9 @@ def predict_raster(
     normalize: Normalization | tuple[Sequence[float], Sequence[float]] | None = None,
     classes: int | None = None,
     probabilities: str | Path | None = None,
-    precision: str = "fp32",
-    references: bool = False,
-    format: str = "cog",
-    compress: str = "auto",
-    polygons: str | Path | None = None,
-    polygons_classes: Sequence[str | int] | None = None,
-    area: str | Path | None = None,
-    assets: Sequence[str] = (),
-    mosaic: bool | None = None,
-    valid: int | str | None = None,
-    valid_values: Sequence[float] = (),
-    times: Sequence[str] = (),
-    tta: str = "none",
-    verify: bool = True,
-    window: int | None = None,
-    overlap: float = 0.5,
-    blend: str = "gaussian",
-    ends: str = "inside",
     memory: Mapping[str, Any] | None = None,
     parallel: Mapping[str, Any] | None = None,
-    verbosity: int = 1,
+    **flags: Any,
 ) -> DataArray | None:
     """Write the exact class map of `source` to `target` like `tiledseg predict`, on any number of ranks. Collective.
     Several sources get a map each, in the folder `target`. `source` may be an xarray.DataArray with x and y; without a
@@ -147,12 +114,11 @@ def predict_raster(
     None: all but alpha) in float32, 0 where they are not valid. `normalize`: (means, deviations) or a `Normalization`;
     None: values unchanged. `classes`: the expected number of classes.
 
-    The other arguments are flags of `tiledseg predict --help`. `memory`, `parallel`: maps of a group's keys, such as
-    {"blocks": 8, "store": "/scratch"}, {"halo": "layer", "mesh": [2, 2]}. `polygons_classes`: names or numbers; None:
-    all. `assets`, `mosaic`, `valid`, `valid_values`, `times`: images of several rasters, as in `data` (None or empty:
-    as in the training; `valid` "none": all pixels). `verify`: compare a module first with its traced network
-    (docs/explanation/exactness.md). `window`, `overlap`, `blend`, `ends`: a module of this input size maps by crops
-    (docs/how-to/maps.md), untraced. A module also need not be traced with grid 1 on one rank.
+    `flags`: any other flag of `tiledseg predict --help all`, with `_` for `-`: `precision="bf16"`, `format="gtiff"`,
+    `area="a.gpkg"`, `verbosity=0`, `polygons_classes=["road"]`. `verify=False`: do not compare a module first with its
+    traced network (docs/explanation/exactness.md). `window`, `overlap`, `blend`, `ends`: a module of this input size
+    maps by crops (docs/how-to/maps.md), untraced. A module also need not be traced with grid 1 on one rank. `memory`,
+    `parallel`: maps of a group's keys, such as {"blocks": 8, "store": "/scratch"}, {"halo": "layer", "mesh": [2, 2]}.
 
     If a norm or a mean sees the whole image, one rank computes each layer in blocks, as many as `grid` has tiles (auto:
     the fewest that fit), kept in memory or in a file of `memory`'s `store`. Several ranks compute each layer together.
@@ -172,23 +138,23 @@ def predict_raster(
     images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
     array = array_of(images[0]) if target is None and len(images) == 1 else None
     if array is not None:
-        target, format, compress = "map.tif", "gtiff", "none"  # in a temporary folder
+        target, flags = "map.tif", flags | {"format": "gtiff", "compress": "none"}  # in a temporary folder
     elif target is None:
         raise ConfigError("target is None, but source is no xarray.DataArray; give the path of the map")
-    paths = {"output": target, "probabilities": probabilities, "polygons": polygons, "area": area}
+    refused = [name for name in _OF_COMMAND if flags.get(name) is not None]
+    if refused:
+        raise ConfigError(f"{refused[0]} is given, but network is the network; leave it out (tiledseg.predict_raster)")
+    paths = {"output": target, "probabilities": probabilities, "polygons": flags.get("polygons")}
     files = {name: None if path is None else str(path) for name, path in paths.items()}
+    if not isinstance(named := flags.get("polygons_classes", ""), str):
+        flags["polygons_classes"] = None if named is None else ",".join(map(str, named))
     more = {
-        "polygons_classes": None if polygons_classes is None else ",".join(map(str, polygons_classes)),
         "tiling": {"grid": list(grid) if isinstance(grid, tuple) else grid},
-        **{"precision": precision, "references": references, "format": format, "compress": compress, "tta": tta},
-        **{"verify": verify, "verbosity": verbosity},
-        **{"window": window, "overlap": overlap, "blend": blend, "ends": ends},
-        **{"assets": list(assets), "mosaic": mosaic, "valid": valid, "valid_values": list(valid_values)},
-        **{"times": list(times), "parallel": parallel},
         "memory": {"blocks": "auto", **memory} if memory and "store" in memory else memory,
+        "parallel": parallel,
     }
     parser = build_parser()
-    options = parse(parser, words_of(parser, {"image": images, **files, **more}))
+    options = parse(parser, words_of(parser, {**flags, "image": images, **files, **more}))
     refuse_given(options, ("parallel.transport", "parallel.deadline"), "the program's own process group has these")
     config = parse_groups(options)
     request, crops = request_of(options, config), crop_grid(config.model)

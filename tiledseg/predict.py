@@ -22,7 +22,7 @@ from tiledseg.commands.options import add_keys, config_of, parse
 from tiledseg.commands.parser import Parser, flag_of, json_list, refuse_given, run
 from tiledseg.config.checks import AUTO, Range
 from tiledseg.config.data import DataConfig
-from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, NO_VIEWS, VIEWS, Packing, check_files
+from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, NO_VIEWS, VIEWS, Packing
 from tiledseg.config.parallel import NONE
 from tiledseg.config.run import Config, ModelConfig
 from tiledseg.errors import ConfigError, explained, renamed
@@ -125,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_groups(options: Namespace) -> Config:
     """Return the configuration from the options that are its keys. Raise ConfigError."""
-    check_files(vars(options), flag_of)
+    if options.polygons is None:
+        refuse_given(options, ("polygons_classes",), "--polygons is not given", "give it")
     config = config_of(options, PLAIN, "(see tiledseg predict --help)", memory={"blocks": NONE})
     if config.memory.in_file and config.memory.blocks == NONE:
         raise ConfigError(

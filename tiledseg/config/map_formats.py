@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-from tiledseg.errors import ConfigError
 
 COG, GTIFF, ZARR = FORMATS = ("cog", "gtiff", "zarr")
 VIEWS = NO_VIEWS, REFLECTIONS, TURNS = ("none", "reflections", "turns")
@@ -24,13 +20,6 @@ _WORST = 1.02
 
 AUTO = "auto"
 COMPRESSIONS = (AUTO, "deflate", "zstd", "none")
-
-
-def check_files(given: Mapping[str, Any], key: Callable[[str], str] = str) -> None:
-    """Raise ConfigError for an option of a file that is not written. `key`: gives the name of an option in messages."""
-    if given["polygons_classes"] is not None and given["polygons"] is None:
-        name, classes = "polygons_classes", given["polygons_classes"]
-        raise ConfigError(f"{key(name)} is {classes}, but {key('polygons')} is not given; give it")
 
 
 def _blocks(height: int, width: int) -> int:

@@ -65,10 +65,10 @@ class Request:
     """A request of a map.
 
     `grid` None: auto. `parallel.exact` False: accept norms with a tile's statistics. `inputs`: files that the request
-    was read from, which no output may replace. `polygons`: GeoPackage of `polygons_classes` (None: all). `views`: one of
-    `VIEWS`. `area`: file of polygons; the map has no data outside. `verify`: compare a traced network with its module
-    first. `blocks`: compute tiles in blocks, kept in `store`. `machine`: profile that decides the tiles. `composing`:
-    how images are made of rasters.
+    was read from, which no output may replace. `polygons`: GeoPackage of `polygons_classes` (None: all). `views`: one
+    of `VIEWS`. `area`: file of polygons; the map has no data outside. `verify`: compare a traced network with its
+    module first. `blocks`: compute tiles in blocks, kept in `store`. `machine`: profile that decides the tiles.
+    `composing`: how images are made of rasters.
     """
 
     image: str
