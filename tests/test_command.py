@@ -23,7 +23,7 @@ from tests.crash.runs import Material
 from tests.test_signals import program, signalled
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.cli import COMMANDS, main
-from tiledseg.comm.failure import describe, traced
+from tiledseg.comm.failure import describe
 from tiledseg.commands.options import GROUPS, KEYS
 from tiledseg.commands.parser import Parser, add_format_option, run
 from tiledseg.errors import VERSION, CommunicationError, ConfigError, RasterError, TiledsegError
@@ -78,17 +78,11 @@ def test_a_fault_is_one_line_too(error: Exception, line: str, capsys: pytest.Cap
 def test_the_traceback_follows_where_it_is_asked_for(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def marked() -> int:
-        with traced(True):
-            raise error
-
-    for body, said in ((raising(error), "1"), (marked, "0")):
-        monkeypatch.setenv("TILEDSEG_TRACEBACK", said)
-        run(body)
-        written = capsys.readouterr().err
-        assert written.startswith(f"error: {describe(error)}\nTraceback (most recent call last):\n")
-        assert written.count("error: ") == 1
-        vars(error).clear()
+    monkeypatch.setenv("TILEDSEG_TRACEBACK", "1")
+    run(raising(error))
+    written = capsys.readouterr().err
+    assert written.startswith(f"error: {describe(error)}\nTraceback (most recent call last):\n")
+    assert written.count("error: ") == 1
 
 
 def test_a_message_of_any_length_is_a_line_that_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,7 @@ def write(path: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--parallel auto", "--parallel takes a map of keys, not 'auto'"),
+        ("--parallel auto", "unrecognized arguments: --parallel"),
         ("--parallel.auto [parallel.halo]", "there is parallel.auto, of an older version: leave it out"),
         ("--parallel.fusion 2", "parallel.fusion is 2, but parallel.halo is read; leave it out"),
         ("--parallel.schedule gpipe", "schedule is gpipe, but parallel.stages is 1"),

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from tiledseg.architecture.network import ForeignNetwork
 from tiledseg.architecture.presets import CROPS, crop_grid
-from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse
 from tiledseg.commands.parser import Parser, flag_of, json_list, refuse_given, run
@@ -115,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         typed = [key for key in PLAIN if options.weights is not None or vars(options)[key] is not None]
 
         def work(mesh: Mesh) -> None:
-            with traced(config.run.verbosity == 2), renamed({key: flag_of(key) for key in typed}):
+            with renamed({key: flag_of(key) for key in typed}):
                 _work(options, config, mesh)
 
         return run_on_mesh(work, config.parallel.transport, config.parallel.deadline or _DEADLINE)

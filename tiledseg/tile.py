@@ -113,8 +113,9 @@ def resolve(options: argparse.Namespace) -> Config:
             setattr(config.data, key, getattr(options, key))
     config.data.classes = read_classes(config.data.classes)
     if options.grid is not None:
-        text = " ".join(options.grid)
-        config.tiling.grid = value_of("tiling.grid", text if text[0] == "[" else ",".join(options.grid), "--grid")
+        words = options.grid
+        text = " ".join(words) if len(words) == 1 or words[0][0] == "[" else f"[{','.join(words)}]"
+        config.tiling.grid = value_of("tiling.grid", text, "--grid")
     if config.tiling.grid_shape() is None:
         raise ConfigError("a tile store needs a grid, not auto; give --grid Q or --grid R C (see tiledseg plan)")
     config.data.check()

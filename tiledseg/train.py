@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh, without_collections
 from tiledseg.commands.options import config_files, parse_config, to_yaml
 from tiledseg.commands.parser import run
@@ -42,9 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with without_collections("tiledseg.training.start"):
                 from tiledseg.training.start import start  # here: torch is imported after the session has started MPI
 
-            with traced(config.run.verbosity == 2):
-                command = shlex.join([*COMMAND.split(), *arguments])
-                return start(config, to_yaml(config), mesh, files, command)
+            return start(config, to_yaml(config), mesh, files, shlex.join([*COMMAND.split(), *arguments]))
 
         return run_on_mesh(train, config.parallel.transport, config.parallel.deadline)
 

@@ -12,8 +12,6 @@ import torch
 from tests.comm.messages import StagedMessages, blank, letter, swap_letters
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import Message, MessageMeter, PointToPoint, as_bytes
-from tiledseg.comm.session import cuda_aware_mpi
-from tiledseg.errors import ConfigError
 from tiledseg.memory import device as stopwatch
 from tiledseg.memory.device import Stopwatch
 
@@ -184,12 +182,6 @@ def test_bytes_of_a_single_element_with_a_stride() -> None:
     as_bytes(corner).copy_(as_bytes(torch.tensor(-1.5)))
     assert whole[1, 2] == -1.5
     assert whole.sum() == 66 - 6 - 1.5
-
-
-def test_word_for_a_cuda_aware_mpi() -> None:
-    assert [cuda_aware_mpi(said) for said in ({}, *({"TILEDSEG_CUDA_AWARE_MPI": word} for word in "01"))] == [0, 0, 1]
-    with pytest.raises(ConfigError, match="TILEDSEG_CUDA_AWARE_MPI=yes is neither 0 nor 1"):
-        cuda_aware_mpi({"TILEDSEG_CUDA_AWARE_MPI": "yes"})
 
 
 def test_the_devices_time_counts_not_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

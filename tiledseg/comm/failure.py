@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import stat
@@ -10,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from tiledseg.comm.launch import Launch
@@ -52,16 +51,6 @@ def is_agreed(error: BaseException) -> bool:
     return bool(getattr(error, "agreed", False))
 
 
-@contextlib.contextmanager
-def traced(wanted: bool) -> Iterator[None]:
-    """Mark errors raised inside: `report` prints their traceback if `wanted` (a verbosity of 2)."""
-    try:
-        yield
-    except BaseException as error:
-        vars(error)["traced"] = wanted
-        raise
-
-
 def describe(error: BaseException) -> str:
     """Return the error in one line: its message, after the class's name if the error is not one of tiledseg's."""
     message = " ".join(str(error).split())
@@ -85,7 +74,7 @@ def report(error: BaseException, speaker: str = "") -> None:
         text = "interrupted"
     elif isinstance(error, Stopped):
         text = str(error)
-    elif os.environ.get(TRACEBACK, "0") not in ("", "0") or getattr(error, "traced", False):
+    elif os.environ.get(TRACEBACK, "0") not in ("", "0"):
         text += "\n" + "".join(traceback.format_exception(error)).rstrip()
     elif not isinstance(error, (TiledsegError, SystemExit)):
         text += f" (unforeseen; {TRACEBACK}=1 shows where)"

@@ -11,7 +11,7 @@ from tiledseg.errors import ConfigError
 
 @dataclass(frozen=True)
 class Launch:
-    """Place of one process in the job. `launcher`: serial, torchrun, jsrun, openmpi, pmi, slurm, mpi or torch."""
+    """Place of one process in the job. `launcher`: serial, torchrun, jsrun, openmpi, pmi, slurm or torch."""
 
     rank: int
     size: int
@@ -92,16 +92,8 @@ def _detect_pmi(environ: Mapping[str, str]) -> Launch:
     for names in _PMI_LOCAL_NAMES:
         if any(name in environ for name in names):
             return _launch(environ, "pmi", (*_PMI_NAMES, *names))
-    # srun --mpi=pmi2 sets PMI_RANK without a local rank. Slurm's own variables are then complete and must agree.
-    if _in_slurm_step(environ):
-        launch = _detect_slurm(environ)
-        for name, value in (("PMI_RANK", launch.rank), ("PMI_SIZE", launch.size)):
-            if _number(environ, name, "pmi", _PMI_NAMES) != value:
-                raise ConfigError(
-                    f"{name}={environ[name]} but Slurm says {value}, and no local rank is set: "
-                    "start with srun, mpirun or torchrun alone"
-                )
-        return launch
+    if _in_slurm_step(environ):  # srun --mpi=pmi2 sets PMI_RANK without a local rank, and Slurm's own variables
+        return _detect_slurm(environ)
     raise ConfigError(
         f"PMI_RANK={environ.get('PMI_RANK')} PMI_SIZE={environ.get('PMI_SIZE')} but no local rank "
         "(MPI_LOCALRANKID or PMI_LOCAL_RANK): start with mpirun, srun or torchrun, or unset both"

@@ -12,12 +12,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tiledseg.comm.failure import exit_code, is_agreed, report, report_before_mesh, report_from, wait_until_read
-from tiledseg.comm.launch import SERIAL, Launch, detect, open_files_needed
+from tiledseg.comm.launch import Launch, detect, open_files_needed
 from tiledseg.config.checks import TRANSPORTS, one_of
 from tiledseg.errors import CommunicationError, ConfigError, InputError, first_line
 from tiledseg.system.console import end, flush
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HEAD_START_SECONDS = 1.0
 DEADLINE = 600.0  # seconds
-MPI_LAUNCHERS = ("openmpi", "jsrun", "pmi", "mpi")
+MPI_LAUNCHERS = ("openmpi", "jsrun", "pmi")
 
 
 def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", deadline: float | None = None) -> int:
@@ -48,8 +48,6 @@ def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", dea
     ten minutes), the job ends with 1 and a line that names the stuck or dead rank (`watch`).
     """
     launch = detect(os.environ)
-    if transport == "mpi" and launch.launcher == "serial":
-        launch = ask_mpi()
     mesh: Mesh | None = None
     try:  # one block: a signal between two would pass both, and leave MPI to wait for ranks that are gone
         mesh = open_mesh(launch, os.environ, transport, deadline or DEADLINE)
@@ -217,7 +215,7 @@ def _connect(
     if by_mpi and world is not None:
         from tiledseg.comm.transport_mpi import MpiCommunicator
 
-        return MpiCommunicator(world, cuda_aware_mpi(environ)), watch
+        return MpiCommunicator(world), watch
     with peer_errors("start of the process group"), gloo_connects():
         dist.init_process_group(
             "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=COLLECTIVE_TIMEOUT
@@ -230,17 +228,6 @@ def check_open_files(launch: Launch) -> None:
     keeps_store = launch.is_root and launch.launcher != "torchrun"  # torchrun's own process keeps it
     least = open_files_needed(launch.size, keeps_store)
     allow_open_files(1024 + 4 * launch.size, least, f"on rank {launch.rank} of {launch.size}")
-
-
-def cuda_aware_mpi(environ: Mapping[str, str]) -> bool:
-    """Return True if the user says, by TILEDSEG_CUDA_AWARE_MPI=1, that this MPI takes pointers to GPU memory. Pure.
-
-    MPI libraries do not report it reliably, and those without it crash; by default messages go through host memory.
-    """
-    said = environ.get("TILEDSEG_CUDA_AWARE_MPI", "0")
-    if said not in ("0", "1"):
-        raise ConfigError(f"TILEDSEG_CUDA_AWARE_MPI={said} is neither 0 nor 1: set 1 only where MPI takes GPU memory")
-    return said == "1"
 
 
 def _leave_together(mesh: Mesh, code: int) -> int:
@@ -290,22 +277,6 @@ def load_world(launch: Launch) -> MPI.Intracomm:
             "needs --mpi=pmix)"
         )
     return world
-
-
-def ask_mpi() -> Launch:
-    """Return the place of this process in COMM_WORLD, for launchers that set no variables; a single rank without
-    mpi4py. Collective over COMM_WORLD."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError):
-        return SERIAL
-    world = MPI.COMM_WORLD
-    if world.size == 1:
-        return SERIAL
-    node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    launch = Launch(world.rank, world.size, node.rank, node.size, "mpi")
-    node.Free()
-    return launch
 
 
 def check_threads(module: Any) -> None:

@@ -12,7 +12,6 @@ from mpi4py import MPI
 from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.point_to_point import Message
 from tiledseg.errors import CommunicationError
-from tiledseg.memory.device import api, is_gpu
 
 # MPI 3 counts elements with a C int. Half of its range keeps every piece clear of the limit.
 _PIECE = 2**30
@@ -21,17 +20,16 @@ _PIECE = 2**30
 class MpiCommunicator(Communicator):
     """All ranks of an MPI communicator, duplicated so that its messages mix with no other user's.
 
-    GPU tensors are staged through host memory, except messages of an MPI that takes pointers to GPU memory
-    (`cuda_aware`). "Messages are non-overtaking" (MPI 4.1, 3.5): all messages have one tag, and those between two ranks
-    match in the order of their posts. Open MPI moves large messages only inside its own calls, with little overlap.
-    Two threads of a rank never call MPI at once: while autograd's thread of a GPU calls it, the main thread waits.
+    GPU tensors are staged through host memory. "Messages are non-overtaking" (MPI 4.1, 3.5): all messages have one tag,
+    and those between two ranks match in the order of their posts. Open MPI moves large messages only inside its own
+    calls, with little overlap. Two threads of a rank never call MPI at once: while autograd's thread of a GPU calls it,
+    the main thread waits.
     """
 
     sums_on_host = True
 
-    def __init__(self, communicator: MPI.Intracomm, cuda_aware: bool = False) -> None:
+    def __init__(self, communicator: MPI.Intracomm) -> None:
         self._communicator = communicator.Dup()
-        self._cuda_aware = cuda_aware
         self.rank = communicator.rank
         self.size = communicator.size
 
@@ -41,9 +39,6 @@ class MpiCommunicator(Communicator):
             yield
         except MPI.Exception as error:
             raise CommunicationError(f"{what} failed, a peer may be lost: {error}") from error
-
-    def reads(self, tensor: torch.Tensor) -> bool:
-        return not is_gpu(tensor.device) or self._cuda_aware
 
     def _sum(self, tensor: torch.Tensor) -> Callable[[], object]:
         """Start the sum. "MPI requires that all processes [...] receive identical results" (MPI 4.1, 6.9)."""
@@ -70,13 +65,11 @@ class MpiCommunicator(Communicator):
             self._communicator.Split(MPI.UNDEFINED)
             return None
         part = cast("MPI.Intracomm", self._communicator.Split(mine, list(groups[mine]).index(self.rank)))
-        communicator = MpiCommunicator(part, self._cuda_aware)
+        communicator = MpiCommunicator(part)
         part.Free()
         return communicator
 
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
-        for device in {tensor.device for _, tensor in (*sends, *receives) if is_gpu(tensor.device)}:
-            api(device).current_stream(device).synchronize()  # MPI does not wait for kernels
         requests = [self._communicator.Irecv(piece, source=peer) for peer, piece in _pieces(receives)]
         requests += [self._communicator.Isend(piece, dest=peer) for peer, piece in _pieces(sends)]
         return lambda: MPI.Request.Waitall(requests)
@@ -86,7 +79,7 @@ class MpiCommunicator(Communicator):
 
 
 def _pieces(messages: Sequence[Message]) -> Iterator[tuple[int, Any]]:
-    """Yield peer and buffer of every piece of each message. mpi4py reads GPU tensors by their array interface."""
+    """Yield peer and buffer of every piece of each message."""
     for peer, tensor in messages:
         for piece in tensor.split(_PIECE):
-            yield peer, piece if is_gpu(piece.device) else piece.numpy()
+            yield peer, piece.numpy()

@@ -29,7 +29,6 @@ from tiledseg.errors import ConfigError
 from tiledseg.user_files.yaml_text import ambiguity, check_keys, load_value, read_yaml
 
 _CONFIG = "--config"
-_PLAIN_LIST = re.compile(r"\d+(\s*,\s*\d+)+")  # 2,3 for [2,3]
 
 
 GROUPS: dict[str, Any] = {group.name: group.default_factory for group in fields(Config)}
@@ -197,28 +196,18 @@ def _options(parser: Parser) -> dict[str, argparse.Action]:
 
 
 def _expanded(parser: Parser, words: Sequence[str]) -> Iterator[str]:
-    """Yield the words. The options of a file follow its name; flags of its keys replace `--group {key: value}`."""
+    """Yield the words; the options of a file follow its name."""
     options = _options(parser)
     refuse_moved([word[2:].partition("=")[0] for word in words if word[:2] == "--"], "there is")
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
-        is_group = name[:2] == "--" and name[2:] in GROUPS and any(key.startswith(f"{name[2:]}.") for key in options)
-        if name != _CONFIG and not is_group:
+        path = value if equals else next(rest, None) if name == _CONFIG else None
+        if name != _CONFIG or path is None:
             yield word
-            continue
-        following = value if equals else next(rest, None)
-        if following is None:
-            yield word
-        elif is_group:
-            if not following.lstrip().startswith("{"):
-                kind = f"{name} takes a map of keys, not '{shown(following)}'"
-                raise ConfigError(f"{kind}; give {name}.KEY, or --config FILE")
-            yield from _flags(name, {name[2:]: load_value(following)}, options)
         else:
-            yield f"{name}={following}"
-            if name == _CONFIG:
-                yield from _flags(following, read_yaml(following), options)
+            yield f"{_CONFIG}={path}"
+            yield from _flags(path, read_yaml(path), options)
 
 
 def _flags(path: str, values: Any, options: Mapping[str, argparse.Action]) -> Iterator[str]:
@@ -284,7 +273,7 @@ def value_of(key: str, text: Any, name: str, see: str = "") -> Any:
     if isinstance(text, str):
         if re.search("int|float", str(KEYS[key].type)) and (words := ambiguity(text)):
             raise ConfigError(f"--{name.removeprefix('--')} is {words}")
-        value = load_value(f"[{text}]" if _PLAIN_LIST.fullmatch(text) and "list" in str(kind) else text)
+        value = load_value(text)
     is_no_text = isinstance(value, list | dict) or (value is None and text)
     for each in (value, value if is_no_text else text):
         try:
