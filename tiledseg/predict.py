@@ -243,9 +243,9 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
     else:
         network, normalization, notes = mesh.on_root(lambda: _own(options, config))
         whole = maps_whole(config, mesh)
-        mapper = weights_mapper(network, options.weights, config.data.bands, normalization, whole)
         with explained(notes):
-            mesh.on_root(mapper.describe)
+            own = network, options.weights, config.data.bands, normalization, whole
+            mapper = mesh.on_all(lambda: weights_mapper(*own))
     request = request_of(options, config)
     targets = {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
     requests = mesh.on_root(lambda: each_image(request, options.image, targets, mapper.composing))

@@ -27,7 +27,7 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.lists import SourceRules
 from tiledseg.raster.statistics import Normalization, Normalizer
-from tiledseg.tracing.build import network_modules, traced_module
+from tiledseg.tracing.build import built_module, network_modules, traced_module
 
 
 @dataclass(frozen=True)
@@ -241,27 +241,14 @@ def weights_mapper(
     normalization: Normalization | None,
     whole: bool = False,
 ) -> Mapper:
-    """Return the mapper of a network that the user's function builds, with the weights of a file (torch's, read as
-    weights only, or safetensors). Names are the module's, maybe with prefixes of wrappers (`strip_prefixes`). `whole`:
-    one rank maps whole images, so the module need not be traced.
+    """Return the mapper of a module that the user's function builds, with the weights of a file (torch's, read as
+    weights only, or safetensors). Names are the module's, maybe with prefixes of wrappers (`strip_prefixes`).
 
-    Raises CheckpointError that lists missing and unexpected names."""
-
-    held: list[GraphNetwork] = []  # the network built by `known`, not built a second time
-
-    def build(_: Mesh | None) -> GraphNetwork:  # every rank reads the file
-        if held:
-            return held.pop()
-        modules = network_modules(network, trains=False, whole=whole)
-        fill(modules, path)
-        return modules.eval()
-
-    def known() -> ForeignNetwork:
-        held[:] = [build(None)]
-        return network.traced(held[0].graph)
-
-    chosen = None if numbers is None else list(numbers)
-    return Mapper(known, build, chosen, normalization=normalization, files=(path,))
+    Raises errors as `module_mapper`, and CheckpointError that lists missing and unexpected names."""
+    module = built_module(network, 0)
+    fill(module, path)
+    mapper = module_mapper(module, network.bands, numbers, network.classes, normalization, network.crops, whole)
+    return replace(mapper, files=(path,))
 
 
 def fill(module: nn.Module, path: str) -> None:

@@ -29,21 +29,20 @@ def known(network: Network, still: bool = False) -> Network:
 
 
 def network_modules(
-    network: Network, seed: int | None = None, trains: bool = True, still: bool = False, whole: bool = False
+    network: Network, seed: int | None = None, trains: bool = True, still: bool = False
 ) -> GraphNetwork:
     """Return the modules of any network, with weights drawn from `seed` alone, equal on all ranks; errors as `known`.
 
-    `trains` False: for maps alone, traced in evaluation mode. `still`: running statistics will be constants. `whole`:
-    one rank maps whole images, so a module that cannot be traced runs untraced.
+    `trains` False: for maps alone, traced in evaluation mode. `still`: running statistics will be constants.
     """
     if not isinstance(network, ForeignNetwork):
         return build_modules(network, seed)
-    build, module = network.build, _built(network, seed or 0).train(trains)
+    build, module = network.build, built_module(network, seed or 0).train(trains)
     if network.crops is not None:
         from tiledseg.tracing.crops import crops_network
 
         return crops_network(module, network.bands, network.crops, network.classes, trains)
-    modules = traced_module(module, network.bands, still, network.classes if whole else None)
+    modules = traced_module(module, network.bands, still)
     graph = modules.graph
     if len(graph.results) > 1:
         raise ConfigError(f"{build} gives {len(graph.results)} outputs; return the scores of the classes alone")
@@ -68,7 +67,8 @@ def traced_module(module: nn.Module, bands: int, still: bool = False, whole: int
     return untraced(module, bands, Crops(None, whole))
 
 
-def _built(network: ForeignNetwork, seed: int) -> nn.Module:
+def built_module(network: ForeignNetwork, seed: int) -> nn.Module:
+    """Return the module of a user's function, with weights drawn from `seed`. Raises ConfigError."""
     function, build = _function(network.build), network.build
     times = network.times or 1
     arguments = {"bands": network.bands // times, "classes": network.classes, **network.keywords}
