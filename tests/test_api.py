@@ -112,7 +112,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "tiledseg plan has the unknown key 'grids'; give some of size": lambda: tiledseg.plan(1000, grids=3),
     "tiledseg plan: search is 1; give true or false": lambda: tiledseg.plan(1000, search=1),
     "emit is given, but only the command": lambda: tiledseg.plan(1000, emit="slurm"),
-    "tile is a; give": lambda: tiledseg.export("a", "b.onnx", tile="a"),  # type: ignore[arg-type]
+    "--tile: invalid int value: 'a'": lambda: tiledseg.export("a", "b.onnx", tile="a"),
     "a str is no torch.nn.Module": lambda: tiledseg.halo("unet"),  # type: ignore[arg-type]
     "Linear has no convolution to read its bands from": lambda: tiledseg.halo(torch.nn.Linear(3, 3)),
     "a type is no torch.nn.Module; give an instance of one": lambda: tiledseg.trace(torch.nn.Conv2d, 3),

@@ -250,34 +250,22 @@ def _mapper(
 
 
 @checked
-def evaluate_map(
-    prediction: str | Path,
-    labels: str | Path,
-    *,
-    classes: int | Mapping[Any, Any] | Sequence[Mapping[str, Any]] | str | None = None,
-    ignore_index: int = 255,
-    references: bool = False,
-    label_layer: str | None = None,
-    label_attribute: str | None = None,
-    background: str | int | None = None,
-    warp: bool = False,
-) -> Scores:
+def evaluate_map(prediction: str | Path, labels: str | Path, **flags: Any) -> Scores:
     """Return the scores of a class map against its labels, like `tiledseg evaluate`.
 
-    `classes`: any form of `data.classes`, or a file of them; None: count class numbers in the data. Labels may be
-    polygons, with `classes`; `label_layer`, `label_attribute`, `background` and `warp` are those of `data`. Raises
-    RasterError if the grids differ, LabelError for a value outside the classes, and for a class whose name has another
-    number in the other file or in `classes`. Different names of a class are a warning.
+    `flags`: any other flag of the command, with `_` for `-`. `classes`: any form of `data.classes`, or a file of them;
+    None: count class numbers in the data. Labels may be polygons, with `classes`; `label_layer`, `label_attribute`,
+    `background` and `warp` are those of `data`. Raises RasterError if the grids differ, LabelError for a value outside
+    the classes, and for a class whose name has another number in the other file or in `classes`. Different names of a
+    class are a warning.
     """
     from tiledseg.commands.options import parse, words_of
     from tiledseg.evaluate import build_parser, evaluated
-
-    values = {"prediction": str(prediction), "labels": str(labels), "classes": classes, "ignore_index": ignore_index}
-    of_polygons = {"label_layer": label_layer, "label_attribute": label_attribute, "background": background}
-    parser, values = build_parser(), values | of_polygons | {"references": references, "warp": warp}
 
     def warn(lines: Iterable[str]) -> None:
         for line in lines:
             warnings.warn(line, stacklevel=5)
 
-    return evaluated(parse(parser, words_of(parser, values)), warn)[1]
+    parser = build_parser()
+    words = words_of(parser, {**flags, "prediction": str(prediction), "labels": str(labels)})
+    return evaluated(parse(parser, words), warn)[1]

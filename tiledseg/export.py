@@ -14,7 +14,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tiledseg.commands.options import parse, words_of
 from tiledseg.commands.parser import Parser, flag_of, make_callable, refuse_given, run
@@ -60,28 +60,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @checked
-def export(
-    checkpoint: str | Path,
-    output: str | Path | Sequence[str | Path],
-    *,
-    which: str = "latest",
-    tile: int | None = None,
-    resolution: float | None = None,
-    tolerance: float | None = None,
-    build: str | None = None,
-) -> None:
+def export(checkpoint: str | Path, output: str | Path | Sequence[str | Path], **flags: Any) -> None:
     """Write a trained network for other programs like `tiledseg export`: one file, or several of different kinds.
 
-    `checkpoint`: a run's folder, of which `which` selects the latest or the best, or one checkpoint. `output`: names
-    that end in .onnx, .pt2 or .json. `tile`: side of the tiles that the network takes (None: any size). `resolution`:
-    centimetres a pixel, for .onnx. `tolerance`: the largest difference of a probability (None: 5e-5). `build`: the
-    function of `model.build`. Raises InputError before anything is written.
+    `checkpoint`: a run's folder, or one checkpoint. `output`: names that end in .onnx, .pt2 or .json. `flags`: any
+    other flag of the command: `which="best"`, `tile=512` (None: tiles of any size), `resolution` (centimetres a pixel, for
+    .onnx), `tolerance` (the largest difference of a probability), `build` (the function of `model.build`). Raises
+    InputError before anything is written.
     """
     files = [str(path) for path in ([output] if isinstance(output, str | Path) else output)]
-    values = {"checkpoint": str(checkpoint), "output": files, "which": which, "tile": tile, "resolution": resolution}
-    values |= {"tolerance": tolerance, "build": build}
     parser = build_parser()
-    _export(parse(parser, words_of(parser, values)), lambda path: None)
+    words = words_of(parser, {**flags, "checkpoint": str(checkpoint), "output": files})
+    _export(parse(parser, words), lambda path: None)
 
 
 make_callable(__name__, export)

@@ -62,17 +62,16 @@ def test_agrees_with_torchmetrics(seed: int, classes: int, size: int) -> None:
 
 def test_parts_and_chunks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     truth, prediction = random_pair(3, 4, 1000)
-    valid = np.random.default_rng(0).random(1000) < 0.7
     probabilities, labels = drawn()
-    whole = confusion_matrix(truth, prediction, 4, valid=valid)
+    whole = confusion_matrix(truth, prediction, 4)
     shares = counted(probabilities, labels)
-    assert whole.sum() == (valid & (truth != 255)).sum()
+    assert whole.sum() == (truth != 255).sum()
     cuts = list(itertools.pairwise([0, 1, 300, 300, 1000]))
-    parts = [confusion_matrix(truth[a:b], prediction[a:b], 4, valid=valid[a:b]) for a, b in cuts]
+    parts = [confusion_matrix(truth[a:b], prediction[a:b], 4) for a, b in cuts]
     np.testing.assert_array_equal(sum(parts), whole)
     assert (sum(counted(probabilities[i : i + 700], labels[i : i + 700]) for i in range(0, 5000, 700)) == shares).all()
     monkeypatch.setattr("tiledseg.execution.scores._CHUNK", 37)
-    np.testing.assert_array_equal(confusion_matrix(truth, prediction, 4, valid=valid), whole)
+    np.testing.assert_array_equal(confusion_matrix(truth, prediction, 4), whole)
     assert (counted(probabilities, labels) == shares).all()
 
 

@@ -28,24 +28,20 @@ def confusion_matrix(
     truth: NDArray[np.integer],
     prediction: NDArray[np.integer],
     classes: int,
-    ignore_index: int | None = 255,
-    valid: NDArray[np.bool_] | None = None,
+    ignore_index: int = 255,
 ) -> NDArray[np.int64]:
     """Count the pixels of each pair (truth, prediction): a matrix of shape (classes, classes).
 
-    `truth` and `prediction` are integer arrays of one shape. Pixels where either equals `ignore_index`, or `valid` is
-    False, are left out. Raises LabelError for any other value outside 0 ... classes - 1.
+    `truth` and `prediction` are integer arrays of one shape. Pixels where either equals `ignore_index` are left
+    out. Raises LabelError for any other value outside 0 ... classes - 1.
     """
     if truth.shape != prediction.shape:
         raise LabelError(f"truth has shape {truth.shape}, prediction {prediction.shape}; give arrays of one shape")
     flat_truth, flat_prediction = truth.reshape(-1), prediction.reshape(-1)
-    flat_valid = None if valid is None else valid.reshape(-1)
     matrix = np.zeros((classes, classes), np.int64)
     for part in _chunks(flat_truth.size):
         t, p = flat_truth[part], flat_prediction[part]
-        keep = np.ones(t.shape, bool) if flat_valid is None else flat_valid[part].copy()
-        if ignore_index is not None:
-            keep &= (t != ignore_index) & (p != ignore_index)
+        keep = (t != ignore_index) & (p != ignore_index)
         t, p = t[keep], p[keep]
         for what, values in (("truth", t), ("prediction", p)):
             for value in (int(values.min()), int(values.max())) if values.size else ():
