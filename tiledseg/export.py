@@ -64,8 +64,8 @@ def export(checkpoint: str | Path, output: str | Path | Sequence[str | Path], **
     """Write a trained network for other programs like `tiledseg export`: one file, or several of different kinds.
 
     `checkpoint`: a run's folder, or one checkpoint. `output`: names that end in .onnx, .pt2 or .json. `flags`: any
-    other flag of the command: `which="best"`, `tile=512` (None: tiles of any size), `resolution` (centimetres a pixel, for
-    .onnx), `tolerance` (the largest difference of a probability), `build` (the function of `model.build`). Raises
+    other flag of the command: `which="best"`, `tile=512` (None: tiles of any size), `resolution` (centimetres a pixel,
+    for .onnx), `tolerance` (the largest difference of a probability), `build` (the function of `model.build`). Raises
     InputError before anything is written.
     """
     files = [str(path) for path in ([output] if isinstance(output, str | Path) else output)]
