@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -52,20 +53,27 @@ class SavedView:
         self._dropped(self.entry)  # in any thread and at any point of it: it may take no lock
 
 
+class Place(Enum):
+    """The place of a storage's bytes. SHARED: in memory, held by others than autograd too. STAYING: only autograd holds
+    them. USED: the same, and the backward pass has begun to use them, so they leave no more. LEAVING: being copied
+    out."""
+
+    SHARED, STAYING, USED, LEAVING, OUTSIDE = range(5)
+
+
 @dataclass(eq=False)
 class StorageEntry:
-    """A storage that autograd keeps: in memory, being copied out (`sent`, with all its bytes in `flat_P`), outside
-    (`sent`), or being copied back (`brought`).
+    """A storage that autograd keeps. `sent`: its copy outside, from LEAVING on; `flat_P`: its bytes while LEAVING;
+    `brought`: its copy back in memory, while it is OUTSIDE.
 
-    `key` identifies the storage while it is in memory, `number` forever. `alone`: only autograd holds it. `live`: the
-    number of its saved views. `used`: uses since it came back, or ever. `wanted`: saved views when it came back, each
-    of which will use it.
+    `key` identifies the storage while it is in memory, `number` forever. `live`: the number of its saved views. `used`:
+    uses since it came back, or ever. `wanted`: saved views when it came back, each of which will use it.
     """
 
     number: int
     key: int
     size: int
-    alone: bool = False
+    place: Place = Place.SHARED
     live: int = 0
     used: int = 0
     wanted: int = 0
@@ -73,10 +81,6 @@ class StorageEntry:
     flat_P: torch.Tensor | None = None
     brought: Brought | None = None
     saved: list[weakref.ref[SavedView]] = field(default_factory=list)
-
-    @property
-    def in_memory(self) -> bool:
-        return self.sent is None or self.flat_P is not None
 
     def views(self) -> list[SavedView]:
         return [saved for reference in self.saved if (saved := reference()) is not None]
@@ -96,17 +100,24 @@ class Ledger:
         self._mover, self._budget, self._least, self.figures = mover, budget, least, figures
         self._lock = threading.RLock()
         self._dropped: queue.SimpleQueue[StorageEntry] = queue.SimpleQueue()
-        self._entries: dict[int, StorageEntry] = {}
-        self._by_key: dict[int, StorageEntry] = {}
-        self._held_by_others: dict[StorageEntry, None] = {}
-        self._staying: dict[StorageEntry, None] = {}  # only autograd holds them; oldest first
-        self._leaving: dict[StorageEntry, None] = {}
+        self._entries: dict[int, StorageEntry] = {}  # oldest first
         self._ahead: list[tuple[StorageWeakRef, int]] = []  # prefetched storages and their bytes
-        self.resident_bytes = 0  # in memory, held only by autograd
-        self._leaving_bytes = self._count = 0
-        self._kept_bytes = self._step_peak = 0  # in memory or outside, held only by autograd
+        self._count = self._step_peak = 0
         self._was_used = False  # in this step
         weakref.finalize(self, mover.close)  # autograd's graphs hold the ledger by its hooks
+
+    def _at(self, *places: Place) -> list[StorageEntry]:
+        return [entry for entry in self._entries.values() if entry.place in places]
+
+    @property
+    def resident_bytes(self) -> int:
+        """The bytes in memory that only autograd holds."""
+        return sum(entry.size for entry in self._at(Place.STAYING, Place.USED, Place.LEAVING))
+
+    @property
+    def _kept_bytes(self) -> int:
+        """The bytes in memory or outside that only autograd holds."""
+        return sum(entry.size for entry in self._entries.values() if entry.place is not Place.SHARED)
 
     # Called by autograd.
 
@@ -117,13 +128,12 @@ class Ledger:
             if not may_move(tensor, self._least) or not self._mover.takes(tensor):
                 self._move_out()
                 return KeptTensor(tensor)
-            key = storage_key(tensor)
-            entry = self._by_key.get(key)
+            key, here = storage_key(tensor), (e for e in self._entries.values() if e.place is not Place.OUTSIDE)
+            entry = next((each for each in here if each.key == key), None)
             if entry is None:
                 self._count += 1
                 entry = StorageEntry(self._count, key, tensor.untyped_storage().nbytes())
-                self._entries[entry.number] = self._by_key[key] = entry
-                self._held_by_others[entry] = None
+                self._entries[entry.number] = entry
             saved = SavedView(tensor, entry, self._dropped.put)
             entry.live += 1
             entry.saved.append(weakref.ref(saved))
@@ -165,30 +175,25 @@ class Ledger:
     def _move_out(self) -> None:
         """Send out the oldest storages until the others fit the budget; wait while memory holds more than the
         budget."""
-        for entry in list(self._held_by_others):
+        for entry in self._at(Place.SHARED):
             aliases = entry.aliases()
-            entry.alone = bool(aliases) and held_by(aliases[0], len(aliases))
-            if not entry.alone:
-                continue
-            del self._held_by_others[entry]
-            self.resident_bytes += entry.size
-            self._kept_bytes += entry.size
-            if not entry.used:
-                self._staying[entry] = None
+            if aliases and held_by(aliases[0], len(aliases)):
+                entry.place = Place.USED if entry.used else Place.STAYING
         self._step_peak = max(self._step_peak, self._kept_bytes)
         ahead = self._ahead_bytes()
         room = self._budget - ahead
-        while self._staying and self.resident_bytes - self._leaving_bytes > room:
-            entry = next(iter(self._staying))
+        rest = sum(entry.size for entry in self._at(Place.STAYING, Place.USED))
+        for entry in self._at(Place.STAYING):
+            if rest <= room:
+                break
             storage = entry.aliases()[0].untyped_storage()
             flat_P = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            entry.sent, entry.flat_P = self._mover.send(flat_P), flat_P
-            del self._staying[entry]
-            self._leaving[entry] = None
-            self._leaving_bytes += entry.size
+            entry.sent, entry.flat_P, entry.place = self._mover.send(flat_P), flat_P, Place.LEAVING
+            rest -= entry.size
             self.figures.bytes_out += entry.size
-        while self._leaving and self.resident_bytes > room:
-            self._finish_leaving(next(iter(self._leaving)))
+        for entry in self._at(Place.LEAVING):
+            if self.resident_bytes > room:
+                self._finish_leaving(entry)
         self.figures.peak_bytes = max(self.figures.peak_bytes, self.resident_bytes + ahead)
 
     def _ahead_bytes(self) -> int:
@@ -201,19 +206,9 @@ class Ledger:
         them."""
         assert entry.sent is not None, "its bytes have been sent"
         entry.sent.copying.wait()
-        self._no_longer_leaving(entry)
-        self._out_of_memory(entry)
+        entry.place, entry.flat_P = Place.OUTSIDE, None
         for saved in entry.views():
             saved.leave()
-
-    def _no_longer_leaving(self, entry: StorageEntry) -> None:
-        del self._leaving[entry]
-        self._leaving_bytes -= entry.size
-        entry.flat_P = None
-
-    def _out_of_memory(self, entry: StorageEntry) -> None:
-        self.resident_bytes -= entry.size if entry.alone else 0
-        del self._by_key[entry.key]
 
     # The way back.
 
@@ -221,8 +216,8 @@ class Ledger:
         self._was_used = True
         self._recall(entry)
         entry.used += 1
-        if entry.in_memory:
-            self._staying.pop(entry, None)
+        if entry.place is not Place.OUTSIDE:
+            entry.place = Place.USED if entry.place is Place.STAYING else entry.place
             assert saved.alias is not None, "the bytes are in memory"
             return saved.alias
         self.figures.expected += entry.brought is not None
@@ -237,10 +232,9 @@ class Ledger:
 
     def _recall(self, entry: StorageEntry) -> None:
         """Keep a storage that is used before it has left."""
-        if entry.sent is not None and entry.flat_P is not None:
+        if entry.place is Place.LEAVING and entry.sent is not None:
             self._mover.drop(entry.sent)
-            self._no_longer_leaving(entry)
-            entry.sent = None
+            entry.place, entry.sent, entry.flat_P = Place.USED, None, None
 
     def _bring(self, entry: StorageEntry) -> Brought:
         assert entry.sent is not None, "its bytes are outside"
@@ -255,7 +249,7 @@ class Ledger:
             if before is None or before.used:
                 continue
             self._recall(before)
-            if not before.in_memory and before.brought is None:
+            if before.place is Place.OUTSIDE and before.brought is None:
                 if self.resident_bytes + self._ahead_bytes() + before.size > self._budget:
                     return
                 storage = self._bring(before).flat_P.untyped_storage()
@@ -271,22 +265,15 @@ class Ledger:
                 entry.live -= 1
                 if entry.live == 0:
                     self._free(entry)
-        while self._leaving:
-            first = next(iter(self._leaving))
-            if first.sent is None or not first.sent.copying.done():
-                return
-            self._finish_leaving(first)
+        for entry in self._at(Place.LEAVING):
+            if entry.sent is not None and entry.sent.copying.done():
+                self._finish_leaving(entry)
 
     def _free(self, entry: StorageEntry) -> None:
         del self._entries[entry.number]
-        self._kept_bytes -= entry.size if entry.alone else 0
-        self._recall(entry)
-        if entry.in_memory:
-            self._out_of_memory(entry)
-            self._held_by_others.pop(entry, None)
-            self._staying.pop(entry, None)
         if entry.brought is not None:
             entry.brought.copying.stop()
             entry.brought = None
         if entry.sent is not None:
             self._mover.drop(entry.sent)
+            entry.sent = entry.flat_P = None
