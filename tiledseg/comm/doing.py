@@ -8,6 +8,7 @@ load data must not use the record. Autograd's threads may: the main thread waits
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -73,12 +74,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
     empty."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    runs: list[tuple[int, int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], rank)
-        else:
-            runs.append((rank, rank))
-    shown = ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs[:_RUNS])
-    left = sum(last - first + 1 for first, last in runs[_RUNS:])
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
+    shown = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:_RUNS])
+    left = sum(map(len, runs[_RUNS:]))
     return f"ranks {shown} and {left} more" if left else f"ranks {shown}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiledseg.system.console import say
 
@@ -16,11 +16,8 @@ _QUIET_SECONDS = 10.0  # between two lines if the output is no terminal
 T = TypeVar("T")
 
 
-class Shown(Protocol):
-    """A display of progress over the items of a part of the work."""
-
-    def __call__(self, items: Iterable[T], total: int, words: str) -> Iterator[T]:
-        """Yield the `total` items; `words` name the work."""
+Shown = Callable[[Iterable[Any], int, str], Iterator[Any]]
+"""A display of progress: a function that yields the items of a part of the work, so many in all, named by words."""
 
 
 def unseen(items: Iterable[T], total: int, words: str) -> Iterator[T]:
