@@ -8,11 +8,7 @@ if __name__ == "__main__":
     enter("tiledseg.scene")
 
 import os
-import sys
 from collections.abc import Sequence
-
-from rich.console import Console
-from rich.progress import Progress
 
 from tiledseg.commands.parser import Parser, run
 from tiledseg.synthetic.scene import CLASSES, IGNORED
@@ -20,7 +16,7 @@ from tiledseg.synthetic.scene_files import write_scene
 from tiledseg.system.console import answer
 
 _LONG = 4_000_000
-"""Pixels above which a progress bar is shown, and all cores are used by default."""
+"""Pixels above which all cores are used by default."""
 
 
 def _parser() -> Parser:
@@ -47,13 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pixels, workers = height * width, options.workers
         if workers is None:
             workers = min(len(os.sched_getaffinity(0)), 16) if pixels > _LONG else 1
-        shown = pixels > _LONG and sys.stderr.isatty()
-        with Progress(console=Console(stderr=True), transient=True, disable=not shown) as bar:
-            task = bar.add_task("scene", total=pixels)
-            write_scene(
-                *(options.image, options.labels, (height, width), options.bands, options.seed, workers),
-                progress=lambda made: bar.advance(task, made),
-            )
+        write_scene(options.image, options.labels, (height, width), options.bands, options.seed, workers)
         answer(f"{options.image} and {options.labels}: {height} x {width} pixels, {options.bands} bands")
 
     return run(body)

@@ -220,8 +220,6 @@ class Ledger:
             entry.place = Place.USED if entry.place is Place.STAYING else entry.place
             assert saved.alias is not None, "the bytes are in memory"
             return saved.alias
-        self.figures.expected += entry.brought is not None
-        self.figures.demanded += entry.brought is None
         brought = entry.brought or self._bring(entry)
         brought.copying.wait()
         saved.check(brought.flat_P._version)

@@ -149,14 +149,11 @@ class Mover:
 @dataclass
 class Figures:
     """Counters of offloading. `bytes_out`, `bytes_in`: bytes of copies that have started. `peak_bytes`: the most that
-    only autograd held in memory, including prefetched bytes. `demanded`: storages used before their copy back had
-    started. `expected`: storages that were prefetched."""
+    only autograd held in memory, including prefetched bytes."""
 
     bytes_out: int = 0
     bytes_in: int = 0
     peak_bytes: int = 0
-    demanded: int = 0
-    expected: int = 0
 
 
 class StoreRates(NamedTuple):

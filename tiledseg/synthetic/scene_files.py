@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -38,13 +37,12 @@ def write_scene(
     bands: int = 4,
     seed: int = 0,
     workers: int = 1,
-    progress: Callable[[int], None] = lambda pixels: None,
 ) -> None:
     """Write the scene of `seed`: `image` (uint8, nodata 0) and `labels` (uint8, nodata 255), size (height, width).
 
     The bytes depend on seed, size, bands and GDAL's compressors, not on `workers` (threads). Existing files are
-    replaced once both new ones are whole. `progress` is called with the pixels of each window. Raises ConfigError for
-    arguments out of range, OutputError or WriteError if a file cannot be written.
+    replaced once both new ones are whole. Raises ConfigError for arguments out of range, OutputError or WriteError if a
+    file cannot be written.
     """
     if max(size) > _MAX_SIDE or not 1 <= workers <= _MAX_WORKERS:
         raise ConfigError(
@@ -66,14 +64,13 @@ def write_scene(
             stack.enter_context(claimed(layout.temporary, layout.path))
         with RasterWriter(image_layout) as image_file, RasterWriter(label_layout) as label_file:
 
-            def write(box: Box) -> int:
+            def write(box: Box) -> None:
                 image_CHW, class_HW = scene.render(box)
                 image_file.write(box, image_CHW)
                 label_file.write(box, class_HW[None])
-                return box.area
 
-            for area in prefetch(Box.of_shape(size).blocks(*WINDOW), write, workers, 2 * workers):
-                progress(area)
+            for _ in prefetch(Box.of_shape(size).blocks(*WINDOW), write, workers, 2 * workers):
+                pass
         for layout in layouts:
             pack_layout(layout, workers)
         for layout in layouts:

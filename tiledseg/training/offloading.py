@@ -79,18 +79,16 @@ def moved_by_ranks(offload: Offload | None, store: str, mesh: Mesh) -> dict[str,
     """Return the offloading figures of all ranks for `summary.json`; None if nothing was offloaded. Collective.
 
     `bytes_out`, `bytes_in`: to `store` and back, summed over ranks. `peak_bytes`: largest peak of autograd's tensors on
-    a rank. `ahead`: share of the tensors that were prefetched in time.
+    a rank.
     """
     if offload is None:
         return None
     each = mesh.communicator.gather_objects(offload.figures)
-    ahead, fetched = sum(f.expected for f in each), sum(f.expected + f.demanded for f in each)
     return {
         "store": store,
         "bytes_out": sum(figures.bytes_out for figures in each),
         "bytes_in": sum(figures.bytes_in for figures in each),
         "peak_bytes": max(figures.peak_bytes for figures in each),
-        "ahead": ahead / fetched if fetched else None,
     }
 
 
