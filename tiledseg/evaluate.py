@@ -10,6 +10,7 @@ if __name__ == "__main__":
 import json
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -120,10 +121,11 @@ def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tupl
                 [whole("--plot", options.plot)], [*options.config, *(file for r in readers for file in r.info.files)]
             )
             check_ending("--plot", options.plot, ".png")
-        warn(_check_names(label_map or _class_numbers(ignored), labels.info, prediction.info))
+        names, differing = _names(label_map or _class_numbers(ignored), labels.info, prediction.info)
+        warn(differing)
         matrix = compare(prediction, labels, label_map, ignored)
         result = scores(matrix)
-        classes = _shown_classes(label_map, len(matrix), labels.info, prediction.info)
+        classes = _shown_classes(label_map or LabelMap.from_config(len(matrix)), len(matrix), names, prediction.info)
         if options.plot is not None and result.pixels:
             shown_map = label_map or LabelMap.from_config(len(matrix), ignored)
             title = f"prediction: mean IoU {percent(result.mean_iou)}"
@@ -226,38 +228,18 @@ def thumbnail(reader: RasterReader, side: int = _SIDE) -> tuple[NDArray, NDArray
     return pixels_CHW, valid_HW
 
 
-def _shown_classes(
-    label_map: LabelMap | None, count: int, labels: RasterInfo, prediction: RasterInfo
-) -> tuple[ClassRecord, ...]:
-    """Return name and colour of each of `count` classes.
-
-    A class without a name in `label_map` takes it from the labels' file (tags CLASS_0, CLASS_1, ...), or else from the
-    prediction's. A class without a colour takes it from the prediction's colour table, or else from the labels'.
-    """
-    legend = label_map or LabelMap.from_config(max(count, 2))
-    in_map = _in_file(prediction, {k: k for k in range(count)})
-    in_labels = _in_file(labels, dict(legend.resolve(labels).pairs))
-    defaults, records = default_classes(count), []
-    own_colours = {k: colour for k, colour in in_map[1].items() if colour != defaults[k].colour}
-    names, colours = {**in_map[0], **in_labels[0]}, {**in_labels[1], **own_colours}
-    for number, (record, default) in enumerate(zip(legend.classes[:count], defaults, strict=True)):
-        name = names.get(number, record.name) if record.name == default.name else record.name
-        colour = colours.get(number, record.colour) if record.colour == default.colour else record.colour
-        records.append(ClassRecord(name, colour))
-    return tuple(records)
-
-
-def _check_names(label_map: LabelMap, labels: RasterInfo, prediction: RasterInfo) -> list[str]:
-    """Return a warning if classes have other names in the labels (by `label_map`, or else by their file) than in the
-    prediction's file. Raises LabelError if a name has another number there."""
+def _names(label_map: LabelMap, labels: RasterInfo, prediction: RasterInfo) -> tuple[dict[int, str], list[str]]:
+    """Return the names of classes: by `label_map`, else by the labels' file, else by the map's; and a warning if some
+    have other names in the map. Raises LabelError if a name has another number there."""
     pairs = label_map.resolve(labels).pairs
-    once = {raw: k for raw, k in pairs if sum(other == k for _, other in pairs) == 1}
-    truth = {k: name for k, name in _in_file(labels, once)[0].items() if k < label_map.count}
+    raws = Counter(k for _, k in pairs)
+    by_raw = {raw: k for raw, k in pairs if raws[k] == 1 and k < label_map.count}
     defaults = {record.name for record in default_classes(label_map.count)}
+    truth = {by_raw[raw]: name for raw, name in labels.class_names if raw in by_raw}
     truth |= {k: record.name for k, record in enumerate(label_map.classes) if record.name not in defaults}
     mapped = {k: name for k, name in prediction.class_names if name not in defaults}
     numbers = {name: k for k, name in mapped.items()}
-    moved = [k for k, name in truth.items() if numbers.get(name, k) != k and truth[k] != mapped.get(k)]
+    moved = [k for k, name in truth.items() if numbers.get(name, k) != k and name != mapped.get(k)]
     if moved:
         name = truth[moved[0]]
         raise LabelError(
@@ -265,21 +247,22 @@ def _check_names(label_map: LabelMap, labels: RasterInfo, prediction: RasterInfo
             "classes that map the labels' values to the numbers of the map"
         )
     others = [k for k, name in sorted(truth.items()) if mapped.get(k, name) != name]
-    if not others:
-        return []
-    first = others[0]
     more = f", and so are {len(others) - 1} more" if len(others) > 1 else ""
-    return [
+    return mapped | truth, [
         f"class {first} is '{truth[first]}' of {labels.path} and '{mapped[first]}' of {prediction.path}{more}: scores "
         "compare numbers, whatever their names"
+        for first in others[:1]
     ]
 
 
-def _in_file(info: RasterInfo, by_raw: dict[int, int]) -> tuple[dict[int, str], dict[int, tuple[int, int, int]]]:
-    """Return names and colours in a raster's file by class; `by_raw`: class of each raw value."""
-    names = {by_raw[raw]: name for raw, name in info.class_names if raw in by_raw}
-    colours = {by_raw[raw]: colour[:3] for raw, colour in info.palette or () if raw in by_raw}
-    return names, colours
+def _shown_classes(legend: LabelMap, count: int, names: dict[int, str], map_info: RasterInfo) -> list[ClassRecord]:
+    """Return name and colour of each of `count` classes. A class without a colour of its own takes the map's."""
+    palette = {number: colour[:3] for number, colour in map_info.palette or ()}
+    defaults = [record.colour for record in default_classes(count)]
+    return [
+        ClassRecord(names.get(k, name), colour if colour != defaults[k] else palette.get(k, colour))
+        for k, (name, colour) in enumerate(legend.classes[:count])
+    ]
 
 
 def _write_comparison(
