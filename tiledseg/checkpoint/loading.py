@@ -29,7 +29,7 @@ from tiledseg.architecture.network import Pretrainable
 from tiledseg.checkpoint.check import AVERAGE, MODEL, OPTIMIZER, Checkpoint, sha256
 from tiledseg.checkpoint.folder import numbers_of
 from tiledseg.checkpoint.saved_state import Origin
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import ALONE, Mesh
 from tiledseg.config.checks import shown
 from tiledseg.errors import CheckpointError, first_line
 from tiledseg.models.network import GraphNetwork, build_modules
@@ -37,9 +37,9 @@ from tiledseg.models.network import GraphNetwork, build_modules
 _Heads = Mapping[str, tuple[torch.Size, torch.dtype]]  # shapes and dtypes of a file's tensors, by name
 
 
-def _tensors(path: Path, mesh: Mesh | None, check: Callable[[_Heads], None]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) of a file on the CPU of every rank of a mesh (None: one rank), read by the root. An error of
-    `check` on any rank is raised on all.
+def _tensors(path: Path, mesh: Mesh, check: Callable[[_Heads], None]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) of a file on the CPU of every rank of a mesh, read by the root. An error of `check` on any
+    rank is raised on all.
 
     Collective; the caller must exhaust it. Nothing can deadlock: the names are the root's, so all ranks call the same
     broadcasts in the same order, and no rank stops alone. If the root cannot read the file, all ranks raise before the
@@ -57,27 +57,23 @@ def _tensors(path: Path, mesh: Mesh | None, check: Callable[[_Heads], None]) -> 
             ) from error
         return {name: (tensor.shape, tensor.dtype) for name, tensor in held.items()}
 
-    heads: _Heads = open_file() if mesh is None else mesh.on_root(open_file)
-    if mesh is None:
-        check(heads)
-    else:
-        mesh.on_all(lambda: check(heads))
+    heads: _Heads = mesh.on_root(open_file)
+    mesh.on_all(lambda: check(heads))
     for name, (shape, dtype) in heads.items():
         tensor = held.pop(name) if name in held else torch.empty(shape, dtype=dtype)
-        if mesh is not None:
-            mesh.communicator.broadcast(tensor)
+        mesh.communicator.broadcast(tensor)
         yield name, tensor
 
 
-def load_average(checkpoint: Checkpoint, mesh: Mesh | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+def load_average(checkpoint: Checkpoint, mesh: Mesh = ALONE) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the averaged weights by name, if there are any. Collective: the caller must exhaust it."""
     if checkpoint.averages:
         yield from _tensors(checkpoint.path / AVERAGE, mesh, lambda heads: None)
 
 
-def load_network(checkpoint: Checkpoint, network: nn.Module, average: bool = False, mesh: Mesh | None = None) -> None:
+def load_network(checkpoint: Checkpoint, network: nn.Module, average: bool = False, mesh: Mesh = ALONE) -> None:
     """Copy the checkpoint's weights, or the averaged ones (`average`) if it has them, to `network`, bit for bit.
-    Collective over `mesh` (None: this rank alone). Raises CheckpointError if they do not fit."""
+    Collective over `mesh`. Raises CheckpointError if they do not fit."""
     own = network.state_dict()
 
     def check(saved: _Heads) -> None:
@@ -96,9 +92,9 @@ def load_network(checkpoint: Checkpoint, network: nn.Module, average: bool = Fal
             own[name].copy_(tensor)
 
 
-def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mesh: Mesh | None = None) -> None:
+def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mesh: Mesh = ALONE) -> None:
     """Copy the checkpoint's state to `optimizer`. Raises CheckpointError if it is another optimizer's. Collective over
-    `mesh` (None: this rank alone).
+    `mesh`.
 
     Hyperparameters stay this run's. State is left out for parameters of other stages (on the meta device), for frozen
     ones, and of a momentum that this run does not use. Parameters that were frozen before start without state.

@@ -17,11 +17,11 @@ import torch
 
 from tiledseg.comm.collectives import Communicator, SerialCommunicator
 from tiledseg.comm.failure import mark_agreed
-from tiledseg.comm.launch import Launch
+from tiledseg.comm.launch import SERIAL, Launch
 from tiledseg.comm.point_to_point import PointToPoint
 from tiledseg.errors import CommunicationError, ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import MeshPosition, MeshShape
-from tiledseg.memory.device import BACKENDS, identity
+from tiledseg.memory.device import BACKENDS, CPU, identity
 
 if TYPE_CHECKING:
     from tiledseg.comm.watch import Watch
@@ -96,6 +96,10 @@ class Mesh:
         for kind, message in filter(None, errors):
             raise mark_agreed(kind(message))
         return result
+
+
+ALONE = Mesh(SERIAL, SerialCommunicator(), CPU, "serial", "here")
+"""The mesh of one rank, on the CPU."""
 
 
 @dataclass(frozen=True)

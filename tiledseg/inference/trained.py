@@ -15,7 +15,7 @@ from torch import nn
 from tiledseg.architecture.network import ForeignNetwork, Network
 from tiledseg.checkpoint.folder import Checkpoint, checkpoint_files, find_checkpoint
 from tiledseg.checkpoint.loading import check_finite, check_kind, load_network, read_state_dict, strip_prefixes
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import ALONE, Mesh
 from tiledseg.config.checks import checked, one_of
 from tiledseg.errors import CheckpointError, ConfigError
 from tiledseg.execution.carrying import PARAMETER_DTYPES
@@ -108,12 +108,12 @@ def load_trained(
     checkpoint: Checkpoint,
     network: Network,
     weights: Mapping[str, torch.Tensor] | None = None,
-    mesh: Mesh | None = None,
+    mesh: Mesh = ALONE,
 ) -> GraphNetwork:
     """Return the checkpoint's network in evaluation mode, on the CPU, in the dtype of its training.
 
     `weights`: weights and buffers by name, in place of the checkpoint's. The root of `mesh` reads the checkpoint for
-    all ranks (collective; None: this rank reads it).
+    all ranks. Collective.
     """
     config = checkpoint.saved.config
     trains = getattr(network, "crops", None) is None  # crops serve maps alone, which need less of a module
@@ -137,13 +137,13 @@ class Mapper:
     """A network that maps rasters, the same on every rank.
 
     `describe`: return its value, with a graph; called on one rank. `build`: return its modules in evaluation mode, on
-    the CPU, on each rank of a mesh (collective), or on this rank alone (None). `bands`: numbers of the raster's bands
+    the CPU, on each rank of a mesh (collective). `bands`: numbers of the raster's bands
     (None: all); `normalization`: of these (None: identity). `files`: files that no output may replace. `legend`: names
     and colours of the classes, if known. `composing`: how the training's images were made.
     """
 
     describe: Callable[[], Network]
-    build: Callable[[Mesh | None], GraphNetwork]
+    build: Callable[[Mesh], GraphNetwork]
     bands: list[int] | None = None
     nodata: float | None = None
     ignore_index: int = IGNORED
@@ -167,11 +167,11 @@ def checkpoint_mapper(
             )
         network = replace(network, crops=crops)
 
-    def build(mesh: Mesh | None) -> GraphNetwork:
+    def build(mesh: Mesh) -> GraphNetwork:
         return load_trained(checkpoint, network, weights, mesh)
 
     return Mapper(
-        lambda: network.traced(build(None).graph) if isinstance(network, ForeignNetwork) else network,
+        lambda: network.traced(build(ALONE).graph) if isinstance(network, ForeignNetwork) else network,
         build,
         data.bands,
         data.nodata,
