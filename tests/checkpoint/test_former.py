@@ -52,6 +52,12 @@ def test_keys_of_a_loss_have_become_its_fields() -> None:
     assert read_loss(loss)["edges"]["radius"] == 4
 
 
+def test_what_a_search_at_the_start_found_is_left_out() -> None:
+    state = find_checkpoint(FORMER / "run").state
+    config = {**state["config"], "parallel": {**state["config"]["parallel"], "auto": ["parallel.halo"]}}
+    assert parse_state({**state, "config": config, "found": {"ranks": 2}}).config.parallel.halo == "read"
+
+
 def test_keys_of_a_policy_have_become_its_fields() -> None:
     state = find_checkpoint(FORMER / "run").state
     optimizer = state["config"]["optimizer"]
