@@ -30,8 +30,8 @@ from tiledseg.system.freed_memory import keep_freed_memory
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
     from tiledseg.inference.request import Request
+    from tiledseg.inference.trained import Mapper
     from tiledseg.raster.info import RasterInfo
-    from tiledseg.raster.statistics import Normalization
 
 KEYS = (
     "tiling.grid",
@@ -162,20 +162,26 @@ def check_own(options: Namespace) -> None:
     refuse_given(options, ("which",), "--weights is one file and no run")
 
 
-def _own(options: Namespace, config: Config) -> tuple[ForeignNetwork, Normalization, tuple[str, ...]]:
-    """Return the network of --build, the normalisation of its input, and the first image's notes."""
+def _mapper_of_weights(options: Namespace, config: Config, mesh: Mesh) -> Mapper:
+    """Return the mapper of the network of --build with the weights of a file. Collective."""
+    from tiledseg.inference.trained import weights_mapper
     from tiledseg.raster.statistics import given_normalization
 
-    classes, build = config.data.classes, config.model.build
-    Range(2, 255).check("--classes", classes)
-    assert isinstance(classes, int), "the range has been checked"
-    assert build is not None, "checked by check_own"
-    info = first_of(config.data.joined(options.image, "--image"), "--image", config.data)
+    model, data = config.model, config.data
+    info = mesh.on_root(lambda: first_of(data.joined(options.image, "--image"), "--image", data))
     pair = None if options.mean is None else (options.mean, options.deviation)
-    model = config.model
-    network = ForeignNetwork.of(build, model.arguments, info.bands, classes, crop_grid(model), model.series)
+
+    def made() -> Mapper:
+        Range(2, 255).check("--classes", data.classes)
+        assert isinstance(data.classes, int), "the range has been checked"
+        assert model.build is not None, "checked by check_own"
+        own = info.bands, data.classes, crop_grid(model), model.series
+        network = ForeignNetwork.of(model.build, model.arguments, *own)
+        normalization = given_normalization(pair, info.bands)
+        return weights_mapper(network, options.weights, data.bands, normalization, maps_whole(config, mesh))
+
     with explained(info.notes):
-        return network, given_normalization(pair, info.bands), info.notes
+        return mesh.on_all(made)
 
 
 def first_of(images: Sequence[str], key: str, data: DataConfig) -> RasterInfo:
@@ -231,7 +237,7 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import each_image
-    from tiledseg.inference.trained import checkpoint_mapper, find_named, weights_mapper
+    from tiledseg.inference.trained import checkpoint_mapper, find_named
 
     network_line = None
     if options.weights is None:
@@ -241,11 +247,7 @@ def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
         if options.which is None and best is not None and best.step == checkpoint.saved.step:
             network_line += f", the best by {best.score} ({best.value:.4f}); --which latest takes the newest"
     else:
-        network, normalization, notes = mesh.on_root(lambda: _own(options, config))
-        whole = maps_whole(config, mesh)
-        with explained(notes):
-            own = network, options.weights, config.data.bands, normalization, whole
-            mapper = mesh.on_all(lambda: weights_mapper(*own))
+        mapper = _mapper_of_weights(options, config, mesh)
     request = request_of(options, config)
     targets = {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
     requests = mesh.on_root(lambda: each_image(request, options.image, targets, mapper.composing))
