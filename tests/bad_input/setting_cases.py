@@ -88,6 +88,7 @@ _IDLE = "--parallel.idle_ranks true"  # of three ranks
 
 HALO_MODES = (
     train("mode-of-older-versions", "--parallel.halo scatter", "parallel.halo", "scatter", "use exchange"),
+    train("recompute-of-older-versions", "--memory.recompute compact", "memory.recompute", "compact", "use all"),
     train("mode-with-a-batch-of-tiles", "--parallel.halo layer", "tiles_per_step", "2", "layer", "images_per_step"),
     train("mesh-without-a-mode", "--parallel.mesh [2,1]", "parallel.mesh", "[2, 1]", "read", "exchange or layer"),
     train("mesh-of-more-ranks-than-the-job", f"{_EXCHANGE} --parallel.mesh [9,9]", "[9, 9]", "81", "start more ranks"),
