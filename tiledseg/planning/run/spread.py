@@ -26,7 +26,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.pixelwise import Norm
 from tiledseg.geometry.shapes import is_legal_size, tensor_shapes
-from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
+from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.walk.mode_cost import fusion_word
@@ -176,8 +176,7 @@ def micro_batch_size(
     if not spread.shares_images:
         return MicroBatchSize(pixels, -(-tiles_per_step // spread.mesh.replicas), value_bytes)
     shape = spread.mesh.rows, spread.mesh.cols
-    every = [decompose(tiling, shape).tile_sizes() for tiling in tilings]
-    tiles = max(max(map(len, rows)) * max(map(len, cols)) for rows, cols in every)
+    tiles = max(math.prod(-(-n // ranks) for n, ranks in zip(each.grid, shape, strict=True)) for each in tilings)
     return MicroBatchSize(pixels, images * tiles, value_bytes)
 
 
