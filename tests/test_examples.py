@@ -1,16 +1,17 @@
 """The examples of the README and of the how-to pages run as printed, in one folder with stand-ins for their files; at
-night those of reference and explanation too, and batch jobs. `test_api.py` runs the programs of the pages in OWN,
-`test_site.py` the tutorials, `test_printed_plans.py` compares what is printed below a plan."""
+night those of reference and explanation too, installations and batch jobs. `test_api.py` runs the programs of the pages
+in OWN, `test_site.py` the tutorials, `test_printed_plans.py` compares what is printed below a plan."""
 
 from __future__ import annotations
 
-import importlib.util
+import configparser
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,6 @@ if NIGHTLY:
     PAGES += sorted({*(DOCS / "reference").glob("*.md"), *(DOCS / "explanation").glob("*.md")})
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OWN = ("own-network", "own-loop", "python", "foreign-networks", "halos")  # test_api.py runs all but the last of a loop
-NOT_RUN = {
-    "make demo": "CI runs both",
-    "python3 -m venv env": "installs: tests/test_packaging.py, and set-up of CI",
-    "pip install '.[all]'": "installs: the same",
-    "sampler = RandomGeoSampler(": "torchgeo, which needs torchvision",
-    "windows = SemanticSegmentationSlidingWindowGeoDataset(": "raster-vision, which needs torchvision",
-    "smp.Unet(": "tests/tracing has this network",
-}
 MODELS = {
     "fine-tune": {},
     "networks": {},
@@ -57,16 +50,22 @@ NAMES = """from types import SimpleNamespace
 import torch, tiledseg
 from mynets.unet import build
 module = network = build(3, 5)
-task = learner = SimpleNamespace(model=network)
-means, deviations, uri, config = [90] * 3, [50] * 3, "scene.tif", range(5)
+means, deviations = [90] * 3, [50] * 3
 loss, x, y = torch.nn.functional.cross_entropy, torch.randn(1, 3, 32, 32), torch.zeros(1, 32, 32, dtype=torch.long)
 """
 OTHERS = """
+import rasterio
 from torch.utils.data import DataLoader
+from tests.other_libraries import *
+from tests.other_libraries import lightning, smp
 from monai.inferers import sliding_window_inference
 image, cross_entropy, PIXELS = torch.randn(1, 3, 64, 96), loss, 64 * 96
 tiles = tiledseg.TileDataset("scene.tif", "map.tif", halo=tiledseg.halo(module), grid=2, classes=5)
-loader = DataLoader([{"image": x[0], "mask": y[0]}])
+loader = validation = DataLoader([{"image": x[0], "mask": y[0]}])
+pixels, classes_HW = (torch.from_numpy(rasterio.open(f"{name}.tif").read()) for name in ("scene", "map"))
+images, labels = GeoDataset(image=pixels.float()), GeoDataset(mask=classes_HW[0].long())
+scene, learner = SimpleNamespace(pixels=pixels, extent=(0, 0, 64, 96)), Learner(model=module)
+uri, config = "scene.tif", range(5)
 class Yours(lightning.LightningModule):
     def __init__(self, module):
         super().__init__()
@@ -74,28 +73,23 @@ class Yours(lightning.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 """
-LIGHTNING = """
-class Trainer:  # in place of Lightning, where it is not installed
-    def __init__(self, **options): pass
-    def fit(self, learner, loader=None):
-        for index, item in enumerate(loader or learner.train_dataloader()):
-            loader or learner.on_train_epoch_start()
-            learner.training_step(item, index).backward()
-            learner.configure_optimizers().step()
-base = type("LightningModule", (torch.nn.Module,), {"current_epoch": 0})
-lightning = SimpleNamespace(LightningModule=base, Trainer=Trainer)
-"""
-if importlib.util.find_spec("lightning"):
-    LIGHTNING = "import lightning\n"
 RANK = "import os, sys, tiledseg.cli as c; os.chdir(sys.argv[1]); sys.exit(c.main(sys.argv[2:]))"
 CLASSES = ("other", "road", "building", "tree", "water")
 SMALL = "--model.levels 2 --model.base_channels 2 --train.epochs 1"
 STAND_INS = {"/scratch": "scratch", "bands=4": "bands=3", "mesh=(2, 2)": "mesh=(1, 1)"}
 STAND_INS["--run.output runs/first"] = f"--run.output runs/new {SMALL}"
-STAND_INS |= {"size: 512": "size: 32", "size: 256": "size: 32", "mynets:build": "mynets.unet:build"}
+STAND_INS |= {"size=512, length=1000": "size=32, length=8", "size=512, stride=512": "size=32, stride=32"}
+STAND_INS |= {
+    "in_channels=4": "in_channels=3",
+    "size: 512": "size: 32",
+    "size: 256": "size: 32",
+    "mynets:build": "mynets.unet:build",
+}
 STAND_INS["images: images, labels: labels"] = "images: scenes/*.tif, labels: labels/*.tif"
 STAND_INS["--data.images a.tif"] = f"{SMALL} --data.images a.tif"
-STAND_INS['devices=4, strategy="ddp"'] = 'accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False'
+STAND_INS['devices=4, strategy="ddp"'] = STAND_INS["max_epochs=20"] = (
+    'accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False'
+)
 LEFT_OUT = ["s3://", "--scaling"]  # test_s3.py, test_printed_plans.py
 BLOCK_RUN = "train --config run.yaml --config block.yaml --run.output runs/block --tiling.grid 2 --train.epochs 1"
 BLOCK_RUN += " --data.val_images scenes/d.tif --data.val_labels labels/d.tif"
@@ -175,9 +169,9 @@ def test_examples_run(page: Path, place: Path, tmp_path: Path, monkeypatch: pyte
     settle(page.stem)
     blocks = BLOCK.findall(page.read_text())
     names, names_of_page = NAMES, {}
-    if page.stem == "from-other-libraries":
-        pytest.importorskip("monai")
-        names += LIGHTNING + OTHERS
+    if "smp." in page.read_text():
+        pytest.importorskip("monai")  # CI installs smp beside it
+        names += OTHERS
     Path("node.yaml").write_text("".join(text for _, text in blocks if text.startswith("name: A100")))
     for language, text in blocks:
         for old, new in STAND_INS.items():
@@ -191,30 +185,59 @@ def test_examples_run(page: Path, place: Path, tmp_path: Path, monkeypatch: pyte
                 assert mpirun(int(ranks), "-c", RANK, str(tmp_path), *words, environ=environ).code == 0, words
             else:
                 assert main(words) == 0, words
-        if language == "python" and (page.stem not in OWN or text.startswith("with")):
+        if language == "python" and (page.stem not in OWN or text.startswith("with") or "smp." in text):
             exec(names + text, names_of_page)
+            if "return smp." in text:
+                assert names_of_page["build"](3, 5).eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 5, 64, 64)
         if NIGHTLY and language == "yaml" and settings_that_train(text):
             Path("block.yaml").write_text(text)
             shutil.rmtree("runs/block", ignore_errors=True)
             assert main(shlex.split(BLOCK_RUN)) == 0, text
-        if NIGHTLY and text.startswith("def build(bands, classes):\n    return smp"):
-            program = (
-                f"import torch, segmentation_models_pytorch as smp\n{text}\nbuild(3, 5)(torch.zeros(2, 3, 64, 64))"
-            )
-            environ = clean_environment({"PYTHONPATH": f"{ROOT}:{DOCS}/stand_ins"})
-            subprocess.run([sys.executable, "-c", program], env=environ, check=True, timeout=100)
 
 
-def test_examples_that_do_not_run_are_named() -> None:
-    """All other blocks are programs, commands, settings that `test_documents.py` reads, outputs, or drawings."""
+def installing(page: Path) -> list[str]:
+    return [text for language, text in BLOCK.findall(page.read_text()) if re.match(r"(make|pip|python3) ", text)]
+
+
+def test_other_blocks_install_or_are_no_code() -> None:
+    """All others are programs, commands, settings that `test_documents.py` reads, outputs, or drawings."""
     code = re.compile(r"^(?:make|pip|python3|export|\w+ = \w+\(|[a-z]+\.\w+\()", re.MULTILINE)
-    texts = [
+    extras = configparser.ConfigParser()
+    extras.read(ROOT / "setup.cfg")
+    for page in {*PAGES, *DOCS.glob("*.md"), *(DOCS / "reference").glob("*.md"), *DOCS.glob("explanation/*.md")}:
+        for text in installing(page):
+            named = ",".join(re.findall(r"'\.\[([\w,]+)\]'", text)).split(",")
+            assert {*named} <= {"", *extras["options.extras_require"]}
+            for target in re.findall(r"^make (\w+)", text, re.MULTILINE):
+                subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True, timeout=30)
+        for language, text in BLOCK.findall(page.read_text()):
+            assert language != "text"
+            assert language or not code.match(text) or text in installing(page) or [*command_lines(f"```\n{text}```")]
+
+
+@pytest.mark.skipif(not (NIGHTLY and MPIRUN), reason="installs four times, and trains the demo: at night")
+@pytest.mark.timeout(1200)
+def test_a_clone_is_installed_and_shows_its_demo_as_typed(tmp_path: Path) -> None:
+    """Pip finds the packages of this Python, and make this environment. `make test` runs this test."""
+    subprocess.run(["git", "clone", "--quiet", ROOT, tmp_path], check=True, timeout=60)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    for name in ("setup.cfg", "pyproject.toml", "constraints.txt", "benchmarks/foreign-packages.txt"):
+        os.utime(tmp_path / name, (0, 0))  # older than .venv/ready
+    tools = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    for text in [
         text
-        for page in {*PAGES, *DOCS.glob("*.md"), *(DOCS / "reference").glob("*.md"), *DOCS.glob("explanation/*.md")}
-        for language, text in BLOCK.findall(page.read_text())
-        if language == "text" or (not language and code.match(text) and not list(command_lines(f"```\n{text}```")))
-    ]
-    assert {next((name for name in NOT_RUN if text.startswith(name)), text) for text in texts} == {*NOT_RUN}
+        for page in ("README", "docs/how-to/install", "docs/how-to/batch-jobs")
+        for text in installing(ROOT / f"{page}.md")
+    ]:
+        script = text.replace("make test", "make --dry-run test")
+        if not text.startswith("make"):
+            script = f"python3 -m venv env && . env/bin/activate\n{script}\ncd env && tiledseg doctor"
+        packages = ROOT if text.startswith("make") else sysconfig.get_path("purelib")
+        environ = clean_environment({**tools, "PYTHONPATH": str(packages)})
+        words = ["bash", "-ec", script]
+        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "runs/demo/report.html").exists()
 
 
 SCHEDULERS = {
