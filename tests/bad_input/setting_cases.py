@@ -9,6 +9,7 @@ from tests.bad_input.case import evaluate, plan, predict, resume, scene, tile, t
 FLAGS = (
     train("unknown-flag", "--data.colour 3", "data.colour", "--help"),
     train("misspelt-flag", "--model.base_chanels 4", "model.base_chanels", "did you mean --model.base_channels?"),
+    train("flag-without-its-group", "--lr 0.1", "--lr", "did you mean --optimizer.lr?"),
     train("unknown-key", "--config ROOT/unknown-key.yaml", "unknown-key.yaml", "data.imagse", "val_images"),
     train("malformed-yaml", "--config ROOT/malformed.yaml", "malformed.yaml, line 3, column 9", "mend"),
 )

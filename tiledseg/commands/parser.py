@@ -49,7 +49,8 @@ class Parser(argparse.ArgumentParser):
             import difflib
 
             flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
-            like = difflib.get_close_matches(flag, self._option_string_actions, 1, 0.8)
+            keys = [key for key in self._option_string_actions if flag_of(key[2:]) == flag.replace("_", "-")]
+            like = keys or difflib.get_close_matches(flag, self._option_string_actions, 1, 0.8)
             message += f"; did you mean {like[0]}?" if like else ""
         raise ConfigError(f"{' '.join(message.split())} (see {self.prog} --help)")
 
@@ -148,5 +149,4 @@ def json_map(text: str) -> dict[str, Any]:
 
 
 def add_format_option(parser: argparse.ArgumentParser) -> None:
-    words = "how to print the answer (default table)"
-    parser.add_argument("--format", choices=("table", "json"), default="table", help=words)
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="the answer's form (default table)")
