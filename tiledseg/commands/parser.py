@@ -149,4 +149,4 @@ def json_map(text: str) -> dict[str, Any]:
 
 
 def add_format_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="form of the answer (table)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="answer's form (default table)")
