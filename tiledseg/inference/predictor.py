@@ -27,7 +27,7 @@ from tiledseg.inference.mapping import ImageShare, map_windows, open_dataset, sh
 from tiledseg.inference.request import IMAGE, Request, chosen_classes, plan_maps, staged, upload
 from tiledseg.inference.trained import Mapper
 from tiledseg.models.network import GraphNetwork
-from tiledseg.raster.geopackage import PolygonFile, begin, publish_polygons, write_polygons
+from tiledseg.raster.geopackage import begin, publish_polygons, write_polygons
 from tiledseg.raster.info import RasterInfo, code_notes, is_placed, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.map_writer import RasterLayout, begin_chunks, lay_out, pack_layout, publish
@@ -210,7 +210,7 @@ class MapFiles:
     """The unfinished files of one map, classes before probabilities: a value to broadcast."""
 
     rasters: tuple[RasterLayout, ...] = ()
-    polygons: PolygonFile | None = None
+    polygons: UnfinishedFile | None = None
 
     @property
     def every(self) -> tuple[UnfinishedFile, ...]:

@@ -58,21 +58,17 @@ def polygons_output(key: str, path: str | Path) -> Output:
     return whole(key, path, sidecars=_JOURNALS)
 
 
-class PolygonFile(UnfinishedFile):
-    """An unfinished GeoPackage: an empty file that reserves its name."""
-
-
-def begin(path: str | Path) -> PolygonFile:
+def begin(path: str | Path) -> UnfinishedFile:
     """Create the empty file that reserves `path`, after `check_outputs` of `polygons_output`."""
     part = temporary(path)
     with writing(path):
         check_unclaimed(part, path)
         part.unlink(missing_ok=True)
         part.touch()
-        return PolygonFile(Path(path), part, part.stat().st_ino)
+        return UnfinishedFile(Path(path), part, part.stat().st_ino)
 
 
-def publish_polygons(file: PolygonFile) -> None:
+def publish_polygons(file: UnfinishedFile) -> None:
     """Give the finished polygons their final name, on one rank."""
     with writing(file.path):
         file.check_ours()
@@ -83,7 +79,7 @@ def publish_polygons(file: PolygonFile) -> None:
 
 
 def write_polygons(
-    file: PolygonFile,
+    file: UnfinishedFile,
     plain: Path,
     info: RasterInfo,
     legend: Sequence[ClassRecord],
