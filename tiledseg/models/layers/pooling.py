@@ -38,7 +38,7 @@ def max_pool(x_BCHW: torch.Tensor, sizes: Sizes) -> torch.Tensor:
 
 
 def pair(value: int | Sequence[int]) -> Pair:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
 class _MaxPooled(torch.autograd.Function):

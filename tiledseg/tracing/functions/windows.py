@@ -17,6 +17,7 @@ from tiledseg.geometry.layers.resampling import MIRRORED, Border, MaxIndices, Ma
 from tiledseg.geometry.shapes import PooledBranch
 from tiledseg.models.layers import pooling
 from tiledseg.models.layers.joins import WholeImageMax, WholeImageMean
+from tiledseg.models.layers.pooling import pair
 from tiledseg.models.layers.resampling import AlignedUpsampleModule, UpsampleModule
 from tiledseg.models.network import PooledBranchModule
 from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, is_channels, pixelwise, without
@@ -152,8 +153,8 @@ def mirrored(step: Step, value: Value, pads: Sequence[int], mode: str, fill: flo
 def _sees_all(step: Step, value: Value) -> bool:
     """Return True if a pooling's window is the whole image at both sizes."""
     shapes = [value.shape[-2:], value.other_shape[-2:]]
-    kernels = [_pair(kernel) for kernel in step.arguments(1, "kernel_size")]
-    paddings = (_pair(padding) for padding in step.arguments(3, "padding", 0))
+    kernels = [pair(kernel) for kernel in step.arguments(1, "kernel_size")]
+    paddings = (pair(padding) for padding in step.arguments(3, "padding", 0))
     return kernels == shapes and shapes[0] != shapes[1] and not any(map(any, paddings))
 
 
@@ -161,13 +162,8 @@ def _pool_options(step: Step, **defaults: Any) -> dict[str, Any]:
     """Return a pooling's options. Windows that touch need no ceil_mode: sizes are multiples of them."""
     options = step.options(1, kernel_size=None, stride=None, padding=0, **defaults)
     options["stride"] = options["stride"] or options["kernel_size"]
-    touches = _pair(options["kernel_size"]) == _pair(options["stride"]) and not any(_pair(options["padding"]))
+    touches = pair(options["kernel_size"]) == pair(options["stride"]) and not any(pair(options["padding"]))
     return {**options, "ceil_mode": options["ceil_mode"] and not touches}
-
-
-def _pair(value: int | Sequence[int]) -> Pair:
-    pair = (value,) * 2 if isinstance(value, int) else tuple(value) * (2 // len(value))
-    return pair[0], pair[1]
 
 
 def _max_pool(step: Step) -> list[Value]:
@@ -178,7 +174,7 @@ def _max_pool(step: Step) -> list[Value]:
     made = step.only().by(pooling.MaxPoolModule(**options), value, "pool", value.layout)
     if len(step.call.shapes) == 1:
         return made
-    sizes = [_pair(options[name]) for name in ("kernel_size", "stride", "padding", "dilation")]
+    sizes = [pair(options[name]) for name in ("kernel_size", "stride", "padding", "dilation")]
     refuse(any(row != col for row, col in sizes), "gives indices of windows that are no squares; use squares")
     rows = [row for row, _ in sizes]
     return [*made, *step.only(1).node("indices", MaxIndices(*rows), pooling.MaxIndicesModule(*rows), (value,))]
@@ -186,7 +182,7 @@ def _max_pool(step: Step) -> list[Value]:
 
 def _max_unpool(step: Step) -> list[Value]:
     value, indices = step.full(), step.full(1, "indices")
-    kernel = _pair(step.argument(2, "kernel_size"))[0]
+    kernel = pair(step.argument(2, "kernel_size"))[0]
     if ratios(step, value) != (float(kernel), float(kernel)):
         raise RefusalError("unpools windows that overlap, or to a size that is no multiple; use windows that touch")
     layers = [node.layer for node in step.lowering.nodes if node.name == indices.node]
