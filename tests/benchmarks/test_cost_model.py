@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from benchmarks.cost_model.__main__ import Case, cases, measured_and_predicted
 from tests.planning.test_machine import MEASURED
 from tiledseg.architecture.presets import build_network
-from tiledseg.comm.collectives import SerialCommunicator
-from tiledseg.comm.launch import SERIAL
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import ALONE
 from tiledseg.commands import calibrate as calibration
 from tiledseg.user_files.machine import machine_from
 
@@ -26,7 +22,7 @@ def test_no_network_that_is_predicted_is_one_that_a_calibration_trains() -> None
 
 def test_a_run_is_timed_and_predicted() -> None:
     """Longer on a machine that takes longer to launch."""
-    mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+    mesh = ALONE
     case = Case(1, 64, 2, 4, {"tiling.grid": "2"})
     measured, predicted = measured_and_predicted(case, machine_from("m.yaml", MEASURED), mesh)
     assert measured > 0

@@ -14,9 +14,7 @@ from torch.nn import functional
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
-from tiledseg.comm.launch import SERIAL
-from tiledseg.comm.mesh import Mesh, serial_axes
+from tiledseg.comm.mesh import ALONE, Mesh, serial_axes
 from tiledseg.execution.carrying import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.halo_modes import ReadMode
 from tiledseg.execution.part_passes import SerialPasses
@@ -220,4 +218,4 @@ def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
 
 
 def one_rank() -> Mesh:
-    return Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+    return ALONE

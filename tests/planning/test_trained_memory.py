@@ -11,9 +11,7 @@ import torch
 
 from benchmarks.planned_memory.peaks import allocator_peak
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
-from tiledseg.comm.launch import SERIAL
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import ALONE
 from tiledseg.config.run import Config, TrainConfig
 from tiledseg.execution.carrying import INPUT_DTYPES
 from tiledseg.execution.halo_modes import Part
@@ -60,7 +58,7 @@ def two_steps(
     """What the second of two steps of the trainer allocates, as the optimizer makes its values in the first; and a
     further step."""
     side, parts = samples[0].tile.core.height, [Part(sample.image, sample.tile) for sample in samples]
-    mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+    mesh = ALONE
     tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
     with AllocationMeter([]) as meter:
         network = freeze(build_modules(unet, seed=0), factors).train()

@@ -7,12 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
-from tiledseg.comm.collectives import SerialCommunicator
-from tiledseg.comm.launch import SERIAL
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import ALONE, Mesh
 from tiledseg.commands.calibrate import (
     CASES,
     GPU_CASES,
@@ -58,8 +55,9 @@ def test_a_fit_on_a_gpu_keeps_what_was_measured() -> None:
 
 
 def test_a_profile_is_written_and_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
-    values = calibrate(mesh, "here", str(tmp_path), [Case(8, 16), Case(8, 48), Case(8, 16, "bf16"), Case(4, 8, "fp16")])
+    values = calibrate(
+        ALONE, "here", str(tmp_path), [Case(8, 16), Case(8, 48), Case(8, 16, "bf16"), Case(4, 8, "fp16")]
+    )
     path = tmp_path / "here.yaml"
     write_profile(str(path), values)
     machine = find_machine(str(path))

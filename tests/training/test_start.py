@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 import rasterio
-import torch
 
 from tests.crash.runs import Material
 from tests.small_files import tree
-from tiledseg.comm.collectives import SerialCommunicator
-from tiledseg.comm.launch import SERIAL
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import ALONE
 from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config
 from tiledseg.errors import InputError
@@ -36,7 +33,7 @@ def config_of(material: Material, folder: Path, **train: Any) -> Config:
 
 
 def run(config: Config) -> int:
-    mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+    mesh = ALONE
     return start(config, to_yaml(config), mesh)
 
 

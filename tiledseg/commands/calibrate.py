@@ -25,9 +25,7 @@ import torch
 import yaml
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
-from tiledseg.comm.launch import SERIAL
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import ALONE, Mesh
 from tiledseg.comm.point_to_point import measure_link
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import as_config, to_yaml
@@ -191,7 +189,7 @@ def predicted(machine: Machine, case: Case) -> float:
 def _trained(mesh: Mesh, case: Case) -> float:
     """Return the seconds of the fastest step of a training, without waits for data: the mean over the ranks, which
     train at the same time. Collective."""
-    alone = replace(mesh, launch=SERIAL, communicator=SerialCommunicator(), transport="serial", watch=None)
+    alone = replace(ALONE, device=mesh.device, host=mesh.host)
     mesh.communicator.barrier()
     with tempfile.TemporaryDirectory() as folder:
         image, labels = write_rasters(Path(folder), case.side)
