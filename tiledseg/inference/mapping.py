@@ -42,6 +42,7 @@ from tiledseg.tracing.crops import kept_between_tiles
 
 Window = tuple[Box, torch.Tensor, NDArray]
 """A box of the raster, its scores or probabilities (K, H, W), and the validity of its pixels (H, W)."""
+PANEL = 6  # columns of tiles of crops that are mapped from top to bottom: scores kept for tiles below do not grow
 
 
 def views_of(kind: str, shape: tuple[int, int]) -> tuple[View, ...]:
@@ -123,7 +124,9 @@ def share_image(parallel: ParallelRun, mesh: Mesh, request: Request, info: Raste
     if inside is not None and not parallel.spread.shares_images:  # ranks that share an image compute all of it
         wanted = {number for number, core in enumerate(cores) if inside(core).any()}
     left = [core for number, core in enumerate(cores) if number not in wanted]
-    parts = passes.mode.share([TileReference(0, number) for number in sorted(wanted)])
+    panel = PANEL if passes.mode.network.graph.is_untraced else tiling.grid[1]
+    ordered = sorted(wanted, key=lambda number: (tiling.tiles[number].position[1] // panel, number))
+    parts = passes.mode.share([TileReference(0, number) for number in ordered])
     if len(views) > 1:
         parts = tuple(
             Part(number, tile_around(_core_in(view, part.tile.core), view.shape, tiling.footprint))

@@ -70,8 +70,7 @@ def predict_all(
         return
     first, pixels = requests[0], sum(info.height * info.width for info in infos)
     files = [path for path in (first.output, first.probabilities, first.polygons) if path is not None]
-    sizes = [f" ({size(os.path.getsize(path))})" if os.path.isfile(path) else "" for path in files]
-    named = ", ".join(path + bytes_ for path, bytes_ in zip(files, sizes, strict=True))
+    named = ", ".join(f"{path} ({size(os.path.getsize(path))})" if os.path.isfile(path) else path for path in files)
     beside = [
         path for path in (f"{os.path.splitext(first.output)[0]}.qml", f"{first.output}.aux.xml") if os.path.isfile(path)
     ]
@@ -167,8 +166,7 @@ def _statistics(share: ImageShare, mapper: Mapper, mesh: Mesh) -> Normalization:
             return measure([reader], ticking(statistics_blocks([share.info], mesh.rank, mesh.size)))
 
     parts = mesh.communicator.gather_objects(mesh.on_all(sums))
-    normalization: Normalization = mesh.on_root(lambda: finish(np.concatenate(parts), share.info.times))
-    return normalization
+    return mesh.on_root(lambda: finish(np.concatenate(parts), share.info.times))
 
 
 def _make_map(

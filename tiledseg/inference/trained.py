@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -199,7 +199,7 @@ class TracedNetwork:
 def module_mapper(
     module: nn.Module,
     bands: int,
-    numbers: Sequence[int] | None = None,
+    numbers: list[int] | None = None,
     classes: int | None = None,
     normalization: Normalization | None = None,
     crops: CropGrid | None = None,
@@ -229,15 +229,14 @@ def module_mapper(
             f"{name} gives {channels} channels, but a class map has 2 to {MOST_CLASSES} classes; give each a channel"
         )
     value = TracedNetwork(network.graph, bands, channels, name)
-    chosen = None if numbers is None else list(numbers)
     own = (lambda: network) if crops else (lambda: copy.deepcopy(network))
-    return Mapper(lambda: value, lambda _: own().eval(), chosen, normalization=normalization)
+    return Mapper(lambda: value, lambda _: own().eval(), numbers, normalization=normalization)
 
 
 def weights_mapper(
     network: ForeignNetwork,
     path: str,
-    numbers: Sequence[int] | None,
+    numbers: list[int] | None,
     normalization: Normalization | None,
     whole: bool = False,
 ) -> Mapper:

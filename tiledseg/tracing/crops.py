@@ -32,13 +32,13 @@ from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, whol
 from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.mirrored_reader import mirrored_positions, prefetch
+from tiledseg.system.freed_memory import give_back_freed
 from tiledseg.tracing.state import class_state, drawn_from, generators, in_mode, is_same, kept_state
 from tiledseg.units import SINGLE_BYTES
 
-AT_ONCE = {"cpu": 4}  # most crops of a batch by the kind of device; 16 on others
+AT_ONCE = {"cpu": 2**18}  # pixels of a batch of crops by the kind of device; a crop counts as 2**16 at least
 Place = tuple[Crop, Crop]  # rows and columns of one crop
-_PIXELS = 2**20  # of a batch of crops
-_KEPT_BYTES = 2**26  # most of the scores of crops that are kept for the next tiles
+_KEPT_BYTES = 3 * 2**23  # most of the scores of crops that are kept for the next tiles
 
 
 def crops_network(
@@ -149,6 +149,8 @@ class CropModule(BlockModule):
                 if keys:
                     torch.manual_seed(int.from_bytes(hashlib.sha256(repr(keys).encode()).digest()[:8], "little"))
                 return scores_of(self.module, x_BCHW.contiguous(memory_format=self.layout))
+        if self.kept is not None:
+            give_back_freed()  # else ever more of it lies between kept scores
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # of a kernel: its sums then have one order
         try:
@@ -179,32 +181,28 @@ class CropModule(BlockModule):
         made = self._each(x_CHW, [each for each in crops if each not in kept], place, copies)
         wide = torch.promote_types(x_CHW.dtype, torch.float32)
         weights_HW = self._weights_HW.to(device, wide)
-        weighted_KHW = torch.empty(self.rows.out_channels, side, side, dtype=wide, device=device)
         scores_KHW = torch.empty(self.rows.out_channels, *context.shape, dtype=wide, device=device)
         sums_KHW = scores_KHW[:, *core.relative_to(context).slices].zero_()
         total_HW = torch.zeros(core.shape, dtype=wide, device=device)
         for row, col in crops:
             tick()
             crop_KHW = kept.pop((row, col)) if (row, col) in kept else next(made)
-            if crop_KHW.shape[1] < side:
-                crop_KHW = nn.functional.pad(crop_KHW, (0, 0, side - crop_KHW.shape[1], 0))
             used = Box(row.used, col.used).clip(core)
-            part, to = used.relative_to(Box(row.read, col.read)).slices, used.relative_to(core).slices
-            total_HW[to] += weights_HW[part]
-            sums_KHW[:, *to] += torch.mul(crop_KHW, weights_HW, out=weighted_KHW)[:, *part]
-            if self.kept is not None:
-                self._keep(row, col, core, crop_KHW)
+            part, to = used.relative_to(Box(row.read, col.read)), used.relative_to(core).slices
+            part_KHW = crop_KHW[:, *part.shift(crop_KHW.shape[1] - side, 0).slices]  # of its last rows, if kept
+            total_HW[to] += weights_HW[part.slices]
+            sums_KHW[:, *to] += torch.mul(part_KHW, weights_HW[part.slices], out=sums_KHW.new_empty(part_KHW.shape))
+            self._keep(row, col, core, crop_KHW)
         sums_KHW /= total_HW
         return scores_KHW
 
     def _keep(self, row: Crop, col: Crop, core: Box, scores_KHW: torch.Tensor) -> None:
         """Keep a crop's last rows for the tiles to the right and below. Drop the oldest beyond _KEPT_BYTES."""
-        assert self.kept is not None, "within `kept_between_tiles`"
-        if row.used.stop > core.row.stop or col.used.stop > core.col.stop:
-            first = 0 if col.used.stop > core.col.stop else core.row.stop - row.read.start
-            self.kept[row, col] = scores_KHW[:, first:].clone()
-        while sum(each.nbytes for each in self.kept.values()) > _KEPT_BYTES:
-            del self.kept[next(iter(self.kept))]
+        if self.kept is not None and (row.used.stop > core.row.stop or col.used.stop > core.col.stop):
+            rows = scores_KHW.shape[1] if col.used.stop > core.col.stop else row.read.stop - core.row.stop
+            self.kept[row, col] = scores_KHW[:, -rows:].clone()
+            while sum(each.nbytes for each in self.kept.values()) > _KEPT_BYTES:
+                del self.kept[next(iter(self.kept))]
 
     def _each(
         self, x_CHW: torch.Tensor, crops: Sequence[Place], place: BlockPlace, copies: Sequence[nn.Module]
@@ -249,10 +247,9 @@ class CropModule(BlockModule):
             self._batch = state, self._crops_at_once(x_CHW)
 
     def _crops_at_once(self, x_CHW: torch.Tensor) -> int:
-        """Return the number of crops of a batch: AT_ONCE, at most a megapixel, if a crop's scores have the same bits at
-        each place of a batch, and beside far brighter crops and crops of zeros; else 1."""
-        assert self.rows.grid is not None, "of crops"
-        most = max(1, min(AT_ONCE.get(x_CHW.device.type, 16), _PIXELS // self.rows.grid.window**2))
+        """Return the number of crops of a batch: AT_ONCE, if a crop's scores have the same bits at each place of a
+        batch, and beside far brighter crops and crops of zeros; else 1."""
+        most = max(1, AT_ONCE.get(x_CHW.device.type, 2**20) // max(2**16, self._weights_HW.numel()))
         draw, batch_BCHW = torch.Generator().manual_seed(0), self._empty(x_CHW, most)
         noise_BCHW = torch.randn(batch_BCHW.shape, generator=draw).to(x_CHW) / 10
         factors = torch.tensor([1, -10000, 0, 1]).repeat(most)[:most, None, None, None]

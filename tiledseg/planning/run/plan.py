@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from tiledseg.architecture.network import Network
 from tiledseg.errors import BudgetError, ConfigError, GeometryError, InputError
 from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint
-from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.sharing.decomposition import MeshShape, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling, make_tiling
@@ -352,12 +351,12 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     if question.blocks is not None and halo != "layer":
         return 1, 1
     tiles = max(1, question.ranks // parallel.stages)
-    untraced = [layer.grid for layer in graph.layers if isinstance(layer, Crops)]
     on_cpu = question.figures.known and not (question.figures.has_devices or question.trains)
-    if on_cpu and not untraced:
+    if graph.is_untraced and footprint.unit > 1:  # tiles compute no crop twice on a rank, so small ones cost no more
+        units = round(extent.shape[0] / footprint.unit), round(extent.shape[1] / footprint.unit)
+        tiles = max(tiles, tiles_of(units, max(2, (CROPS_SIDE if on_cpu else CROPS_BATCHED) // footprint.unit)))
+    elif on_cpu:
         tiles = max(tiles, tiles_of(extent.shape, max(MAP_SIDE, MAP_HALOS * max(footprint.before, footprint.after))))
-    for crops in filter(None, untraced):  # tiles compute no crop twice on a rank, so small ones cost no more
-        tiles = max(tiles, tiles_of(extent.shape, max(CROPS_SIDE if on_cpu else CROPS_BATCHED, 2 * crops.window)))
     bands, value = question.network.bands, question.value_bytes
     return choose_grid(extent.shape, graph, footprint, question.memory, value, tiles, bands)
 
