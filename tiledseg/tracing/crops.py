@@ -149,7 +149,7 @@ class CropModule(BlockModule):
                 if keys:
                     torch.manual_seed(int.from_bytes(hashlib.sha256(repr(keys).encode()).digest()[:8], "little"))
                 return scores_of(self.module, x_BCHW.contiguous(memory_format=self.layout))
-        if self.kept is not None:
+        if self.kept and sum(each.nbytes for each in self.kept.values()) > _KEPT_BYTES // 2:
             give_back_freed()  # else ever more of it lies between kept scores
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # of a kernel: its sums then have one order
