@@ -155,7 +155,6 @@ def test_table_shows_the_same_figures(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", ["--size"]),
         ("--size 0", ["--size is 0", "at least 1"]),
         ("--size ten", ["--size", "'ten'"]),
         ("--size 1 2 3", ["--size has 3 values"]),

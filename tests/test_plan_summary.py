@@ -11,7 +11,7 @@ from tiledseg.plan import main
 
 SMALL = "--size 2000 --levels 4 --base-channels 16"
 PLANS = [
-    "--size 10000 --machine h100",
+    "--machine h100",
     f"{SMALL} --grid 4 --gpus 64 --images 30 --machine summit",
     f"{SMALL} --grid 4 --gpus 5 --norm batch",
     f"{SMALL} --grid 2 --gpu-memory 600MiB",

@@ -38,8 +38,6 @@ def _main(argv: Sequence[str] | None) -> int:
 
         return calibrate_to(flags.calibrate, flags.store)
     refuse_given(flags, ("store",), "--calibrate is not given")
-    if flags.size is None:
-        raise ConfigError("--size is not given; give the side of the raster, or --calibrate OUT; see --help")
     from tiledseg.commands.plan_flags import answered  # here: --help does not wait for the planner
 
     values, text = answered(flags)
@@ -73,10 +71,12 @@ def _parser() -> Parser:
     default = ModelConfig()
     purpose = "Say if a network fits, on which tiles, in which halo mode, on how many GPUs and how fast."
     parser = Parser(
-        "tiledseg plan", "--size 10000 --machine h100", usage="tiledseg plan --size N [FLAG ...]", description=purpose
+        "tiledseg plan", "--size 10000 --machine h100", usage="tiledseg plan [FLAG ...]", description=purpose
     )
     raster = parser.add_argument_group("raster and grid")
-    raster.add_argument("--size", nargs="+", type=int, metavar="N", help="side, or height and width (px)")
+    raster.add_argument(
+        "--size", nargs="+", type=int, default=[10000], help="side, or height and width (px; default 10000)"
+    )
     raster.add_argument(
         "--grid",
         nargs="+",
