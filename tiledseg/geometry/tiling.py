@@ -159,7 +159,7 @@ def _tile_dim(word: str, size: int, parts: int, footprint: Footprint) -> tuple[T
             f"give at most {units}"
         )
     last, unit = units * footprint.alignment, footprint.unit
-    if unit == 1 or 3 * parts > 2 * -(-last // unit):  # too coarse for tiles of about one size
+    if unit == 1 or 2 * parts > -(-last // unit):  # too coarse for tiles of about one size
         unit = footprint.alignment
     edges = [min(i * -(-last // unit) // parts * unit, last) for i in range(parts + 1)]
     extended = Interval(0, last)
