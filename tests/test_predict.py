@@ -64,7 +64,7 @@ def whole(material: Material, trained: Path, image: Path) -> tuple[bytes, NDArra
         return output.read_bytes(), classes.read(1), shares.read()
 
 
-@pytest.mark.parametrize("grid", ["23,34", "auto"])
+@pytest.mark.parametrize("grid", ["[23,34]", "auto"])
 def test_the_map_does_not_depend_on_the_grid(
     material: Material, trained: Path, image: Path, whole: tuple[bytes, NDArray, NDArray], tmp_path: Path, grid: str
 ) -> None:

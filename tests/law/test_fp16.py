@@ -102,7 +102,7 @@ def test_a_gradient_that_no_scale_mends_ends_the_run(
     mesh, total = meshes["gloo"], GradientReducer.total
     monkeypatch.setattr("tiledseg.training.trainer.LossScale", lambda: LossScale(4.0))
     monkeypatch.setattr(GradientReducer, "total", lambda self: total(self) / (mesh.rank != mesh.size - 1))
-    expected = r"gradient is not finite at step 3, of a loss of .* in fp16 with a loss scale of 1 .*; "
+    expected = r"gradient is not finite at step 3, of a loss of .* in fp16 with a loss scale of 1 .*: "
     with pytest.raises(TiledsegError, match=expected) as error:
         run(fp16(shared, f"no-end-{mesh.size}", 9), mesh)
     assert "\n" not in str(error.value)

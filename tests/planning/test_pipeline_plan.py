@@ -50,14 +50,11 @@ def test_measured_messages_decide_too() -> None:
     assert quick.times.sending == pytest.approx([1e-12 * walk.tensor_bytes(quick.balance[0])])
 
 
-@pytest.mark.parametrize("brackets", [None, "{}", "[]"], ids=["list", "braces", "brackets"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_papers_balances_are_taken_as_they_are(preset: str, brackets: str | None) -> None:
-    """As a list, and as text, in braces as the paper writes them."""
+def test_the_papers_balances_are_taken_as_they_are(preset: str) -> None:
     named = PRESETS[preset]
     layers = UNet(named.levels, norm=named.norm, base_channels=1).graph()
-    text = ",".join(map(str, named.balance))
-    parallel = ParallelConfig(stages=6, balance=text.join(brackets) if brackets else list(named.balance))
+    parallel = ParallelConfig(stages=6, balance=list(named.balance))
     parallel.check()
     found = plan_pipeline(parallelism(parallel), layers, 4, MicroBatchSize((256, 256), 24, 4), None)
     assert found is not None
