@@ -45,16 +45,17 @@ class BatchNorm(nn.BatchNorm2d):
     stays in evaluation, with constant running statistics."""
 
     in_place_of: tuple[nn.Module, ...] = ()
+    own_mode: bool
     still = False
 
     @property
     def training(self) -> bool:
-        own: bool = self.__dict__["training"]  # torch 2.8 compiles this property as a look there
-        return self.in_place_of[0].training and not self.still if self.in_place_of else own
+        return self.in_place_of[0].training and not self.still if self.in_place_of else self.own_mode
 
     @training.setter
     def training(self, mode: bool) -> None:
-        self.__dict__["training"] = mode and not self.still
+        # torch 2.8 compiles a look into `__dict__` as this property.
+        self.own_mode = self.__dict__["training"] = mode and not self.still
         for norm in self.in_place_of:
             norm.training = mode
 

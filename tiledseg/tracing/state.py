@@ -183,7 +183,7 @@ def _description(root: nn.Module, kept: Collection[str]) -> dict[str, Any]:
     snapshots: dict[str, Any] = {}
     for path, module in root.named_modules():
         attributes = {k: v for k, v in _attributes(module).items() if f"{path}.{k}".lstrip(".") not in kept}
-        attributes |= dict.fromkeys(("training", *module._buffers))
+        attributes |= dict.fromkeys(("training", "own_mode", *module._buffers))
         hooks = [_snapshot(getattr(weight, each, None), 1) for weight in module._parameters.values() for each in HOOKS]
         snapshots[path] = [module, attributes, hooks]
     snapshots["torch"] = [_snapshot(vars(nn.modules.module)[name], 2) for name in GLOBAL_HOOKS]
