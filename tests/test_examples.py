@@ -1,5 +1,5 @@
-"""The examples of the README and of the how-to pages run as printed, in one folder with stand-ins for their files; at
-night those of reference and explanation too, installations and batch jobs. `test_api.py` runs the programs of the pages
+"""The examples of all pages run as printed, in one folder with stand-ins for their files; at night on all ranks, and
+installations. `test_api.py` runs the programs of the pages
 in OWN, `test_site.py` the tutorials, `test_printed_plans.py` compares what is printed below a plan."""
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from tiledseg.cli import main
 from tiledseg.commands.options import GROUPS
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted((DOCS / "how-to").glob("*.md"))]
-if NIGHTLY:
-    PAGES += sorted({*(DOCS / "reference").glob("*.md"), *(DOCS / "explanation").glob("*.md")})
+PAGES = [
+    ROOT / "README.md",
+    *(page for kind in ("how-to", "reference", "explanation") for page in sorted((DOCS / kind).glob("*.md"))),
+]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OWN = ("own-network", "own-loop", "python", "foreign-networks", "halos")  # test_api.py runs all but the last of a loop
 MODELS = {
@@ -262,7 +263,6 @@ levels: 5, base_channels: 64 > levels: 2, base_channels: 2
 epochs: 20 > epochs: 1"""
 
 
-@pytest.mark.skipif(not NIGHTLY, reason="starts 12 processes: at night")
 def test_a_batch_job_is_written_rehearsed_and_submitted_as_typed(place: Path, tmp_path: Path) -> None:
     """The commands of the page in one shell, for a machine of one rank; sbatch and bsub run the scripts at once."""
     shutil.copytree(place, tmp_path, dirs_exist_ok=True)
