@@ -73,7 +73,7 @@ class StorageEntry:
     number: int
     key: int
     size: int
-    place: Place = Place.SHARED
+    place: Place | None = None
     live: int = 0
     used: int = 0
     wanted: int = 0
@@ -100,24 +100,38 @@ class Ledger:
         self._mover, self._budget, self._least, self.figures = mover, budget, least, figures
         self._lock = threading.RLock()
         self._dropped: queue.SimpleQueue[StorageEntry] = queue.SimpleQueue()
-        self._entries: dict[int, StorageEntry] = {}  # oldest first
+        self._entries: dict[int, StorageEntry] = {}
+        self._in_memory: dict[int, StorageEntry] = {}  # by key
+        self._at: dict[Place, dict[int, StorageEntry]] = {place: {} for place in Place}  # oldest first
+        self._bytes = dict.fromkeys(Place, 0)
         self._ahead: list[tuple[StorageWeakRef, int]] = []  # prefetched storages and their bytes
         self._count = self._step_peak = 0
         self._was_used = False  # in this step
         weakref.finalize(self, mover.close)  # autograd's graphs hold the ledger by its hooks
 
-    def _at(self, *places: Place) -> list[StorageEntry]:
-        return [entry for entry in self._entries.values() if entry.place in places]
-
     @property
     def resident_bytes(self) -> int:
         """The bytes in memory that only autograd holds."""
-        return sum(entry.size for entry in self._at(Place.STAYING, Place.USED, Place.LEAVING))
+        return self._bytes[Place.STAYING] + self._bytes[Place.USED] + self._bytes[Place.LEAVING]
 
     @property
     def _kept_bytes(self) -> int:
         """The bytes in memory or outside that only autograd holds."""
-        return sum(entry.size for entry in self._entries.values() if entry.place is not Place.SHARED)
+        return self.resident_bytes + self._bytes[Place.OUTSIDE]
+
+    def _put(self, entry: StorageEntry, place: Place | None) -> None:
+        """Move a storage to a place; None: nowhere, it has ended. A new one begins SHARED."""
+        if entry.place is not None:
+            del self._at[entry.place][entry.number]
+            self._bytes[entry.place] -= entry.size
+        if place is Place.SHARED:
+            self._in_memory[entry.key] = entry
+        elif place in (Place.OUTSIDE, None) and entry.place is not Place.OUTSIDE:
+            del self._in_memory[entry.key]
+        entry.place = place
+        if place is not None:
+            self._at[place][entry.number] = entry
+            self._bytes[place] += entry.size
 
     # Called by autograd.
 
@@ -128,12 +142,13 @@ class Ledger:
             if not may_move(tensor, self._least) or not self._mover.takes(tensor):
                 self._move_out()
                 return KeptTensor(tensor)
-            key, here = storage_key(tensor), (e for e in self._entries.values() if e.place is not Place.OUTSIDE)
-            entry = next((each for each in here if each.key == key), None)
+            key = storage_key(tensor)
+            entry = self._in_memory.get(key)
             if entry is None:
                 self._count += 1
                 entry = StorageEntry(self._count, key, tensor.untyped_storage().nbytes())
                 self._entries[entry.number] = entry
+                self._put(entry, Place.SHARED)
             saved = SavedView(tensor, entry, self._dropped.put)
             entry.live += 1
             entry.saved.append(weakref.ref(saved))
@@ -175,25 +190,23 @@ class Ledger:
     def _move_out(self) -> None:
         """Send out the oldest storages until the others fit the budget; wait while memory holds more than the
         budget."""
-        for entry in self._at(Place.SHARED):
+        for entry in list(self._at[Place.SHARED].values()):
             aliases = entry.aliases()
             if aliases and held_by(aliases[0], len(aliases)):
-                entry.place = Place.USED if entry.used else Place.STAYING
+                self._put(entry, Place.USED if entry.used else Place.STAYING)
         self._step_peak = max(self._step_peak, self._kept_bytes)
         ahead = self._ahead_bytes()
         room = self._budget - ahead
-        rest = sum(entry.size for entry in self._at(Place.STAYING, Place.USED))
-        for entry in self._at(Place.STAYING):
-            if rest <= room:
-                break
+        staying, leaving = self._at[Place.STAYING], self._at[Place.LEAVING]
+        while staying and self._bytes[Place.STAYING] + self._bytes[Place.USED] > room:
+            entry = next(iter(staying.values()))
             storage = entry.aliases()[0].untyped_storage()
             flat_P = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            entry.sent, entry.flat_P, entry.place = self._mover.send(flat_P), flat_P, Place.LEAVING
-            rest -= entry.size
+            entry.sent, entry.flat_P = self._mover.send(flat_P), flat_P
+            self._put(entry, Place.LEAVING)
             self.figures.bytes_out += entry.size
-        for entry in self._at(Place.LEAVING):
-            if self.resident_bytes > room:
-                self._finish_leaving(entry)
+        while leaving and self.resident_bytes > room:
+            self._finish_leaving(next(iter(leaving.values())))
         self.figures.peak_bytes = max(self.figures.peak_bytes, self.resident_bytes + ahead)
 
     def _ahead_bytes(self) -> int:
@@ -206,7 +219,8 @@ class Ledger:
         them."""
         assert entry.sent is not None, "its bytes have been sent"
         entry.sent.copying.wait()
-        entry.place, entry.flat_P = Place.OUTSIDE, None
+        self._put(entry, Place.OUTSIDE)
+        entry.flat_P = None
         for saved in entry.views():
             saved.leave()
 
@@ -217,7 +231,8 @@ class Ledger:
         self._recall(entry)
         entry.used += 1
         if entry.place is not Place.OUTSIDE:
-            entry.place = Place.USED if entry.place is Place.STAYING else entry.place
+            if entry.place is Place.STAYING:
+                self._put(entry, Place.USED)
             assert saved.alias is not None, "the bytes are in memory"
             return saved.alias
         brought = entry.brought or self._bring(entry)
@@ -232,7 +247,8 @@ class Ledger:
         """Keep a storage that is used before it has left."""
         if entry.place is Place.LEAVING and entry.sent is not None:
             self._mover.drop(entry.sent)
-            entry.place, entry.sent, entry.flat_P = Place.USED, None, None
+            self._put(entry, Place.USED)
+            entry.sent = entry.flat_P = None
 
     def _bring(self, entry: StorageEntry) -> Brought:
         assert entry.sent is not None, "its bytes are outside"
@@ -263,12 +279,13 @@ class Ledger:
                 entry.live -= 1
                 if entry.live == 0:
                     self._free(entry)
-        for entry in self._at(Place.LEAVING):
+        for entry in list(self._at[Place.LEAVING].values()):
             if entry.sent is not None and entry.sent.copying.done():
                 self._finish_leaving(entry)
 
     def _free(self, entry: StorageEntry) -> None:
         del self._entries[entry.number]
+        self._put(entry, None)
         if entry.brought is not None:
             entry.brought.copying.stop()
             entry.brought = None
