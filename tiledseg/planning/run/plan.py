@@ -274,12 +274,8 @@ def choose_spread(question: RunQuestion, tilings: Sequence[Tiling], batch: int =
     own nothing of some layer's output.
     """
     parallel, graph, bands, value = question.parallel, question.graph, question.network.bands, question.value_bytes
-    ranks, stages, whole_tiles, images = (
-        question.ranks,
-        parallel.stages,
-        question.blocks is None,
-        question.images_per_step,
-    )
+    ranks, stages, images = question.ranks, parallel.stages, question.images_per_step
+    whole_tiles = question.blocks is None
     if ranks < stages:
         raise ConfigError(
             f"parallel.stages is {stages}, but the job has {ranks} ranks; start {stages} ranks or a multiple of them, "
