@@ -331,8 +331,8 @@ one stream of several comes after a copy
 == memory/ledger.py | pretend_gpu/test_runs.py
 memory is given out before its copy is out
 -        entry.sent.copying.wait()
--        entry.place, entry.flat_P = Place.OUTSIDE, None
-+        entry.place, entry.flat_P = Place.OUTSIDE, None
+-        self._put(entry, Place.OUTSIDE)
++        self._put(entry, Place.OUTSIDE)
 == memory/mover.py | pretend_gpu/test_laws.py::test_tests_of_a_gpu[test_host_on_gpu]
 memory is kept whose copy out still reads it
 -sent.copying.stop()
