@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.faults.case import Result, Workshop
 from benchmarks.faults.table import table
-from tests.fuzz.driver import warm_up
+from tests.fuzz.process import warm_up
 
 
 def main() -> int:

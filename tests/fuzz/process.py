@@ -22,10 +22,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tiledseg.raster import mirrored_reader
 from tiledseg.system.signals import SIGNALS, listen
 
 LIMIT_SECONDS = 20.0
 _FILE_EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.truncate", "os.rmdir", "os.link")
+
+
+def warm_up() -> None:
+    """Import what every command imports, once, with one thread: the forked cases share it."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as a session has it, for the ranks that are forks
+    for name in ("train", "predict", "tile", "scene", "training.start", "inference.predictor"):
+        importlib.import_module(f"tiledseg.{name}")
+    for extra in ("torch.utils.tensorboard", "matplotlib.figure"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(extra)
+    sys.modules["torch"].set_num_threads(1)
+    mirrored_reader.PAUSES = (0.0, 0.0, 0.0)  # damaged files are tried as often, but at once
 
 
 @dataclass(frozen=True)

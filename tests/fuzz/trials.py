@@ -1,0 +1,304 @@
+"""Trials: what is damaged or interrupted, what is run then, and what its result has to be.
+
+An interrupted command is run again, undisturbed: it has to end as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rasterio
+
+from tests.fuzz.process import Interruption, Outcome, run
+from tests.small_files import write_raster, write_yaml
+from tiledseg.predict import main as predict
+from tiledseg.scene import main as scene
+from tiledseg.train import main as train
+
+SIDE, STEPS = 32, 4
+LAST = f"step-{STEPS:06d}"
+MAP = ["--checkpoint", "run", "--image", "image.tif", "--output", "map.tif", "--verbosity", "0", "--workers", "1"]
+MAP += ["--tiling.grid", "2"]
+STORE = ["--images", "image.tif", "--labels", "labels.tif", "--grid", "2", "--levels", "2", "--convs-per-level", "1"]
+SCENE = ["--size", "40", "40", "--image", "scene.tif", "--labels", "classes.tif"]
+# Each command that writes: what is typed, its outputs, and how often it touches files at most.
+WRITERS: dict[str, tuple[list[str], tuple[str, ...], int]] = {
+    "train": (["--config", "run.yaml"], ("run",), 260),
+    "predict": (MAP, ("map.tif",), 60),
+    "tile": ([*STORE, "--output", "new.h5"], ("new.h5",), 60),
+    "scene": (SCENE, ("scene.tif", "classes.tif"), 60),
+}
+CONFIG = {
+    "data": {"images": "image.tif", "labels": "labels.tif", "classes": 3, "workers": 1},
+    "tiling": {"grid": 2},
+    "model": {"levels": 2, "convs_per_level": 1, "base_channels": 2},
+    "optimizer": {"lr": 0.01},
+    "train": {"epochs": 2, "tiles_per_step": 2, "checkpoint_every": 1, "keep_checkpoints": 9},
+    "run": {"output": "run", "verbosity": 0},
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A command on damaged material. `words`: what was done; `outputs`: names that it may make or change; `check`: what
+    is wrong with the result of an exit 0."""
+
+    command: str
+    arguments: list[str]
+    words: str
+    outputs: tuple[str, ...]
+    check: Callable[[Path], list[str]]
+    interruption: Interruption | None = None
+
+
+def make_material() -> int:
+    """Rasters, a run of four steps, and what undisturbed commands give of them, in the current folder."""
+    draw = np.random.default_rng(5)
+    labels_HW = np.kron(draw.integers(0, 3, (8, 8)), np.ones((4, 4))).astype(np.uint8)
+    write_raster(Path("image.tif"), (draw.integers(0, 60, (3, SIDE, SIDE)) + 60 * labels_HW + 1).astype(np.uint8))
+    write_raster(Path("labels.tif"), labels_HW[None])
+    write_yaml(Path("run.yaml"), CONFIG)
+    Path("reference").mkdir()
+    codes = [train(["--config", "run.yaml"])]
+    for step in sorted(Path("run/checkpoints").glob("step-*")):
+        codes.append(predict([*MAP, "--checkpoint", str(step), "--output", f"reference/{step.name}.tif"]))
+    codes.append(scene([*SCENE, "--image", "reference/scene.tif", "--labels", "reference/classes.tif"]))
+    shutil.copy(f"run/checkpoints/{LAST}/model.safetensors", "reference")
+    return max(codes)
+
+
+def draw_raster(draw: random.Random, folder: Path) -> Trial:
+    """A damaged or edited image is mapped: what comes out is the map of the pixels that are in it."""
+    path = folder / "image.tif"
+    words = _edit_raster(path, draw) if draw.random() < 0.3 else damage(path, draw)
+    if draw.random() < 0.25:
+        arguments = ["--config", "run.yaml", "--run.output", "out", "--train.epochs", "1"]
+        return Trial("train", arguments, words, ("out",), lambda folder: finished_run(folder / "out"))
+    return Trial("predict", MAP, words, ("map.tif",), _is_map_of_its_pixels)
+
+
+def draw_checkpoint(draw: random.Random, folder: Path) -> Trial:
+    """A run with a damaged checkpoint goes on to the same end, is mapped as one of its checkpoints, or is refused."""
+    checkpoints = folder / "run/checkpoints"
+    steps = sorted(checkpoints.glob("step-*"))
+    resumed = draw.random() < 0.5
+    if resumed:  # as a job that was stopped after its second or third step
+        steps, later = steps[: (count := draw.choice((2, 3)))], steps[count:]
+        for step in later:
+            shutil.rmtree(step)
+        (checkpoints / "latest").write_text(f"{steps[-1].name}\n")
+        (folder / "run/summary.json").unlink()
+    words = _damage_run(draw.choice(steps[-2:]), draw)
+    if resumed:
+        return Trial("train", ["--config", "run.yaml"], words, ("run",), lambda folder: whole("train", folder))
+    maps = [f"{step.name}.tif" for step in steps]
+    return Trial("predict", MAP, words, ("map.tif",), lambda folder: same(folder, "map.tif", *maps))
+
+
+def draw_interrupted(draw: random.Random, folder: Path) -> Trial:
+    """A command that writes meets a limit of size, or a signal: at a touch of a file, the same in each run of the case,
+    or after a while."""
+    command = draw.choice(("train", *WRITERS))
+    arguments, outputs, touches = WRITERS[command]
+    if command == "train":
+        shutil.rmtree(folder / "run")
+    way, signal = draw.random(), draw.choice(("SIGKILL", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGTERM"))
+    if way < 0.3:
+        interruption = Interruption(largest_file=draw.choice((0, 1, 100, 1000, draw.randrange(60_000))))
+    elif way < 0.75:
+        interruption = Interruption(signal, event=draw.randrange(1, touches))
+    else:
+        interruption = Interruption(signal, seconds=draw.random() * 0.8)
+    return Trial(command, arguments, str(interruption), outputs, lambda folder: whole(command, folder), interruption)
+
+
+KINDS: dict[str, Callable[[random.Random, Path], Trial]] = {
+    "rasters": draw_raster,
+    "checkpoints": draw_checkpoint,
+    "interrupted writes": draw_interrupted,
+}
+
+
+def damage(path: Path, draw: random.Random) -> str:
+    """Damage one to three places of a file: a bit flipped, bytes cut off, overwritten, moved or put in."""
+    data = path.read_bytes()
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        place, way = draw.randrange(len(data) + 1), draw.random()
+        if way < 0.4 and data:
+            place = draw.randrange(min(len(data), draw.choice((400, len(data)))))  # headers have few bytes
+            changed = bytes([data[place] ^ (1 << draw.randrange(8))])
+        else:
+            changed = draw.choice((bytes(8), bytes(512), b"\xff\xff\xff\xff", b"\x00\x00\x00\x80", b"\n"))
+        if way < 0.7:
+            data = data[:place] + changed + data[place + len(changed) :]
+        elif way < 0.85:
+            data = data[:place] if draw.random() < 0.7 else data[:-1]
+        else:
+            data = data[:place] + draw.choice((data[place - 64 : place], draw.randbytes(16))) + data[place:]
+    path.write_bytes(data)
+    return f"bytes of {path.name}"
+
+
+def _edit_raster(path: Path, draw: random.Random) -> str:
+    with rasterio.open(path) as file:
+        pixels, profile = file.read(), file.profile
+    what = draw.choice(("dtype", "nodata", "bands", "size", "pixels", "driver", "tags", "nan"))
+    if what == "dtype":
+        profile["dtype"] = draw.choice(("uint16", "int16", "float32", "int8", "float64"))
+    elif what == "nodata":
+        profile["nodata"] = draw.choice((0, 255, 61))
+    elif what == "bands":
+        pixels = pixels[: draw.choice((1, 2))] if draw.random() < 0.5 else np.concatenate([pixels, pixels])
+    elif what == "size":
+        pixels = pixels[:, : draw.randrange(1, SIDE), : draw.randrange(1, SIDE)]
+    elif what == "pixels":
+        pixels[:, draw.randrange(SIDE), :] = draw.randrange(256)
+    elif what == "nan":
+        profile["dtype"], pixels = "float32", pixels.astype("float32")
+        pixels[0, 3, 4] = draw.choice((np.nan, np.inf, 1e38))
+    profile |= {"count": pixels.shape[0], "height": pixels.shape[1], "width": pixels.shape[2]}
+    if what == "driver":
+        profile = {k: profile[k] for k in ("count", "height", "width", "dtype")} | {"driver": "PNG"}
+    with rasterio.open(path, "w", **profile) as file:
+        file.write(pixels.astype(profile["dtype"]))
+        if what == "tags":
+            file.update_tags(1, AREA_OR_POINT="Point", OFFSET=str(draw.random()), STATISTICS_MEAN="nan")
+    return f"{what} of {path.name}"
+
+
+def _damage_run(step: Path, draw: random.Random) -> str:
+    files, latest = sorted(step.iterdir()), step.parent / "latest"
+    way = draw.randrange(6)
+    if way == 0:
+        _edit_manifest(step / "manifest.json", draw)
+        return f"edited manifest of {step.name}"
+    if way == 1:
+        victim = draw.choice([*files, latest])
+        victim.unlink()
+        return f"without {victim.name}"
+    if way == 2:
+        latest.write_bytes(draw.choice((b"", b"step-000099\n", b"..\n", b"\xff\n", b"/\n", b"x" * 5000)))
+        return "another latest"
+    if way == 3:
+        stray = step.parent / draw.choice((".partial-step-000009", "step-abc", "step-000007", "notes"))
+        stray.mkdir()
+        return f"a stray folder {stray.name}"
+    return damage(draw.choice([*files, step.parent.parent / "metrics.jsonl"]), draw)
+
+
+def _edit_manifest(path: Path, draw: random.Random) -> None:
+    manifest = json.loads(path.read_text())
+    holder: Any = manifest
+    while isinstance(holder, dict) and holder:
+        key = draw.choice(list(holder))
+        if not isinstance(holder[key], dict) or draw.random() < 0.2:
+            holder[key] = draw.choice((None, -1, 10**9, "x", [], {}, 1e308, True, "0" * 64))
+            break
+        holder = holder[key]
+    path.write_text(json.dumps(manifest))
+
+
+def whole(command: str, folder: Path) -> list[str]:
+    """What is wrong with the outputs of a command whose inputs are sound."""
+    if command == "train":
+        weights = f"run/checkpoints/{LAST}/model.safetensors"
+        return finished_run(folder / "run", STEPS) + same(folder, weights, "model.safetensors")
+    if command == "tile":  # a store is whole where it maps as its image does
+        done = run("predict", [*MAP, "--image", "new.h5"], folder)
+        return same(folder, "map.tif", f"{LAST}.tif") if done.code == 0 else [f"new.h5 is torn: {done.err[:200]}"]
+    if command == "scene":
+        return same(folder, "scene.tif", "scene.tif") + same(folder, "classes.tif", "classes.tif")
+    return same(folder, "map.tif", f"{LAST}.tif")
+
+
+def same(folder: Path, name: str, *references: str) -> list[str]:
+    """A file has to be one of the references, byte for byte."""
+    if not (folder / name).exists():
+        return [f"no {name}"]
+    data = (folder / name).read_bytes()
+    if all(data != (folder / "reference" / reference).read_bytes() for reference in references):
+        return [f"{name} is not that of undamaged material"]
+    return []
+
+
+def finished_run(path: Path, steps: int | None = None) -> list[str]:
+    """What is wrong with the folder of a run that says it is done; `steps`: how many it has to have."""
+    try:
+        summary = json.loads((path / "summary.json").read_text())
+        metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        return [f"the run is not whole: {error}"]
+    total, faults = summary["steps"], []
+    if not summary["finished"] or (steps is not None and total != steps):
+        faults.append(f"the run ended at step {total} of {steps}, finished: {summary['finished']}")
+    if [line["step"] for line in metrics if "loss" in line] != list(range(1, total + 1)):
+        faults.append("metrics.jsonl does not have every step once")
+    if not (path / f"checkpoints/step-{total:06d}/manifest.json").exists():
+        faults.append(f"no checkpoint of the last step {total}")
+    return faults
+
+
+def _is_map_of_its_pixels(folder: Path) -> list[str]:
+    """The map is that of a sound file with the pixels that the damaged one holds."""
+    try:
+        with rasterio.open(folder / "image.tif") as file:
+            pixels, valid, profile = file.read(), file.dataset_mask(), file.profile
+    except rasterio.errors.RasterioError as error:
+        return [f"the file cannot be read: {error.__cause__ or error}"]
+    sound = {k: profile[k] for k in ("count", "height", "width", "dtype", "nodata", "crs", "transform")}
+    with rasterio.open(folder / "sound.tif", "w", driver="GTiff", **sound) as file:
+        file.write(pixels)
+    again = run("predict", [*MAP, "--image", "sound.tif", "--output", "sound-map.tif"], folder)
+    if again.code != 0:
+        return [f"a sound file of the same pixels is refused: {again.err.strip()[:200]}"]
+    with rasterio.open(folder / "map.tif") as ours, rasterio.open(folder / "sound-map.tif") as theirs:
+        if valid.all() and not np.array_equal(ours.read(), theirs.read()):
+            return ["the map is not that of the pixels in the file"]
+        if (ours.crs, ours.transform) != (theirs.crs, theirs.transform):
+            return ["the map lies elsewhere than the image"]
+    return []
+
+
+def aftermath(trial: Trial, outcome: Outcome, folder: Path) -> list[str]:
+    """What has a final name is whole; and the same command again gives the whole result, and clears the rest."""
+    faults = [f"after the interruption: {fault}" for fault in _torn(trial, outcome, folder)]
+    if outcome.code == 0 or (trial.command == "tile" and (folder / "new.h5").exists()):  # no store is overwritten
+        return faults
+    again = run(trial.command, trial.arguments, folder)
+    if again.hung or again.code != 0:
+        return [*faults, f"again: exit {again.code}: {again.err.strip()[:300]}"]
+    faults += [f"again: {fault}" for fault in trial.check(folder)]
+    left = [path for path in folder.rglob("*") if path.name.startswith(".") or ".part" in path.name]
+    return faults + [f"left over after the second run: {path.name}" for path in left if "lock" not in path.name]
+
+
+def _torn(trial: Trial, outcome: Outcome, folder: Path) -> list[str]:
+    if outcome.code == 0:
+        return trial.check(folder)
+    if trial.command == "train":
+        return _torn_run(folder / "run", outcome)
+    made = [name for name in trial.outputs if (folder / name).is_file()]
+    return trial.check(folder) if len(made) == len(trial.outputs) else []  # a scene's image may be alone
+
+
+def _torn_run(path: Path, outcome: Outcome) -> list[str]:
+    """Every checkpoint with a name has its files, and every JSON file is whole."""
+    steps, faults = [*path.glob("checkpoints/step-*")], []
+    for step in steps:
+        names = ("manifest.json", "model.safetensors", "optimizer.safetensors")
+        faults += [f"{step.name} without {name}" for name in names if not (step / name).exists()]
+    for file in (*path.glob("checkpoints/step-*/manifest.json"), *path.glob("summary.json")):
+        try:
+            json.loads(file.read_text())
+        except ValueError:
+            faults.append(f"{file.name} is torn")
+    if outcome.code == 75 and not steps and any(path.glob("summary.json")):
+        faults.append("exit 75 with steps done and no checkpoint")
+    return faults
