@@ -1,4 +1,4 @@
-"""Loops that are not ours, of docs/how-to/own-loop.md and from-other-libraries.md: tiles, torch's DDP, Lightning; and
+"""Loops that are not ours, of docs/how-to/own-loop.md: tiles, torch's DDP; and
 what a program's exit makes of process groups that were opened for it, where it closes none."""
 
 from __future__ import annotations
@@ -103,41 +103,6 @@ def test_a_map_with_a_norm_over_the_image_is_the_modules(meshes: dict[str, Mesh]
     with rasterio.open(folder / "image.tif") as image, rasterio.open(folder / "map.tif") as found, torch.no_grad():
         expected_HW = network(torch.from_numpy(image.read())[None].double())[0].argmax(0)
         np.testing.assert_array_equal(found.read(1), expected_HW.numpy())
-
-
-def test_a_loop_of_lightning_takes_the_steps_of_the_whole_image(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning", reason="Lightning is not installed: pip install lightning")
-    write(tmp_path)
-
-    class Segmenter(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = module()
-            self.tiles = tiles(tmp_path, self.module)
-
-        def training_step(self, item: dict[str, Any], index: int) -> torch.Tensor:
-            scale = TILES / PIXELS  # it divides by the batches that it accumulates
-            return summed(self.module(item["image"][None].double()), item) * scale
-
-        def on_train_epoch_start(self) -> None:
-            self.sampler.set_epoch(self.current_epoch)
-
-        def train_dataloader(self) -> DataLoader:
-            self.sampler = tiledseg.TileSampler(self.tiles, seed=0)
-            return DataLoader(self.tiles, batch_size=None, sampler=self.sampler)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
-
-    segmenter = Segmenter()
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    trainer = lightning.Trainer(
-        max_epochs=STEPS, accumulate_grad_batches=TILES, use_distributed_sampler=False, **options
-    )
-    trainer.fit(segmenter)
-    expected = dict(whole(tmp_path).named_parameters())
-    for name, parameter in segmenter.module.named_parameters():
-        assert relative(parameter, expected[name]) < 1e-12, name
 
 
 UNCLOSED = """

@@ -111,14 +111,6 @@ def test_norms_of_large_images_keep_their_digits(norm: nn.Module) -> None:
     with_channels_last(network)
     x_BCHW = (window(512) + 20).contiguous(memory_format=torch.channels_last)
     assert verified(network, x_BCHW, ROOM).startswith("checked: ")
-    y_BKHW = network(x_BCHW.requires_grad_())
-    weight_BKHW = torch.randn(y_BKHW.shape)
-    found = y_BKHW, *torch.autograd.grad((y_BKHW * weight_BKHW).sum(), x_BCHW)
-    whole_BCHW = x_BCHW.detach().contiguous().double().requires_grad_()
-    exact_BKHW = copy.deepcopy(module).double()(whole_BCHW)
-    exact = exact_BKHW, *torch.autograd.grad((exact_BKHW * weight_BKHW).sum(), whole_BCHW)
-    for mine, theirs in zip(found, exact, strict=True):
-        assert (mine - theirs).abs().max() <= 4e-6 * theirs.abs().max()
 
 
 def test_a_norm_that_stands_still_leaves_others_moving() -> None:

@@ -324,6 +324,7 @@ KINDS: dict[str, dict[str, Function]] = {
         "a zero weight": lambda self, x: x + self.zero * (3 if self.training else 1),
         "a norm's mode": lambda self, x: self.bn.eval()(x),
         "a norm's mode, for a while": lambda self, x: (self.bn.eval()(x), self.bn.train(self.training))[0],
+        "a norm of places": lambda self, x: x + self.bn(_places(x).expand_as(x)),
         "a norm that always measures": lambda self, x: self.bn.train()(x),
     },
     "state": {

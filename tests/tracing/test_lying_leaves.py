@@ -25,6 +25,7 @@ class Lying(nn.Module):
     def __init__(self, function: Function) -> None:
         super().__init__()
         self.function, self.w, self.block, self.kept = function, nn.Parameter(torch.rand(6)), Block(6, 2), {}
+        self.ends_meet = Block(6, 2, masks=False)
         self.far = nn.Conv2d(6, 6, 3, padding=100, dilation=100)
         self.register_buffer("running", torch.zeros(6))
         self.register_buffer("calls", torch.zeros(()))
@@ -93,6 +94,13 @@ LIES: dict[str, tuple[Function, Any, str]] = {
     "kept": (_keeps, PIXEL, "at its next call"),
     "own gradients": (lambda self, x: Reversed.apply(x * self.w) * 1, PIXEL, "a backward pass of its own"),
     "a hook": (_hooked, PIXEL, "hangs a hook"),
+    "a shift": (lambda self, x: self.block(x), tiledseg.Windows(4), "declared as .*depends on row"),
+    "another shift": (lambda self, x: self.block(x), tiledseg.Windows(4, 1), "depends on row"),
+    "small windows": (lambda self, x: self.block(x), tiledseg.Windows(2), "does not run on 8 x 6"),
+    "ends that meet": (lambda self, x: self.ends_meet(x), tiledseg.Windows(4, 2), "depends on row"),
+    "windows as a reach": (lambda self, x: self.block(x), tiledseg.Local(3), "does not run on 16 x 12"),
+    "its place": (lambda self, x: x + torch.arange(x.shape[1]).to(x)[:, None, None], NEAR, "a part of an image gives"),
+    "its size": (lambda self, x: x.repeat_interleave(2, 1).repeat_interleave(2, 2), PIXEL, "gives|depends on row"),
 }
 
 

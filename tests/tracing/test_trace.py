@@ -125,32 +125,15 @@ def test_outputs_of_several_sizes_are_chosen() -> None:
     assert len(trace(Returning(), 3, outputs=[1]).graph) == 1
 
 
-@pytest.mark.parametrize("computed", [False, True])
-def test_a_strided_convolution_of_single_pixels_and_few_channels(computed: bool) -> None:
-    """Its gradients in float32 are those in float64: torch's own kernel writes beyond its memory there."""
+def test_strided_convolutions_of_single_pixels_are_ours() -> None:
+    """In modules and by functions: torch's own kernel writes beyond its memory for few channels."""
 
-    class Thin(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.thin, self.last = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 8, 1, stride=2), nn.Conv2d(8, 2, 1)
-
+    class Thin(nn.Conv2d):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.first(x)
-            if not computed:
-                return self.last(self.thin(x))
-            return self.last(torch.conv2d(x, 2 * self.thin.weight, self.thin.bias, stride=2))
+            return super().forward(x) + torch.conv2d(x, 2 * self.weight, self.bias, stride=2)
 
-    found = []
-    for dtype in (torch.float64, torch.float32):
-        torch.manual_seed(3)
-        network = trace(Thin(), 3).to(dtype).to(memory_format=torch.channels_last)
-        thin = network.layers["thin" if "thin" in network.layers else "conv"]
-        assert isinstance(thin, TorchConvolution)
-        x_BCHW = torch.randn(1, 3, 96, 112, dtype=torch.float64).to(dtype).contiguous(memory_format=torch.channels_last)
-        network(x_BCHW).square().mean().backward()
-        found.append({name: p.grad.double() for name, p in network.named_parameters()})
-    for name, expected in found[0].items():
-        torch.testing.assert_close(found[1][name], expected, rtol=1e-4, atol=1e-6)
+    layers = list(trace(nn.Sequential(nn.Conv2d(3, 4, 1), Thin(4, 8, 1, stride=2)), 3).layers.values())
+    assert sum(isinstance(layer, TorchConvolution) for layer in layers) == 3
 
 
 @pytest.mark.parametrize("activation", [nn.LeakyReLU(-0.2), nn.ELU(-0.5), nn.LeakyReLU(0.2)], ids=str)

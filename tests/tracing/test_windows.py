@@ -16,7 +16,7 @@ import tiledseg
 from tests.spatial.test_block_network import in_blocks
 from tests.spatial.thread_ranks import on_ranks
 from tests.spatial.twins import Result, difference, forward, undivided
-from tests.tracing.windows import Block, DropPath, Neighbours
+from tests.tracing.windows import Block, DropPath
 from tiledseg.comm.mesh import Axes
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.halo import minimum_halo, network_footprint
@@ -76,33 +76,7 @@ class Wrong(nn.Module):
         return self.inner(x_BHWC.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-class Placed(nn.Module):
-    """A leaf that adds each pixel's row."""
-
-    def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
-        return x_BHWC + torch.arange(x_BHWC.shape[1]).to(x_BHWC)[:, None, None]
-
-
 WINDOWS, LOCAL, PIXEL = tiledseg.Windows, tiledseg.Local, tiledseg.PerPixel
-WRONG = [
-    (Block(6, 2), True, WINDOWS(4), "depends on row"),
-    (Block(6, 2), True, WINDOWS(4, 1), "depends on row"),
-    (Block(6, 0), True, WINDOWS(2), "does not run on 8 x 6"),
-    (Block(6, 2, masks=False), True, WINDOWS(4, 2), "depends on row"),  # the image's ends meet
-    (Block(6, 0), True, LOCAL(3), "does not run on 16 x 12"),  # of parts that windows do not fill
-    (Neighbours(6), False, PIXEL(), "depends on row"),
-    (nn.Conv2d(6, 6, 3, padding=40, dilation=40), False, LOCAL(1), "depends on row"),
-    (nn.GroupNorm(2, 6), False, PIXEL(), "depends on row"),
-    (Placed(), True, LOCAL(1), "a part of an image gives other values"),
-    (nn.Upsample(scale_factor=2), False, PIXEL(), "depends on row"),
-]
-
-
-@pytest.mark.parametrize(("leaf", "last", "stated", "why"), WRONG)
-def test_a_wrong_declaration_is_refused_by_name(leaf: nn.Module, last: bool, stated: object, why: str) -> None:
-    tiledseg.declare(Wrong, stated)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=rf"'parts.0' \(Wrong, .*is declared as .*{why}"):
-        _traced(Wrong(leaf, last))
 
 
 def test_what_is_no_declaration() -> None:
@@ -340,33 +314,3 @@ def test_a_leaf_runs_again(small: GraphNetwork) -> None:
         each(x_BCHW).square().sum().backward()
         found.append([p.grad.clone() for p in each.parameters() if p.grad is not None])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_transformers(kind: str) -> None:
-    """Blocks on tokens that are told the size, of the package transformers."""
-    package = pytest.importorskip("transformers")
-    name = {"swin": "Swin", "swinv2": "Swinv2"}[kind]
-    config = getattr(package, f"{name}Config")(
-        image_size=64,
-        patch_size=2,
-        embed_dim=12,
-        depths=[2, 2],
-        num_heads=[2, 3],
-        window_size=4,
-        drop_path_rate=0.0,
-        out_features=["stage1"],
-    )
-    network = tiledseg.trace(Backbone(getattr(package, f"{name}Backbone")(config)).double(), bands=3)
-    assert network_footprint(network.graph).alignment == 8
-
-
-class Backbone(nn.Module):
-    """The first features of a backbone of transformers."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.backbone, self.up = backbone, nn.ConvTranspose2d(12, 2, 2, stride=2)
-
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.up(self.backbone(x_BCHW).feature_maps[0])

@@ -219,9 +219,7 @@ def differing(one: Record, again: Record, how: str | None = None, other: Record 
         excused = "dropout" in call.function or (call.function == "batch_norm" and how == "in training")
         fixed = same(mine, third) if other else how is not None and not excused
         if fixed and not same(mine, theirs):
-            norm = _norm_behind(theirs) if how == "in training" else None
-            what = f"what '{norm}' measures of coordinates or weights" if norm else "other numbers"
-            return f"{where(call)} is given {what} {others}"
+            return f"{where(call)} is given other numbers {others}"
     if how is None:
         return None
     if drew := [name for name in again.drew if name != "torch"]:
@@ -229,17 +227,6 @@ def differing(one: Record, again: Record, how: str | None = None, other: Record 
     if again.moved:
         return f"it moves its buffer '{again.moved[0]}', which no graph does"
     return again.faults[0] if again.faults else None
-
-
-def _norm_behind(value: Any) -> str | None:
-    """Return the path of a norm with running statistics that a constant was computed by; None without one."""
-    for given in values_in(value):
-        if isinstance(given, Given) and given.recipe:
-            if getattr(given.recipe[0], "running_mean", None) is not None and given.owner:
-                return given.owner[1]
-            if found := _norm_behind(given.recipe[1:3]):
-                return found
-    return None
 
 
 def _in_words(record: Record) -> str:

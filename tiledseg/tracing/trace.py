@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import product
 from math import inf, lcm
 from typing import Any
 
@@ -35,8 +34,6 @@ from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
 SIZES = [((64, 96), (160, 224)), ((128, 192), (320, 448)), ((256, 384), (640, 896))]
 # Networks without padding take other sizes, such as 572 = 35 x 16 + 12.
 SIZES += [((128 + more, 160 + more), (192 + more, 224 + more)) for more in range(2, 32, 2)]
-# Usual sides of images of networks that are built for one size.
-SQUARES = (224, 256, 32, 48, 64, 96, 112, 128, 160, 192, 240, 288, 320, 384, 448, 480, 512)
 # Batches and sizes, and dtypes, at which the calls inside a declared module are compared.
 DECLARED_SIZES = ((8, (70_000, 24)), (1, (24, 70_000)), (5, (2_100, 2_100)))
 DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
@@ -67,12 +64,7 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
             refusals.append(error)
     if not isinstance(refusals[0], OtherSizeError) or not refusals[0].__cause__:
         raise refusals[0]
-    remedy = "give the bands that it takes, or mend it"  # unless it runs at one of SQUARES
-    for side, fake in product(SQUARES, (True, False)):
-        with suppress(OtherSizeError):
-            source.run(2, (side, side), fake=fake)
-            remedy = f"it runs on {side} x {side} pixels: a size is fixed in it; build it for images of any size"
-            break
+    remedy = "give the bands that it takes; if a size is fixed in it, build it for any, or run it by crops (window)"
     raise ConfigError(f"{refusals[0]}; {remedy}") from refusals[0].__cause__
 
 
@@ -113,14 +105,8 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     if lowering.faults:
         raise _refused(lowering.faults)
     graph, modules = assembled(lowering, [value.node for value in outputs if value.node is not None])
-    for size in sizes:
-        try:
-            output_size(graph, size[0]), output_size(graph.along_columns, size[1])
-        except GeometryError as error:
-            if not any(layer.statistics == "image" for layer in graph.layers):
-                raise
-            what = f"{str(error).rsplit('; ', 1)[0]}; a mean counts as many pixels as the tensor that it is of"
-            raise GeometryError(f"{what}; take it of one as large as the tensor that it is joined to") from None
+    for height, width in sizes:
+        output_size(graph, height), output_size(graph.along_columns, width)
     third = source.elsewhere(graph, sizes[0])  # from here on the graph stands, and further runs must agree with it
     if different := differing(one, third, other=other) or breaks_rule(lowering.placed, graph, source.bands, third):
         raise unsteady(different)

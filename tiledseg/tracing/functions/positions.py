@@ -39,57 +39,59 @@ class Placed:
 
 
 class Rule:
-    """The calls that compute positions, for any size. Raises RefusalError for a number that differs and is no size."""
+    """The calls that compute positions, for any size, from what several runs gave. Raises RefusalError for a number
+    that differs between the runs and is no size."""
 
-    def __init__(self, pair: tuple[Given, Given], sizes: Sequence[Size], batches: tuple[int, int]) -> None:
-        self.sizes, self.batches = sizes, batches
+    def __init__(self, runs: Sequence[Given], sizes: Sequence[Size], batches: Sequence[int]) -> None:
+        self.runs, self.sizes, self.batches = tuple(runs), tuple(sizes), tuple(batches)
         self.steps, self.given = list[Formula](), list[Given]()
-        self._places: dict[int, FormulaSlot] = {}
+        self._places: dict[tuple[int, ...], FormulaSlot] = {}
         self._takes_batch = False
-        self._slots(*pair)
+        self._slots(self.runs)
 
-    def _slots(self, one: Any, other: Any) -> Any:
-        """Return the arguments of both runs as one: slots for tensors, a `SizeNumber` for each number that differs."""
-        match one, other:
-            case Given(), Given():
-                return self._places.get(id(one)) or self._tensor(one, other)
-            case tuple(), tuple() if len(one) == len(other):
-                return tuple(map(self._slots, one, other))
-            case dict(), dict() if one.keys() == other.keys():
-                return tuple((key, self._slots(one[key], other[key])) for key in one)
-            case slice(), slice():
-                ends = ((one.start, other.start), (one.stop, other.stop), (one.step, other.step))
-                return Cut(*(self._slots(*pair) for pair in ends))
-        if same(one, other):
-            return one
+    def _slots(self, runs: tuple[Any, ...]) -> Any:
+        """Return an argument of all runs as one: slots for tensors, a `SizeNumber` for each number that differs."""
+        first = runs[0]
+        alike = all(isinstance(each, type(first)) for each in runs)
+        match first:
+            case Given() if alike:
+                return self._places.get(tuple(map(id, runs))) or self._tensor(runs)
+            case tuple() if alike and all(len(each) == len(first) for each in runs):
+                return tuple(map(self._slots, zip(*runs, strict=True)))
+            case dict() if alike and all(each.keys() == first.keys() for each in runs):
+                return tuple((key, self._slots(tuple(each[key] for each in runs))) for key in first)
+            case slice() if alike:
+                return Cut(*map(self._slots, zip(*((each.start, each.stop, each.step) for each in runs), strict=True)))
+        if all(same(first, each) for each in runs):
+            return first
         kinds = (SizeNumber(kind, more) for more in (0, 1, -1) for kind in ("H", "W", "HW", "B"))
-        numbers = type(one) is int and type(other) is int
-        runs = list(zip((one, other), self.sizes, self.batches, strict=True))
-        found = next((k for k in kinds if numbers and all(k.of(size, b) == n for n, size, b in runs)), None)
+        numbers = all(type(each) is int for each in runs)
+        each_run = list(zip(runs, self.sizes, self.batches, strict=True))
+        found = next((k for k in kinds if numbers and all(k.of(size, b) == n for n, size, b in each_run)), None)
         refuse(found is None, ANCHOR)
         self._takes_batch |= found is not None and found.kind == "B"
         return found
 
-    def _tensor(self, one: Given, other: Given) -> FormulaSlot:
-        recipes: Any = one.recipe, other.recipe
-        if one.name or None in recipes:
-            refuse(not same(one, other), ANCHOR)
-            self.given.append(one)
+    def _tensor(self, runs: tuple[Given, ...]) -> FormulaSlot:
+        recipes: Any = [each.recipe for each in runs]
+        if runs[0].name or None in recipes:
+            refuse(not all(same(runs[0], each) for each in runs), ANCHOR)
+            self.given.append(runs[0])
             slot = FormulaSlot(len(self.given) - 1, True)
         else:
-            (function, *mine), (again, *theirs) = recipes[0], recipes[1]
-            refuse(function != again or not isinstance(function, str) or mine[2] != theirs[2], ANCHOR)
-            arguments, keywords = (self._slots(*pair) for pair in zip(mine[:2], theirs[:2], strict=True))
-            self.steps.append(Formula(function, arguments, keywords, mine[2]))
+            functions, arguments, keywords, parts = zip(*recipes, strict=True)
+            alike = len(set(functions)) == len(set(parts)) == 1 and isinstance(functions[0], str)
+            refuse(not alike, ANCHOR)
+            self.steps.append(Formula(functions[0], self._slots(arguments), self._slots(keywords), parts[0]))
             slot = FormulaSlot(len(self.steps) - 1)
-        self._places[id(one)] = slot
+        self._places[tuple(map(id, runs))] = slot
         return slot
 
-    def program(self, *pair: Given) -> Program:
-        """Return the calls as a program. Raises RefusalError if it does not give the tensors of both runs."""
-        made, device = Program(self.steps, shared(self.given)), pair[0].tensor.device
+    def program(self) -> Program:
+        """Return the calls as a program. Raises RefusalError if it does not give the tensors of all runs."""
+        made, device = Program(self.steps, shared(self.given)), self.runs[0].tensor.device
         values = list[float]()
-        for size, given in zip(self.sizes, pair, strict=True):
+        for size, given in zip(self.sizes, self.runs, strict=True):
             try:
                 many = made(size, device, MANY) if self._takes_batch and not values else None
                 y = made(size, device)
@@ -104,36 +106,14 @@ class Rule:
 
     def holds(self, given: Any, size: Size, batch: int) -> bool:
         """Return True if these calls made the tensor of another run, with the same values."""
-        seen = set[tuple[int, int]]()
-
-        def fits(slot: Any, value: Any) -> bool:
-            match slot:
-                case FormulaSlot(is_weight=True):
-                    return isinstance(value, Given) and same(self.given[slot.index], value)
-                case FormulaSlot():
-                    if (slot.index, id(value)) in seen:
-                        return True
-                    seen.add((slot.index, id(value)))
-                    step = self.steps[slot.index]
-                    recipe: Any = getattr(value, "recipe", None)
-                    named: bool = recipe is not None and (recipe[0], recipe[3]) == (step.function, step.part)
-                    return named and fits(step.arguments, recipe[1]) and fits(step.keywords, tuple(recipe[2].items()))
-                case SizeNumber():
-                    return type(value) is int and value == slot.of(size, batch)
-                case Cut():
-                    ends = slot.start, slot.stop, slot.step
-                    return isinstance(value, slice) and fits(ends, (value.start, value.stop, value.step))
-                case tuple():
-                    return isinstance(value, tuple) and len(slot) == len(value) and all(map(fits, slot, value))
-            return same(slot, value)
-
-        if not fits(FormulaSlot(len(self.steps) - 1), given):
+        try:
+            rule = Rule((*self.runs, given), (*self.sizes, size), (*self.batches, batch))
+        except RefusalError:
             return False
-        tensor: torch.Tensor = given.tensor
-        if isinstance(tensor, FakeTensor):
-            return True
-        made = Program(self.steps, shared(self.given))(size, tensor.device)
-        return torch.equal(made.expand(tensor.shape), tensor)
+        if rule.steps != self.steps or isinstance(given.tensor, FakeTensor):
+            return rule.steps == self.steps
+        made = Program(self.steps, shared(self.given))(size, given.tensor.device)
+        return torch.equal(made.expand(given.tensor.shape), given.tensor)
 
 
 def _is_learned(given: Given) -> bool:
@@ -192,11 +172,11 @@ def _position_value(step: Step, lower: Handler, pair: tuple[Given, Given], path:
     key = id(pair[0]), sizes, layout
     if key not in lowering.positions:
         rule = Rule(pair, sizes, batches)
-        program = rule.program(*pair)
+        program = rule.program()
         programs = {runs[0].dtype: program}
         with suppress(Exception):  # whatever a copy in another dtype raises
             wide = tuple(tensor_at(run, path) for run in lowering.in_other_dtype())
-            programs[lowering.in_other_dtype()[0].dtype] = Rule(wide, sizes, batches).program(*wide)
+            programs[lowering.in_other_dtype()[0].dtype] = Rule(wide, sizes, batches).program()
         channels = prod(shapes[0][at] for at, dim in enumerate(layout.dims) if is_channels(dim))
         refuse(pair[0].tensor.dtype == torch.bool, ANCHOR)
         layer = Positions(channels, ceil(program.peak / prod(sizes[1])) + channels)
