@@ -11,10 +11,6 @@ from torch import nn
 
 import tiledseg
 from tests.foreign.modules import Somebody
-from tiledseg.comm.collectives import SerialCommunicator
-from tiledseg.comm.launch import SERIAL
-from tiledseg.comm.mesh import Mesh
-from tiledseg.commands import calibrate as calibration
 from tiledseg.execution.carrying import make_deterministic
 from tiledseg.memory.host import HostMover
 
@@ -131,8 +127,3 @@ def test_copies_wait_for_all_streams_that_compute() -> None:
     del brought
     torch.zeros(MIB, dtype=torch.uint8, device=device)
     mover.close()
-
-
-def test_a_calibration_measures_the_way() -> None:
-    mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cuda", torch.cuda.current_device()), "serial", "here")
-    assert min(calibration._stores(mesh, None)["host"].values()) > 1e9

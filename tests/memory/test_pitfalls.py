@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import random
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from tests.memory.stores import LateMover, SlowStore, offload, to_host
+from tests.memory.stores import LateMover, SlowStore, offload
 from tests.memory.zoo import drawn, leaf
-from tiledseg.errors import MemoryLimitError, WriteError
+from tiledseg.errors import WriteError
 from tiledseg.memory.file_store import FileStore
-from tiledseg.memory.host import HostMover
-from tiledseg.memory.mover import PAGE, Sent, store_rates
+from tiledseg.memory.mover import PAGE, store_rates
 from tiledseg.memory.offload import Offload
 
 KIBI = 1 << 10
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _what_was_there_before_is_not_looked_at() -> Iterator[None]:
-    """Looking through all that is loaded takes a third of a second, twice a test."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(autouse=True)
-def _everything_is_given_back(_what_was_there_before_is_not_looked_at: None) -> Iterator[None]:
-    """No descriptor and no thread is left, at most a moment after the last graph is gone (a minute on a machine that
-    others load)."""
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd")), threading.active_count()
-    yield
-    gc.collect()
-    until = time.monotonic() + 60
-    while (now := (len(os.listdir("/proc/self/fd")), threading.active_count())) != before and time.monotonic() < until:
-        time.sleep(0.02)
-    assert now == before
+pytestmark = pytest.mark.usefixtures("everything_is_given_back")
 
 
 def chain(x: torch.Tensor, length: int = 4) -> torch.Tensor:
@@ -265,10 +238,10 @@ def test_many_steps_take_no_more_than_two(tmp_path: Path, kind: str) -> None:
     """Descriptors, places in the store, and the host's memory. A slot is free once its copy has ended, so that how many
     a step takes at once depends on the disk: at most one for each storage that it keeps."""
     x = leaf(64, 64, step=1)
-    stores: list[FileStore | HostMover] = []
+    stores: list[FileStore | LateMover] = []
 
-    def mover() -> FileStore | HostMover:
-        stores.append(FileStore(tmp_path, 1 << 24) if kind == "file" else LateMover(1, 1 << 24, PAGE))
+    def mover() -> FileStore | LateMover:
+        stores.append(FileStore(tmp_path, 1 << 24) if kind == "file" else LateMover(1, 1 << 24))
         return stores[0]
 
     plain = expected(x, 8)
@@ -276,64 +249,14 @@ def test_many_steps_take_no_more_than_two(tmp_path: Path, kind: str) -> None:
         for step in range(60):
             assert torch.equal(torch.autograd.grad(chain(x, 8), x)[0], plain)
             if step == 1:
-                descriptors, places = len(os.listdir("/proc/self/fd")), stores[0].slots.end
+                descriptors, places = len(os.listdir("/proc/self/fd")), stores[0].end
         assert len(os.listdir("/proc/self/fd")) == descriptors
-        assert stores[0].slots.end <= (8 * x.nbytes if kind == "file" else places)
+        assert stores[0].end <= (8 * x.nbytes if kind == "file" else places)
     assert moving.figures.bytes_out > 60 * x.nbytes
     assert moving.figures.peak_bytes <= 4 * x.nbytes
 
 
-# On the way to the host's memory, by lanes that are as late as they may be.
-
-
-def noise(size: int, seed: int) -> torch.Tensor:
-    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-
-
-def test_slots_that_are_used_again_hold_what_was_sent_last() -> None:
-    """Bytes of any size go out and come back in any order, dropped and sent anew, while copies are late."""
-    draw, sent = random.Random(3), dict[int, tuple[Sent, torch.Tensor]]()
-    mover = LateMover(3)
-    for number in range(400):
-        if len(sent) > 6 or (sent and draw.random() < 0.4):
-            each, data_P = sent.pop(draw.choice(list(sent)))
-            if draw.random() < 0.7:
-                brought = mover.bring(each)
-                if draw.random() < 0.7:
-                    brought.copying.wait()
-                    assert torch.equal(brought.flat_P, data_P)
-                else:
-                    brought.copying.stop()  # nobody wants it any more
-            mover.drop(each)
-        else:
-            flat_P = noise(draw.choice([1, 100, PAGE, PAGE + 1, 5 * PAGE - 7]), number)
-            sent[number] = mover.send(flat_P), flat_P
-    mover.close()
-
-
-def test_more_than_the_limit_is_refused_in_one_line() -> None:
-    x = leaf(64, 64, step=1)
-    with (
-        pytest.raises(MemoryLimitError, match=r"store in the host's memory may have 40000 bytes.*give it at least \d+"),
-        to_host(0, limit=40_000),
-    ):
-        expected(x, 8)
-
-
 def test_rates_are_those_of_bytes_both_ways() -> None:
-    rates = store_rates(LateMover(0, 8 * PAGE, PAGE), 8 * PAGE, 2 * PAGE)
+    rates = store_rates(LateMover(0), 8 * PAGE, 2 * PAGE)
     assert rates.written > 0
     assert rates.read > 0
-
-
-def test_nothing_is_left_after_an_error() -> None:
-    x, mover = leaf(64, 64, step=1), LateMover(2, chunk=PAGE)
-
-    def attempt() -> None:
-        with Offload(lambda: mover, 0, 1):
-            chain(x, 8)
-            raise ValueError("of the user's own")
-
-    with pytest.raises(ValueError, match="of the user's own"):
-        attempt()
-    assert not mover._host + mover.going_out + mover.coming_in

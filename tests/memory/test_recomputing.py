@@ -20,7 +20,6 @@ from tests.foreign.modules import Somebody
 from tests.memory import zoo
 from tests.memory.stores import SlowStore, offload, to_host
 from tests.memory.zoo import ZOO, Tensors
-from tests.tracing.cases import NETWORKS, WRITTEN
 from tiledseg.errors import ConfigError
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.file_store import FileStore
@@ -312,27 +311,3 @@ def test_a_loop_ends_with_the_same_weights(tmp_path: Path, precision: str) -> No
     assert support.figures.bytes_out > 0
     assert support.figures.peak_bytes <= 6 << 20
     assert list(tmp_path.iterdir()) == []
-
-
-WITHOUT_PARTS = ("Mixed", "ChannelNorm", "Functions", "Rotary")  # layers and nothing between them and the whole
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_networks_as_others_write_them(tmp_path: Path, name: str) -> None:
-    """Offloaded; and parts of them recomputed, with the rest offloaded."""
-    network = NETWORKS[name].module()
-    again, third = copy.deepcopy(network), copy.deepcopy(network)
-    x = torch.randn(1, NETWORKS[name].bands, 64, 64, dtype=torch.float64)
-    plain = loop(network, x, 2)
-    with offload(tmp_path, 100_000, FileStore, least=1024) as moving:
-        found = loop(again, x, 2)
-    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
-    assert moving.figures.bytes_out > 0
-    if name in WITHOUT_PARTS:
-        with pytest.raises(ConfigError, match="has no parts of several layers"):
-            tiledseg.large_model_support(third, store=tmp_path)
-        return
-    with Recomputing(third, lambda: FileStore(tmp_path, 1 << 26), 0, 100_000, 1024) as support:
-        found = loop(third, x, 2)
-    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
-    assert again_bytes(support) > 0

@@ -128,19 +128,6 @@ class Cubed(torch.autograd.Function):
         return grad * ctx.power * y / x + 0 * again, None
 
 
-class Hiding(torch.autograd.Function):
-    """Keeps a tensor where autograd does not see it."""
-
-    @staticmethod
-    def forward(ctx, x):  # type: ignore[no-untyped-def]
-        ctx.hidden = x.exp()
-        return ctx.hidden.clone()
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        return grad * ctx.hidden
-
-
 def _conjugate_and_negative(x: torch.Tensor) -> torch.Tensor:
     conjugate, negative = (x * 2).conj(), torch.imag((x * 3).conj())
     assert conjugate.is_conj()
@@ -171,13 +158,6 @@ def _writes_into_a_part(x: torch.Tensor) -> torch.Tensor:
     return (y * y.sin()).sum()
 
 
-def _sums_in_place(x: torch.Tensor) -> torch.Tensor:
-    y = x.exp() + 0
-    y += x
-    y.add_(x.sin()).relu_()
-    return (y.sigmoid() * x).sum()
-
-
 def _past_autograd(x: torch.Tensor) -> torch.Tensor:
     """Who writes to `.data` gets what autograd makes of it: the changed values."""
     y = x * 2
@@ -186,24 +166,14 @@ def _past_autograd(x: torch.Tensor) -> torch.Tensor:
     return z.sin().sum()
 
 
-def _hooked(x: torch.Tensor) -> torch.Tensor:
-    middle = x.exp()
-    middle.register_hook(lambda grad: grad * 2)
-    return (middle * middle.sin().exp()).sum()
-
-
 DOUBLE, COMPLEX = torch.float64, torch.complex64
 LOSSES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = {
     "conjugate and negative views": (_conjugate_and_negative, COMPLEX),
     "strides of zero": (_strides_of_zero, torch.float32),
     "tensors that are not contiguous": (_not_contiguous, torch.float32),
     "views of one storage": (_views_of_one_storage, torch.float32),
-    "the last keeper is a view": (lambda x: ((x * 2).t()[3:9] * (x * 2).t()[3:9]).sum(), torch.float32),
-    "hooks on gradients": (_hooked, torch.float32),
     "a function of one's own": (lambda x: Cubed.apply(x.exp() * 2, 3).sin().sum(), DOUBLE),
-    "a function that hides what it keeps": (lambda x: Hiding.apply(Hiding.apply(x).sin()).sum(), torch.float32),
     "writes into a part": (_writes_into_a_part, torch.float32),
-    "sums in place": (_sums_in_place, torch.float32),
     "changed past autograd": (_past_autograd, torch.float32),
 }
 
@@ -293,18 +263,6 @@ def recomputed_segments_in_both_ways(step: int) -> Tensors:
         loss = checkpoint(network[3:], out.sin(), use_reentrant=reentrant).square().sum()
         found += gradients(loss, x, *network.parameters())
     return found
-
-
-@OTHERS.append
-def recomputed_within_recomputed_with_dropout(step: int) -> Tensors:
-    torch.manual_seed(step)
-    inner = module(lambda: nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.Tanh()))
-    x = leaf(8, 16, step=step)
-
-    def outer(y: torch.Tensor) -> torch.Tensor:
-        return checkpoint(inner, inner(y).sin(), use_reentrant=False).exp()
-
-    return gradients(checkpoint(outer, x, use_reentrant=False).sum() + inner(x).sum(), x, *inner.parameters())
 
 
 @OTHERS.append

@@ -246,7 +246,7 @@ a lane does not wait for computing
 -lane.wait_stream(stream)
 +pass
 computing does not wait for a copy in
--stream.wait_event(event)
+-stream.wait_event(self.event)
 +pass
 == execution/carrying.py | pretend_gpu/test_runs.py
 a step does not wait for its input
@@ -315,19 +315,19 @@ memory that cuDNN lacks is an unforeseen error
 +
 == memory/host.py | pretend_gpu/test_laws.py::test_tests_of_a_gpu[test_host_on_gpu]
 a copy in does not wait for the copy out
--self._way_in.wait_event(after.event)
+-self._way_in.wait_event(sent.copying.event)
 +pass
 what comes back is given out early
 -self._brought_P.record_stream(here)
 +pass
 a stream that computes is not noted
--        self._look()
+-        self.look()
 -        return True
 +        return True
 one stream of several comes after a copy
--        for stream in self._computing:
--            stream.wait_event(event)
-+        self._gpu.current_stream(self.device).wait_event(event)
+-        for stream in self._mover.computing:
+-            stream.wait_event(self.event)
++        here.wait_event(self.event)
 == memory/ledger.py | pretend_gpu/test_runs.py
 memory is given out before its copy is out
 -        entry.sent.copying.wait()

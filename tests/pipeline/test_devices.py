@@ -7,16 +7,11 @@ import torch
 from torch import nn
 
 import tiledseg
-from tests.law.cases import relative
-from tests.pipeline.undivided import Drawn, OnDevice, network_of, result_of, undivided
+from tests.pipeline.undivided import Drawn, network_of
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.mesh import serial_axes
-from tiledseg.config.words import RECOMPUTE
 from tiledseg.execution.carrying import autocast
 from tiledseg.pipeline.chunk import Chunk
-from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import cut_network, split_network, tensor_dtypes
-from tiledseg.pipeline.schedule import Settings
+from tiledseg.pipeline.partition import cut_network, tensor_dtypes
 
 UNET = UNet(3, 1, 3, 4, "same", "pixel", "nearest", 0.2, bands=2, classes=3)
 SIZES = ((16, 24), (24, 16), (16, 16))
@@ -27,22 +22,6 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU on this machine")
     return torch.device(request.param)
-
-
-@pytest.mark.parametrize("recompute", RECOMPUTE)
-def test_one_stage_on_a_device(device: torch.device, recompute: str) -> None:
-    network = network_of(UNET)
-    layers = len(network.graph)
-    split = split_network(network, Settings("1f1b", (layers,), (recompute,)), 0, device, torch.float64)
-    executor = PipelineExecutor(split, serial_axes())
-    drawn = [OnDevice(network, number, size, device=device) for number, size in enumerate(SIZES)]
-    executor.train(drawn, lambda parameters: None)
-    found = result_of(network, sum(one.losses[0] for one in drawn))
-    expected = undivided(UNET, SIZES)
-    assert found.loss == pytest.approx(expected.loss, rel=1e-11)
-    for name, gradient in expected.gradients.items():
-        assert relative(found.gradients[name].cpu(), gradient) < 1e-9
-    assert executor.busy.seconds() > 0
 
 
 def test_dtypes_at_the_cuts_are_those_of_the_layers(device: torch.device) -> None:

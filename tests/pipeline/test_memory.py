@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -25,32 +23,17 @@ PLAIN = UNet(3, 2, 3, 3, "same", "none", "transposed", 0.2, bands=2, classes=3)
 
 
 class Saved:
-    """A tensor that autograd has saved."""
+    """A tensor that autograd has saved. `alive`: how many there are, and were at most."""
+
+    alive = most = 0
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
+        Saved.alive += 1
+        Saved.most = max(Saved.most, Saved.alive)
 
-
-class Alive:
-    """How many saved tensors are alive, and were at most."""
-
-    def __init__(self) -> None:
-        self.now = self.most = 0
-
-    def keep(self, tensor: torch.Tensor) -> Saved:
-        self.now += 1
-        self.most = max(self.most, self.now)
-        saved = Saved(tensor)
-        weakref.finalize(saved, self._gone)
-        return saved
-
-    def _gone(self) -> None:
-        self.now -= 1
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        with torch.autograd.graph.saved_tensors_hooks(self.keep, lambda saved: saved.tensor):
-            yield
+    def __del__(self) -> None:
+        Saved.alive -= 1
 
 
 def run(schedule: str, recompute: str, count: int, mesh: Mesh, balance: tuple[int, ...] = ()) -> None:
@@ -67,10 +50,10 @@ def run(schedule: str, recompute: str, count: int, mesh: Mesh, balance: tuple[in
 
 def most_alive(schedule: str, recompute: str, count: int, mesh: Mesh) -> tuple[int, int]:
     """Saved tensors alive at most on this rank, and at the end; 0 where it is outside the mesh. Collective."""
-    alive = Alive()
-    with alive.counting():
+    Saved.most = 0
+    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
         run(schedule, recompute, count, mesh)
-    return alive.most, alive.now
+    return Saved.most, Saved.alive
 
 
 @pytest.mark.mpi(min_size=2)

@@ -59,8 +59,8 @@ FILES = (
     "tests/law/test_devices.py",
     "tests/memory/test_host_on_gpu.py",
 )
-# Hundreds of MiB, and rates that only a GPU has.
-TOO_LARGE = "a_loop_ends or allocators_peak or rates_of or a_calibration"
+# Hundreds of MiB.
+TOO_LARGE = "a_loop_ends or allocators_peak"
 
 
 @pytest.mark.timeout(400)

@@ -11,7 +11,6 @@ from torch import nn
 from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, image, with_weights
 from tests.spatial.twins import as_graph, forward, undivided
-from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import serial_axes
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph, Node
@@ -19,11 +18,10 @@ from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Add, Concatenate
 from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.sharing.decomposition import Partition
-from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout, LeafDepth
 from tiledseg.models.layers.convolution import SteadyConvolution
 from tiledseg.models.layers.joins import JoinModule
-from tiledseg.models.network import build_modules, build_network
+from tiledseg.models.network import build_network
 from tiledseg.models.norm import PixelNorm
 from tiledseg.spatial.convert import convert_layer
 from tiledseg.spatial.network import SpatialNetwork
@@ -114,23 +112,6 @@ def test_pointwise_layers_compute_a_block_as_the_image(kind: type[nn.Module]) ->
     one_rank(nn.Sequential(kind()).double(), x_BCHW)
     whole_BCHW = kind().double()(x_BCHW)
     assert torch.allclose(kind().double()(x_BCHW[:, :, 2:5, 3:]), whole_BCHW[:, :, 2:5, 3:], rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("padding", "size", "norm", "fusion"),
-    [
-        ("same", (24, 16), "none", WHOLE),
-        ("same", (24, 16), "pixel", 1),
-        ("same", (24, 16), "batch", WHOLE),
-        ("valid", (52, 60), "instance", WHOLE),
-        ("valid", (52, 60), "group", 1),
-    ],
-)
-def test_a_unet_on_one_rank_is_the_unconverted_one_to_the_last_bit(
-    padding: str, size: tuple[int, int], norm: str, fusion: int
-) -> None:
-    unet = UNet(3, 2, 3, 4, padding, norm, "bilinear", 0.25, bands=2, classes=3)
-    one_rank(build_modules(unet, seed=1).double(), image((1, 2, *size), 5), fusion)
 
 
 def test_on_one_rank_outputs_that_a_later_layer_drops_are_computed_all_the_same() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, Case, image, with_weights
 from tests.spatial.together import for_all
-from tests.spatial.twins import OpenAxes, Pass, check_twins, difference, forward, undivided
+from tests.spatial.twins import OpenAxes, check_twins
 from tiledseg.comm.mesh import Axes
 from tiledseg.geometry.layers.resampling import Border as Around
 from tiledseg.geometry.sharing.decomposition import Partition
@@ -126,15 +126,6 @@ def test_layers_on_every_mesh(opened_mpi: OpenAxes, name: str) -> None:
         check_everywhere(opened_mpi, LAYERS[name], image((2, 2, 11, 13), 5), overlap=True)
 
 
-NINE = ("convolution, oblong", "max pool 3, overlapping, padded", "transposed 4, stride 2", "bilinear 3")
-
-
-@pytest.mark.nine
-@pytest.mark.parametrize("name", NINE)
-def test_layers_in_float32(opened_mpi: OpenAxes, name: str) -> None:
-    check_everywhere(opened_mpi, LAYERS[name], image((2, 2, 14, 13), 5), dtype=torch.float32)
-
-
 MAXIMA = ["max pool 3, overlapping, padded", "max pool, dilated", "maximum", "maximum, shared"]
 
 
@@ -163,29 +154,6 @@ def unlike_its_blocks(mean: float) -> torch.Tensor:
 def test_norms_on_every_mesh(opened_mpi: OpenAxes, number: int, mean: float, dtype: torch.dtype) -> None:
     """Statistics over the whole image, which are not those of a block; a mean of many deviations costs no digits."""
     check_everywhere(opened_mpi, drawn.norms()[number], unlike_its_blocks(mean), dtype=dtype)
-
-
-def test_running_statistics_after_several_steps(opened_mpi: OpenAxes) -> None:
-    """Each copy takes four steps; then both are evaluated."""
-    for rows, cols in opened_mpi.shapes():
-        axes = opened_mpi.of(rows, cols)
-        network = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3, momentum=None))
-        network = alone = with_weights(network, 3)
-        cut = Partition.even(8, rows), Partition.even(9, cols)
-        for step in range(5):
-            x_BCHW = image((1 + step % 2, 2, 8, 9), step)
-            if step == 4:
-                network.eval()
-                alone.eval()
-            expected = undivided(alone, x_BCHW)
-            run, fault = forward(network, x_BCHW, axes, *cut), None
-            if run is not None:
-                run.backward(expected.y_BCHW.shape)
-                fault = difference(run.finish(x_BCHW.shape, expected.y_BCHW.shape), expected)
-                network = run.network
-            opened_mpi.agree(fault)
-            with torch.no_grad():
-                alone(x_BCHW)
 
 
 CHAINS = {
@@ -225,40 +193,3 @@ def test_drawn_layers(opened_mpi: OpenAxes, kind: str) -> None:
     for rows, cols in opened_mpi.shapes():
         axes = opened_mpi.of(rows, cols)
         for_all(opened_mpi, drawn.spread((rows, cols), modules), lambda case, a=axes: check(case, opened_mpi, a), 8)
-
-
-@pytest.mark.nine
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    "module",
-    [
-        nn.Conv2d(2, 3, 3, 2, 1, bias=False),
-        nn.Conv2d(2, 2, 4, padding="same", dilation=2, bias=False),
-        nn.ConvTranspose2d(2, 2, 3, 2, 1, 1, bias=False),
-        nn.AvgPool2d(2, 1, 1),
-        nn.Upsample(scale_factor=2, mode="bilinear"),
-    ],
-    ids=["convolution", "same", "transposed", "average", "bilinear"],
-)
-def test_the_adjoint_identity_of_linear_layers(opened_mpi: OpenAxes, module: nn.Module, dtype: torch.dtype) -> None:
-    """<Lx, w> = <x, L*w> over all ranks, exactly: all values are whole numbers or sixteenths of them."""
-    draw = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.to(dtype).parameters():
-            parameter.copy_(torch.randint(-2, 3, parameter.shape, generator=draw))
-    x_BCHW = torch.randint(-3, 4, (2, 2, 19, 17), generator=draw).to(dtype)
-    for rows, cols in opened_mpi.shapes():
-        axes = opened_mpi.of(rows, cols)
-        for cut in (Partition.even, uneven):
-            for overlap in (False, True):
-                run = forward(nn.Sequential(module), x_BCHW, axes, cut(19, rows), cut(17, cols), overlap=overlap)
-                opened_mpi.agree(None if run is None else _adjoint_fault(run, axes, draw))
-
-
-def _adjoint_fault(run: Pass, axes: Axes, draw: torch.Generator) -> str | None:
-    weights_BCHW = torch.randint(-3, 4, run.y_BCHW.shape, generator=draw).to(run.y_BCHW)
-    (dx_BCHW,) = torch.autograd.grad(run.y_BCHW, run.part_BCHW, weights_BCHW)
-    sides = [(run.y_BCHW * weights_BCHW).sum(), (run.part_BCHW * dx_BCHW).sum()]
-    products = torch.stack(sides).detach().double()
-    axes.image.all_reduce_sum(products).wait()
-    return None if products[0] == products[1] else f"<Lx, w> = {products[0]} but <x, L*w> = {products[1]}"

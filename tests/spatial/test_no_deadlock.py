@@ -25,13 +25,10 @@ from tests.spatial.twins import (
     refusal,
     start,
 )
-from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Axes
-from tiledseg.config.words import NORMS, PADDINGS, UPSAMPLINGS
-from tiledseg.geometry.shapes import is_legal_size, total_stride
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
-from tiledseg.models.network import build_modules, build_network
+from tiledseg.models.network import build_network
 from tiledseg.spatial.network import SpatialNetwork
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
@@ -58,33 +55,11 @@ class Flight:
         return numbers[::-1] if replica % 2 else numbers
 
 
-def small_unets() -> st.SearchStrategy[UNet]:
-    return st.builds(
-        UNet,
-        levels=st.integers(1, 3),
-        convs_per_level=st.integers(1, 2),
-        kernel=st.sampled_from([3, 3, 5]),
-        base_channels=st.just(4),  # over two channels a norm is a sign, whose gradient is mere rounding
-        padding=st.sampled_from(PADDINGS),
-        norm=st.sampled_from(NORMS),
-        upsampling=st.sampled_from(UPSAMPLINGS),
-        dropout=st.sampled_from([0.0, 0.25]),
-        bands=st.just(CHANNELS),
-        classes=st.just(2),
-    )
-
-
 @st.composite
 def flights(draw: st.DrawFn, shape: tuple[int, int]) -> Flight:
-    """A U-Net, or a network drawn layer by layer; sizes that it takes, or that some rank would have nothing of."""
-    if draw(st.booleans()):
-        unet = draw(small_unets())
-        unit = total_stride(unet.graph())
-        sizes = [n for n in range(8, 160) if is_legal_size(unet.graph(), n)][: max(4, 32 // unit)]
-        network = build_modules(unet, seed=1).double()
-    else:
-        sizes = [8, 12, 16, 20]
-        network = with_weights(build_network(draw(graphs()), CHANNELS), 1)
+    """A network drawn layer by layer; sizes that it takes, or that some rank would have nothing of."""
+    sizes = [8, 12, 16, 20]
+    network = with_weights(build_network(draw(graphs()), CHANNELS), 1)
     steps = draw(st.integers(1, 3))
     shapes = []
     for _ in range(steps):

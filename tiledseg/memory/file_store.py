@@ -12,9 +12,8 @@ import errno
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from tiledseg.errors import ConfigError, WriteError
-from tiledseg.memory.mover import HOST, Brought, Copying, Mover, Sent, Slot
+from tiledseg.memory.mover import HOST, Brought, Mover, Sent, Slot
 from tiledseg.memory.saved import StorageView
 from tiledseg.system.freed_memory import give_back_freed
 
@@ -32,8 +31,8 @@ MOST_WRITTEN = 32 << 20
 """Most bytes of blocks that may be in flight to a file."""
 
 
-class FileTransfer:
-    """A copy by a thread of `pool`. Reads may wait for writes, never the other way round: no circular wait."""
+class FileCopy:
+    """A copy by the thread of `pool` (see `mover.Copying`)."""
 
     def __init__(self, pool: ThreadPoolExecutor, move: Callable[[Bytes], None], data: Bytes) -> None:
         # The thread pops the only reference as it begins, since a stopped copy stays in the pool's queue.
@@ -46,32 +45,25 @@ class FileTransfer:
     def wait(self) -> None:
         """Return once all is copied. Raises a new copy of the error each time: one object would collect the frames of
         all waiting callers, and keep their tensors alive."""
-        error = self._error()
-        if error is not None:
+        if error := self._future.exception():
             raise copy.copy(error) from error
 
     def stop(self) -> None:
         """Cancel the copy, or return once it has ended. Errors are ignored."""
         if self._future.cancel():
             self._data.clear()
-        self._error()
-
-    def _error(self) -> BaseException | None:
-        """Wait for the end and return the error, not raised here: it would keep the frames of the callers."""
-        try:
-            return self._future.exception()
-        except CancelledError as error:
-            return error
+        else:
+            wait([self._future])
 
 
 class FileStore(Mover):
     """A store of at most `limit` bytes in an unnamed file of `folder`. Copies are exact.
 
-    `threads` threads write and as many read: a read never queues behind a write. Raises ConfigError if no file can be
-    made in the folder.
+    One thread writes and one reads: a read never queues behind a write. Reads may wait for writes, never the other way
+    round: no circular wait. Raises ConfigError if no file can be made in the folder.
     """
 
-    def __init__(self, folder: str | Path, limit: int, threads: int = 2) -> None:
+    def __init__(self, folder: str | Path, limit: int) -> None:
         super().__init__(f"the store in {folder}", limit)
         self.folder = Path(folder)
         try:
@@ -79,21 +71,23 @@ class FileStore(Mover):
         except OSError as error:
             reason = os.strerror(error.errno or errno.EIO)
             raise ConfigError(f"the store cannot be in {folder}: {reason}; give a folder on a local disk") from error
-        self._writers, self._readers = (_threads(threads, name) for name in ("store-write", "store-read"))
+        self._writer, self._reader = (ThreadPoolExecutor(1, name) for name in ("store-write", "store-read"))
+        for pool in (self._writer, self._reader):
+            pool.submit(int).result()  # starts its thread: later there may be no memory for one
 
-    def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
-        return FileTransfer(self._writers, lambda data: self._move(os.pwritev, slot, data), flat_P.numpy())
+    def _out(self, flat_P: torch.Tensor, slot: Slot) -> FileCopy:
+        return FileCopy(self._writer, lambda data: self._move(os.pwritev, slot, data), flat_P.numpy())
 
-    def _back(self, sent: Sent, flat_P: torch.Tensor) -> Copying:
+    def _back(self, sent: Sent, flat_P: torch.Tensor) -> FileCopy:
         def move(data: Bytes) -> None:
             sent.copying.wait()
             self._move(os.preadv, sent.slot, data)
 
-        return FileTransfer(self._readers, move, flat_P.numpy())
+        return FileCopy(self._reader, move, flat_P.numpy())
 
     def close(self) -> None:
         """Cancel copies that have not begun, end the threads and close the file. Idempotent."""
-        for pool in (self._writers, self._readers):
+        for pool in (self._writer, self._reader):
             pool.shutdown(wait=True, cancel_futures=True)
         self._file.close()
 
@@ -109,21 +103,11 @@ class FileStore(Mover):
                 raise WriteError(
                     f"the store in {self.folder}: {move.__name__} of {len(rest)} bytes at {offset} failed: "
                     f"{os.strerror(error.errno or errno.EIO)}; {free_bytes(self.folder)} bytes are free on its disk, "
-                    f"the store has {self.slots.end}; make room, choose a folder on another disk, or keep more in "
+                    f"the store has {self.end}; make room, choose a folder on another disk, or keep more in "
                     "memory"
                 ) from error
             os.posix_fadvise(self._file.fileno(), offset, moved, os.POSIX_FADV_DONTNEED)
             rest, offset = rest[moved:], offset + moved
-
-
-def _threads(count: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool whose threads all run already: later there may be no memory to start one."""
-    pool = ThreadPoolExecutor(count, name)
-    together = threading.Barrier(count + 1)
-    for _ in range(count):
-        pool.submit(together.wait)
-    together.wait()
-    return pool
 
 
 def free_bytes(folder: str | Path) -> int:
@@ -176,22 +160,18 @@ class FileShelf(MemoryShelf):
     def __init__(self, store: Mover) -> None:
         super().__init__(to_host=True)
         self._store = store
-        self._writing: dict[_Filed, None] = {}  # oldest first
+        self._writing: list[Sent] = []  # oldest first
         self._reading: dict[_Filed, Brought] = {}
 
     def put(self, x: torch.Tensor) -> _Filed:
         """Start to write the bytes of a tensor without gaps, in the order of memory. It must not change any more."""
-        order = sorted(range(x.dim()), key=lambda dim: (-x.stride()[dim], -x.shape[dim]))
-        flat = x.detach().cpu().permute(order).reshape(-1)
-        assert flat.data_ptr() == x.data_ptr() or x.device.type != "cpu", "a tensor with gaps has no bytes of its own"
+        assert x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last), "blocks have no gaps"
+        flat = x.detach().cpu().as_strided((x.numel(),), (1,))
         sent = self._store.send(flat.view(torch.uint8))
-        what = _Filed(sent, StorageView.of(x)._replace(offset=0), x.device)
-        self._writing[what] = None
-        for first in list(self._writing):
-            if first.sent.copying.done() or sum(each.sent.slot.size for each in self._writing) > MOST_WRITTEN:
-                del self._writing[first]
-                first.sent.copying.wait()
-        return what
+        self._writing.append(sent)
+        while sum(each.slot.size for each in self._writing) > MOST_WRITTEN:
+            self._writing.pop(0).copying.wait()
+        return _Filed(sent, StorageView.of(x)._replace(offset=0), x.device)
 
     def ahead(self, what: _Filed) -> None:
         if what not in self._reading:
@@ -206,7 +186,8 @@ class FileShelf(MemoryShelf):
     def free(self, what: _Filed) -> None:
         if what in self._reading:
             self._reading.pop(what).copying.stop()
-        self._writing.pop(what, None)
+        if what.sent in self._writing:
+            self._writing.remove(what.sent)
         self._store.drop(what.sent)
 
     def rest(self) -> None:

@@ -12,14 +12,13 @@ So memory freed on the host may be reused there at once: later work of the GPU r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tiledseg.errors import MemoryLimitError, first_line
 from tiledseg.memory.device import api
-from tiledseg.memory.mover import Copying, Mover, Sent, Slot
+from tiledseg.memory.mover import Mover, Sent, Slot
 
 CHUNK = 256 << 20
 """Bytes of one allocation of the host's memory: a power of two, to which torch rounds pinned memory up."""
@@ -35,105 +34,76 @@ class HostMover(Mover):
         self._chunk, self._host = chunk, list[torch.Tensor]()
         self._gpu = api(device)
         self._way_out, self._way_in = self._gpu.Stream(device), self._gpu.Stream(device)
-        self._computing = list[Any]()  # streams
+        self.computing = list[Any]()  # streams
 
     def takes(self, tensor: torch.Tensor) -> bool:
         if tensor.device != self.device:
             return False
-        self._look()
+        self.look()
         return True
 
-    def _look(self) -> None:
-        """Record the stream on which this thread computes."""
-        if (stream := self._gpu.current_stream(self.device)) not in self._computing:
-            self._computing.append(stream)
+    def look(self) -> Any:
+        """Record, and return, the stream on which this thread computes."""
+        stream = self._gpu.current_stream(self.device)
+        if stream not in self.computing:
+            self.computing.append(stream)
+        return stream
 
-    def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
+    def _out(self, flat_P: torch.Tensor, slot: Slot) -> LaneCopy:
         while self._chunk * len(self._host) < slot.stop:
-            self._host.append(self._host_memory(self._chunk))
-        return self._copy_out(flat_P, self._parts(slot))
+            try:
+                self._host.append(torch.empty(self._chunk, dtype=torch.uint8, pin_memory=True))
+            except RuntimeError as error:
+                raise MemoryLimitError(
+                    f"{self._chunk} bytes of the host's memory cannot be pinned for copies of a GPU: "
+                    f"{first_line(error)}; give the store a smaller limit, or keep more in the GPU's memory"
+                ) from error
+        return self._copy(self._way_out, slot, flat_P)
 
-    def _back(self, sent: Sent, flat_P: torch.Tensor) -> Copying:
-        unversioned_P = flat_P.data  # the copy must not count as a write: versions detect a user's writes
-        return self._copy_back(self._parts(sent.slot), unversioned_P, sent.copying)
+    def _back(self, sent: Sent, flat_P: torch.Tensor) -> LaneCopy:
+        assert isinstance(sent.copying, LaneCopy), "a copy of this mover"
+        self._way_in.wait_event(sent.copying.event)
+        return self._copy(self._way_in, sent.slot, flat_P)
 
-    def _parts(self, slot: Slot) -> list[torch.Tensor]:
-        """Return the slot's memory: a part of each chunk that it covers."""
-        parts, begin, stop = [], slot.offset, slot.offset + slot.size
-        while begin < stop:
-            number, at = divmod(begin, self._chunk)
-            parts.append(self._host[number][at : at + stop - begin])
-            begin += len(parts[-1])
-        return parts
-
-    def _host_memory(self, size: int) -> torch.Tensor:
-        """Allocate pinned memory. Raises MemoryLimitError."""
-        try:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        except RuntimeError as error:
-            raise MemoryLimitError(
-                f"{size} bytes of the host's memory cannot be pinned for copies of a GPU: {first_line(error)}; "
-                "give the store a smaller limit, or keep more in the GPU's memory"
-            ) from error
-
-    def _copy_out(self, flat_P: torch.Tensor, parts: Sequence[torch.Tensor]) -> Copying:
-        """Start to copy GPU memory to the host, after the computing streams, which waited for earlier uses."""
-        return self._copy(self._way_out, flat_P.split([len(part) for part in parts]), parts)
-
-    def _copy_back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:
-        """Start to copy host memory to the GPU, `after` the copy out."""
-        assert isinstance(after, _LaneCopy), "a copy of this mover"
-        self._way_in.wait_event(after.event)
-        return self._copy(self._way_in, parts, flat_P.split([len(part) for part in parts]), flat_P)
-
-    def _copy(
-        self,
-        lane: Any,
-        sources: Sequence[torch.Tensor],
-        targets: Sequence[torch.Tensor],
-        brought_P: torch.Tensor | None = None,
-    ) -> _LaneCopy:
-        """Start to copy on a lane, after all work that the computing streams have so far. `brought_P`: GPU memory that
-        the copy fills."""
-        self._look()
-        for stream in self._computing:
+    def _copy(self, lane: Any, slot: Slot, flat_P: torch.Tensor) -> LaneCopy:
+        """Start to copy GPU memory to a slot, or back by the other lane, after all work that the computing streams have
+        so far: these waited for earlier uses of the memory."""
+        self.look()
+        for stream in self.computing:
             lane.wait_stream(stream)
+        unversioned_P = flat_P.data  # the copy must not count as a write: versions detect a user's writes
         with self._gpu.stream(lane):
-            for source_P, target_P in zip(sources, targets, strict=True):
+            begin = slot.offset
+            while begin < slot.offset + slot.size:  # part by part of each chunk that the slot covers
+                number, at = divmod(begin, self._chunk)
+                part_P = unversioned_P[begin - slot.offset :][: self._chunk - at]
+                host_P = self._host[number][at : at + len(part_P)]
+                source_P, target_P = (part_P, host_P) if lane is self._way_out else (host_P, part_P)
                 target_P.copy_(source_P, non_blocking=True)
+                begin += len(part_P)
             event = lane.record_event()
-        return _LaneCopy(self, event, self._gpu.current_stream(self.device), brought_P)
-
-    def wait_for(self, event: Any) -> None:
-        """Make all computing streams wait for an event; the host does not wait."""
-        self._look()
-        for stream in self._computing:
-            stream.wait_event(event)
-
-    def settle(self) -> None:
-        for lane in (self._way_out, self._way_in):
-            lane.synchronize()
+        return LaneCopy(self, event, None if lane is self._way_out else flat_P)
 
     def close(self) -> None:
-        self.settle()
-        self._host.clear()
+        self._host.clear()  # torch reuses pinned memory once the copies of it are done
 
 
-class _LaneCopy:
-    """A copy on a lane (see `Copying`). `made`: the stream on which the filled memory `brought_P` was allocated."""
+class LaneCopy:
+    """A copy on a lane (see `Copying`), which cannot be cancelled. `brought_P`: GPU memory that it fills."""
 
-    def __init__(self, mover: HostMover, event: Any, made: Any, brought_P: torch.Tensor | None) -> None:
+    def __init__(self, mover: HostMover, event: Any, brought_P: torch.Tensor | None) -> None:
         self.event = event
-        self._mover, self._made, self._brought_P = mover, made, brought_P
+        self._mover, self._brought_P = mover, brought_P
 
     def done(self) -> bool:
         return bool(self.event.query())
 
     def wait(self) -> None:
-        """Make the computing streams wait for the copy, which cannot be cancelled."""
-        self._mover.wait_for(self.event)
-        here = api(self._mover.device).current_stream(self._mover.device)
-        if self._brought_P is not None and here != self._made:
+        """Make all computing streams wait for the copy; the host does not wait."""
+        here = self._mover.look()
+        for stream in self._mover.computing:
+            stream.wait_event(self.event)
+        if self._brought_P is not None:
             self._brought_P.record_stream(here)  # torch's allocator tracks only the allocating stream by itself
 
     stop = wait

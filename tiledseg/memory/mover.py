@@ -6,8 +6,6 @@ and go in the same order at every step does not grow after the first.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from tiledseg.errors import MemoryLimitError
+from tiledseg.memory.device import CPU, Stopwatch
 
 HOST = "host"
 """The name of the host's memory as a store; any other name is a folder."""
@@ -48,38 +47,6 @@ class Slot(NamedTuple):
         return self.offset + max(1, -(-self.size // PAGE)) * PAGE
 
 
-class SlotTable:
-    """The slots of a store of at most `limit` bytes, called `name` in errors. `end`: the highest end of a slot so
-    far."""
-
-    def __init__(self, name: str, limit: int) -> None:
-        self._name, self._limit, self.end = name, limit, 0
-        self._slots: list[Slot] = []  # in the order of their places
-
-    @property
-    def taken(self) -> int:
-        """The bytes of all taken slots."""
-        return sum(slot.stop - slot.offset for slot in self._slots)
-
-    def take(self, size: int) -> Slot:
-        """Take the lowest free slot of `size` bytes. Raises MemoryLimitError beyond the limit."""
-        begin = 0
-        for number, (offset, stop) in enumerate([*((s.offset, s.stop) for s in self._slots), (self._limit, 0)]):
-            slot = Slot(begin, size)
-            if slot.stop <= offset:
-                self._slots.insert(number, slot)
-                self.end = max(self.end, slot.stop)
-                return slot
-            begin = stop or begin
-        raise MemoryLimitError(
-            f"{self._name} may have {self._limit} bytes, of which {self.taken} are taken, but {size} more are asked "
-            f"for; give it at least {Slot(begin, size).stop}, or keep more in memory"
-        )
-
-    def give_back(self, slot: Slot) -> None:
-        self._slots.remove(slot)
-
-
 class Sent(NamedTuple):
     """A storage's bytes in a slot of the store, complete once `copying` has ended."""
 
@@ -95,12 +62,16 @@ class Brought(NamedTuple):
 
 
 class Mover:
-    """A store of a device's tensors, with the copies to and from it; thread-safe. A subclass implements the methods
-    with an underscore. This class itself moves nothing, for a ledger that only counts bytes."""
+    """A store of at most `limit` bytes for a device's tensors, called `name` in errors, with the copies to and from it.
+    Its user holds a lock if it has several threads. `end`: the highest end of a slot so far.
 
-    def __init__(self, name: str = "no store", limit: int = 0, device: torch.device | None = None) -> None:
-        self.slots, self.device = SlotTable(name, limit), device or torch.device("cpu")
-        self._lock = threading.Lock()
+    A subclass implements `_out` and `_back`. This class itself moves nothing, for a ledger that only counts bytes.
+    """
+
+    def __init__(self, name: str = "no store", limit: int = 0, device: torch.device = CPU) -> None:
+        self.device, self.end = device, 0
+        self._name, self._limit = name, limit
+        self._slots: list[Slot] = []  # in the order of their places
 
     def takes(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device
@@ -110,13 +81,8 @@ class Mover:
 
         Raises MemoryLimitError if there is no room. Waiting for the copy raises WriteError if the disk refuses.
         """
-        with self._lock:
-            slot = self.slots.take(flat_P.numel())
-        try:
-            return Sent(slot, self._out(flat_P, slot))
-        except MemoryLimitError:
-            self._give_back(slot)
-            raise
+        slot = self.take(flat_P.numel())
+        return Sent(slot, self._out(flat_P, slot))
 
     def bring(self, sent: Sent) -> Brought:
         """Start to copy all bytes back into new memory, after the copy out has ended. Waiting raises the error of
@@ -127,20 +93,28 @@ class Mover:
     def drop(self, sent: Sent) -> None:
         """Free the slot. A copy to it is cancelled or awaited; copies from it must have ended."""
         sent.copying.stop()
-        self._give_back(sent.slot)
+        self._slots.remove(sent.slot)
 
-    def _give_back(self, slot: Slot) -> None:
-        with self._lock:
-            self.slots.give_back(slot)
+    def take(self, size: int) -> Slot:
+        """Take the lowest free slot of `size` bytes. Raises MemoryLimitError beyond the limit."""
+        begin = 0
+        for number, (offset, stop) in enumerate([*((s.offset, s.stop) for s in self._slots), (self._limit, 0)]):
+            slot = Slot(begin, size)
+            if slot.stop <= offset:
+                self._slots.insert(number, slot)
+                self.end = max(self.end, slot.stop)
+                return slot
+            begin = stop or begin
+        raise MemoryLimitError(
+            f"{self._name} may have {self._limit} bytes, of which {sum(s.stop - s.offset for s in self._slots)} are "
+            f"taken, but {size} more are asked for; give it at least {Slot(begin, size).stop}, or keep more in memory"
+        )
 
     def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
         raise AssertionError("a mover without a store cannot send")
 
     def _back(self, sent: Sent, flat_P: torch.Tensor) -> Copying:
         raise AssertionError("a mover without a store cannot bring")
-
-    def settle(self) -> None:
-        """Return once no copy runs on a device."""
 
     def close(self) -> None:
         """Free everything. Nothing that was sent can be brought back."""
@@ -169,12 +143,12 @@ def store_rates(mover: Mover, size: int, tensor: int = TENSOR) -> StoreRates:
     count, draw = max(1, size // tensor), torch.Generator(mover.device).manual_seed(0)
 
     def moved(begin: Callable[[Any], Any], items: Iterable[Any]) -> tuple[list[Any], float]:
-        begun = time.perf_counter()
-        there = [begin(item) for item in items]
-        for each in there:
-            each.copying.wait()
-        mover.settle()
-        return there, count * tensor / (time.perf_counter() - begun)
+        watch = Stopwatch(mover.device)
+        with watch.running():
+            there = [begin(item) for item in items]
+            for each in there:
+                each.copying.wait()
+        return there, count * tensor / watch.seconds()
 
     try:
         data_P = torch.randint(0, 256, (tensor,), dtype=torch.uint8, device=mover.device, generator=draw)
