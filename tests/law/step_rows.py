@@ -184,15 +184,11 @@ ROWS: dict[str, Row] = {
     "read, whole images at once": Row(Steps(small("instance", grid=(1, 1)), images=ONE_LAST, batch=2), (2,)),
     "read, tversky": Row(Steps(small("pixel"), **loss("tversky")), (3,)),
     "read, all losses": Row(Steps(short(gated("pixel", False)), batch=4, **loss("all")), (2,)),
-    "read, frozen": Row(Steps(small("pixel"), update="adamw", factors=PARTS), (2,)),
-    "read, still statistics": Row(Steps(Still(unet("batch"), (4, 3)), factors=ENCODER), (3,)),
     "exchange": Row(Steps(larger(), exchange(), update="adamw"), (2,)),
     "exchange, valid": Row(Steps(larger("pixel", "bilinear", "valid"), exchange(), batch=3, **loss("both")), (3,)),
     "exchange, replicas": Row(Steps(small(), exchange(mesh=[2, 1]), THREE, factors=ENCODER), (4,), True),
     "exchange, every layer": Row(Steps(Case(EveryLayer(), (8, 4)), exchange()), (2, 9)),
-    "exchange, foreign layers": Row(Steps(Case(ForeignLayers(), (4, 4)), exchange()), (4,)),
-    "exchange, segnet": Row(Steps(short(segnet("none")), exchange(), **loss("smoothed")), (3,)),
-    "exchange, residual": Row(Steps(short(residual("pixel")), exchange()), (2,)),
+    "exchange, smoothed": Row(Steps(small(), exchange(), factors=PARTS, **loss("smoothed")), (3,)),
     # Halos of layers.
     "layer, batch": Row(Steps(larger("batch", "bilinear"), layer(), **loss("both")), (2, 9)),
     "layer, pixel fused": Row(Steps(larger("pixel", "bilinear"), layer(fusion=4)), (3,)),
@@ -266,32 +262,20 @@ ROWS: dict[str, Row] = {
     ),
     # Between indices and unpooling, shortcut and sum, before a branch of the input; a mirrored border and what is
     # convolved, and where channels are in other layouts.
-    "stages, every layer": Row(Steps(Case(EveryLayer(), (4, 2)), staged(2, "1f1b", balance=[10, 22])), (2,)),
     "stages, every layer in four": Row(
         Steps(Case(EveryLayer(), (4, 2)), staged(4, "1f1b", balance=[5, 5, 11, 11], recompute="always")), (4,)
     ),
     "stages, foreign layers in four": Row(
         Steps(Case(ForeignLayers(), (4, 2)), staged(4, "gpipe", balance=[4, 4, 16, 5])), (4,)
     ),
-    **{
-        f"stages, {name}": Row(
-            Steps(short(network, (3, 1), 3), staged(ranks, "1f1b", recompute="except_last"), **more), (ranks,)
-        )
-        for name, network, more, ranks in (
-            ("segnet", segnet("none"), {}, 2),
-            ("residual", residual("none"), {}, 3),
-            ("gated", gated("none", False), loss("all"), 2),
-        )
-    },
+    "stages, gated": Row(
+        Steps(short(gated("none", False), (3, 1), 3), staged(2, "1f1b", recompute="except_last"), **loss("all")), (2,)
+    ),
     "small preset, folded": preset("small", "folded", "always"),
     "large preset, 1f1b": preset("large", "1f1b", ["always", "never", "except_last", "never", "always", "never"]),
     # Blocks: of tiles, of whole images, and of what ranks share.
     "blocks of tiles": Row(Steps(small("pixel", "bilinear", (2, 2)), blocks=(2, 2), **loss("both")), (2,)),
-    "blocks of tiles of foreign layers": Row(Steps(Case(ForeignLayers(), (2, 2)), blocks=(2, 2)), (3,)),
     "blocks of images": Row(Steps(small("batch", grid=(1, 1)), images=FIVE, units=UNITS, blocks=(2, 3)), (3,)),
-    "blocks of images of every layer": Row(
-        Steps(Strip(EveryLayer(True), (1, 1)), images=FIVE, units=UNITS, blocks=(2, 1)), (2,)
-    ),
     "blocks of two images in order": Row(
         Steps(small("batch", grid=(1, 1)), images=((0, 1), (0, 1)), blocks=(2, 2)), (2,), True
     ),

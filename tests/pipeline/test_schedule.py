@@ -1,4 +1,5 @@
-"""Schedules: sound for any number of stages and micro-batches, with the memory in flight of their formulas."""
+"""Schedules: sound for any number of stages and micro-batches, with the memory in flight of their formulas; and their
+simulation, which finds faults and keeps to the model of time."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipeline.chained import chained, flat, is_sound
+from tests.pipeline.chained import FIRST_SKIP, chained, flat, is_sound
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config.run import ModelConfig
 from tiledseg.config.words import SCHEDULES, chunk_ranks
@@ -19,6 +20,7 @@ from tiledseg.geometry.layers.resampling import MaxIndices, MaxPool, MaxUnpool
 from tiledseg.pipeline.balance import BalancePrices, choose_folded_balances, cuts
 from tiledseg.pipeline.schedule import (
     ChunkMap,
+    ChunkPass,
     ChunkTimes,
     MessageEnd,
     Route,
@@ -163,3 +165,31 @@ def test_folded_presets_come_near_the_least_makespan(model: str, stages: int) ->
     slowest = max(3 * sum(t for t, r in zip(forward, ranks, strict=True) if r == rank) for rank in range(stages))
     sending = times._replace(sending=[slowest / 10] * (len(ranks) - 1))
     assert makespan(stages, 24, sending, sending) <= makespan(stages, 24, sending, times)
+
+
+def test_faults_are_found() -> None:
+    """A send that is missing, a micro-batch too many, and two ranks that wait for each other."""
+    two = chained((0, 1))
+    made = program("1f1b", two, 5)
+    assert is_sound(made, two, 5, (2, 1))
+    unsent = tuple(turn._replace(sends=()) for turn in made[0]), made[1]
+    assert not is_sound(unsent, two, 5)
+    with pytest.raises(AssertionError, match="the schedule cannot end: rank 0 waits forever before ChunkPass"):
+        simulate(unsent, [1, 1], [1, 1])
+    assert not is_sound(program("gpipe", two, 3), two, 3, (2, 3))
+    forward, backward = program("gpipe", two, 1)[0]
+    late = forward._replace(sends=()), backward._replace(sends=forward.sends)
+    with pytest.raises(AssertionError, match="the schedule cannot end"):
+        simulate((late, program("gpipe", two, 1)[1]), [1, 1], [1, 1])
+
+
+def test_messages_take_turns_on_a_ranks_link_and_cost_it_no_time() -> None:
+    pipeline = chained((0, 1, 2), [(0, 2)])
+    line = simulate(
+        program("gpipe", pipeline, 1), [1, 1, 1], [1, 1, 1], lambda route: 10 if route.tensor >= FIRST_SKIP else 2
+    )
+    start = {span.action: span.start for spans in line.spans for span in spans}
+    assert start[ChunkPass(0, 1)] == 3  # 1 of work, 2 on the way
+    assert start[ChunkPass(0, 2)] == 13  # the skip left after the activation: 1 + 2 + 10
+    assert start[ChunkPass(0, 2, True)] == 14
+    assert start[ChunkPass(0, 0, True)] == 15 + 2 + 10  # its gradient likewise

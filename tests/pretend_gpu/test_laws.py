@@ -54,7 +54,6 @@ def test_laws_hold_without_races(session: Session, pretend_gpu: PretendGpu) -> N
 
 
 FILES = (
-    "tests/execution/test_fetching.py",
     "tests/pipeline/test_devices.py",
     "tests/law/test_devices.py",
     "tests/memory/test_host_on_gpu.py",

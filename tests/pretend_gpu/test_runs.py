@@ -62,22 +62,14 @@ def whole_images(material: Material) -> Path:
 
 def commands(material: Material, folder: Path, on_gpu: bool) -> Iterable[Command]:
     """A training of each setting, maps of one of them, and what leaves for the host's memory."""
-    whole = str(whole_images(material))
+    whole = whole_images(material)
     for name, options in SETTINGS.items():
-        file = [
-            "--config",
-            whole if "--parallel.halo" in options or "--model.name" in options else material.root / "run.yaml",
-        ]
-        words = [*map(str, file), "--run.output", str(folder / name), "--train.epochs", "2", *options]
+        file = str(whole if "--parallel.halo" in options else material.root / "run.yaml")
+        words = ["--config", file, "--run.output", str(folder / name), "--train.epochs", "2", *options]
         yield name, "train", words, "coin"
     yield "map", "predict", material.predict_command(folder / "fp32", folder / "map.tif")[1:], "coin"
-    probabilities = ["--probabilities", str(folder / "shares.tif")]
-    yield (
-        "shares",
-        "predict",
-        [*material.predict_command(folder / "fp32", folder / "m2.tif")[1:], *probabilities],
-        "never",
-    )
+    words = [*material.predict_command(folder / "fp32", folder / "m2.tif")[1:], "--probabilities"]
+    yield "shares", "predict", [*words, str(folder / "shares.tif")], "never"
     for query in QUERIES if on_gpu else ():
         options = ["--train.epochs", "2", "--memory.offload", "all"]
         yield f"offload {query}", "train", [*material.train_command(folder / f"offload {query}")[1:], *options], query
@@ -107,7 +99,8 @@ def test_no_run_fails_or_races(folders: tuple[Path, Path, Ran]) -> None:
 
 
 def losses(found: list[dict]) -> list[float]:
-    return [line["loss"] for line in found if "loss" in line]
+    """Return those of steps and of validations."""
+    return [line["loss"] if "loss" in line else line["val"]["loss"] for line in found if {"loss", "val"} & {*line}]
 
 
 @pytest.mark.parametrize("name", [*SETTINGS, *(f"offload {query}" for query in QUERIES)])
@@ -116,18 +109,9 @@ def test_losses_and_checkpoints_are_the_cpu_s(name: str, folders: tuple[Path, Pa
     bound = BOUNDS.get(name, 1e-9)
     found, expected = lines(folders[1] / name), lines(folders[0] / reference)
     assert losses(found) == pytest.approx(losses(expected), rel=bound)
-    assert [line["val"]["loss"] for line in found if "val" in line] == pytest.approx(
-        [line["val"]["loss"] for line in expected if "val" in line], rel=bound
-    )
-    there, here = (
-        load_file(find_checkpoint(folder).path / "model.safetensors")
-        for folder in (folders[1] / name, folders[0] / reference)
-    )
-    assert there.keys() == here.keys()
-    for key, value in here.items():
-        torch.testing.assert_close(
-            there[key], value, rtol=10 * bound, atol=10 * bound, msg=lambda text, key=key: f"{key}: {text}"
-        )
+    runs = folders[1] / name, folders[0] / reference
+    there, here = (load_file(find_checkpoint(run).path / "model.safetensors") for run in runs)
+    torch.testing.assert_close(there, here, rtol=10 * bound, atol=10 * bound)
     if name.startswith("offload"):
         assert json.loads((folders[1] / name / "summary.json").read_text())["offloaded"]["bytes_in"] > 0
 
@@ -151,13 +135,9 @@ def test_a_step_makes_the_host_wait_once(folders: tuple[Path, Path, Ran]) -> Non
         if name not in SETTINGS or name == "blocks":
             continue
         steps = sum("loss" in line for line in lines(gpu / name))
-        others = "stopwatch.py", "memory/device.py"  # of a step that is over; of a constant, once a run
-        of_steps = {
-            place: count
-            for place, count in waits
-            if "training/step.py" in place and not any(other in place for other in others)
-        }
-        assert 0 < sum(of_steps.values()) <= (2 if name in TWO_A_STEP else 1) * steps, (name, steps, of_steps)
+        # memory/device.py: of a step that is over; of a constant, once a run.
+        of_steps = [each for each in waits if "training/step.py" in each[0] and "memory/device.py" not in each[0]]
+        assert 0 < sum(count for _, count in of_steps) <= (2 if name in TWO_A_STEP else 1) * steps, (name, of_steps)
 
 
 def run(commands: list[Command]) -> None:

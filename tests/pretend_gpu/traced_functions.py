@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import torch
 from torch import nn
@@ -54,6 +55,13 @@ def resized(mode: str, align: bool | None, factors: tuple[float, float]) -> Func
     return function
 
 
+def pyramid(bins: int) -> Function:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return functional.interpolate(functional.adaptive_avg_pool2d(x, bins), x.shape[2:], mode="bilinear")
+
+    return function
+
+
 def of_names() -> Iterator[tuple[str, Function]]:
     """Each function of the tables of names, a fourth of them by day, with the first arguments that torch takes."""
     for name in sorted(ELEMENTWISE | ALONG_CHANNELS)[:: 1 if NIGHTLY else 4]:
@@ -76,15 +84,9 @@ def of_names() -> Iterator[tuple[str, Function]]:
 def cases() -> Iterator[tuple[str, nn.Module]]:
     for name, function in of_names():
         yield name, Between(lambda x, function=function: function(x) * x.mean(1, keepdim=True))
-    for mode, align in (
-        ("nearest", None),
-        ("nearest-exact", None),
-        ("bilinear", False),
-        ("bilinear", True),
-        ("bicubic", False),
-    ):
-        for factors in ((2.0, 2.0), (3.0, 2.0), (1.0, 4.0)):
-            yield f"{mode} {align} {factors}", Between(resized(mode, align, factors))
+    modes = ("nearest", None), ("nearest-exact", None), ("bilinear", False), ("bilinear", True), ("bicubic", False)
+    for (mode, align), factors in product(modes, ((2.0, 2.0), (3.0, 2.0), (1.0, 4.0))):
+        yield f"{mode} {align} {factors}", Between(resized(mode, align, factors))
     for mode in ("nearest", "area", "bilinear"):
         yield f"{mode} smaller", Between(resized(mode, None, (0.5, 0.5)))
     for mode in ("zeros", "reflect", "replicate"):
@@ -93,20 +95,9 @@ def cases() -> Iterator[tuple[str, nn.Module]]:
         yield f"image's {name}", Between(lambda x, name=name: x * getattr(x, name)((2, 3), keepdim=True))
         yield f"channels' {name}", Between(lambda x, name=name: getattr(x, name)(1, keepdim=True))
     for bins in (1, 2, 3):
-        yield (
-            f"pyramid {bins}",
-            Between(
-                lambda x, bins=bins: functional.interpolate(
-                    functional.adaptive_avg_pool2d(x, bins), x.shape[2:], mode="bilinear"
-                )
-            ),
-        )
-    for pool in (
-        nn.MaxPool2d(2),
-        nn.MaxPool2d(3, 2, 1),
-        nn.AvgPool2d(3, 1, 1, count_include_pad=False),
-        nn.AvgPool2d(2),
-    ):
+        yield f"pyramid {bins}", Between(pyramid(bins))
+    inside = nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+    for pool in (nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), inside, nn.AvgPool2d(2)):
         yield str(pool), Between(pool)
     norms = nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.PReLU(4), nn.ChannelShuffle(2)
     for module in (*norms, nn.ConvTranspose2d(4, 4, 4, 2, 1), nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=4)):
@@ -114,10 +105,8 @@ def cases() -> Iterator[tuple[str, nn.Module]]:
     yield "local_response_norm", Between(nn.LocalResponseNorm(3))
     yield "sorted channels", Between(lambda x: x.sort(1)[0])
     yield "largest channel", Between(lambda x: x.max(1, keepdim=True)[0])
-    yield (
-        "weights' standard",
-        Computed(lambda w: (w - w.mean((1, 2, 3), keepdim=True)) / w.std((1, 2, 3), keepdim=True)),
-    )
+    each = {"dim": (1, 2, 3), "keepdim": True}
+    yield "weights' standard", Computed(lambda w: (w - w.mean(**each)) / w.std(**each))
     yield "weights' cumsum", Computed(lambda w: w.cumsum(1))
     yield "weights' bicubic", Computed(lambda w: functional.interpolate(w, (3, 3), mode="bicubic"))
     yield "weights' reflection", Computed(lambda w: functional.pad(w[:, :, :2, :2], (1, 0, 1, 0), mode="reflect"))

@@ -56,23 +56,43 @@ def attending(heads: int, ratio: tuple[int, int]) -> GraphNetwork:
     return with_weights(GraphNetwork(Graph(nodes), 2, modules), 3)
 
 
-CASES = [(1, (1, 1), 1), (2, (2, 2), 1), (3, (4, 2), 2), (2, (2, 2), WHOLE)]
+def of_products(heads: int) -> GraphNetwork:
+    """Return a network of a convolution, sums of products over the image, and a convolution of these."""
+    layer = ImageProducts(heads=heads, out_channels=12 * heads)
+    nodes = (
+        Node("first", Convolution(4 * heads, 3, 1, 1)),
+        Node("second", Convolution(3 * heads, 3, 1, 1), (INPUT,)),
+        Node("products", layer, ("first", "second")),
+        Node("last", Convolution(2, 1, 1, 0)),
+    )
+    modules = [nn.Conv2d(2, 4 * heads, 3, padding=1), nn.Conv2d(2, 3 * heads, 3, padding=1)]
+    modules += [attention.WholeImageProducts(layer), nn.Conv2d(12 * heads, 2, 1)]
+    return with_weights(GraphNetwork(Graph(nodes), 2, modules), 3)
+
+
+CASES = [
+    (lambda: attending(1, (1, 1)), 1),
+    (lambda: attending(2, (2, 2)), 1),
+    (lambda: attending(3, (4, 2)), 2),
+    (lambda: attending(2, (2, 2)), WHOLE),
+    (lambda: of_products(1), 1),
+    (lambda: of_products(2), WHOLE),
+]
 
 
 @pytest.mark.nine
-@pytest.mark.parametrize(("heads", "ratio", "fusion"), CASES)
-def test_attention_over_ranks(
-    opened_mpi: OpenAxes, monkeypatch: pytest.MonkeyPatch, heads: int, ratio: tuple[int, int], fusion: int
+@pytest.mark.parametrize(("build", "fusion"), CASES)
+def test_attention_and_products_over_ranks(
+    opened_mpi: OpenAxes, monkeypatch: pytest.MonkeyPatch, build: Callable[[], GraphNetwork], fusion: int
 ) -> None:
     """By even and uneven blocks; weights are computed in several parts."""
     monkeypatch.setattr(attention, "WEIGHTS_AT_ONCE", 300)
-    network = attending(heads, ratio)
     for dtype in (torch.float64, torch.float32):
         for rows, cols in opened_mpi.shapes():
             height, width = 8 * rows + 4, 8 * cols
             axes, x_BCHW = opened_mpi.of(rows, cols), image((2, 2, height, width), 5, "normal").to(dtype)
             for cuts in (even(height, rows), even(width, cols)), (uneven(height, rows), uneven(width, cols)):
-                assert check(Case(network.to(dtype), x_BCHW, *cuts, fusion), opened_mpi, axes)
+                assert check(Case(build().to(dtype), x_BCHW, *cuts, fusion), opened_mpi, axes)
 
 
 def even(size: int, parts: int) -> Partition:
@@ -96,31 +116,6 @@ def test_the_output_lies_on_the_queries(opened_mpi: OpenAxes) -> None:
     network = attending(2, (4, 4))
     assert scales(network.graph)[-1] == Fraction(1)
     assert total_stride(network.graph) == 4
-
-
-def of_products(heads: int) -> GraphNetwork:
-    """Return a network of a convolution, sums of products over the image, and a convolution of these."""
-    layer = ImageProducts(heads=heads, out_channels=12 * heads)
-    nodes = (
-        Node("first", Convolution(4 * heads, 3, 1, 1)),
-        Node("second", Convolution(3 * heads, 3, 1, 1), (INPUT,)),
-        Node("products", layer, ("first", "second")),
-        Node("last", Convolution(2, 1, 1, 0)),
-    )
-    modules = [nn.Conv2d(2, 4 * heads, 3, padding=1), nn.Conv2d(2, 3 * heads, 3, padding=1)]
-    modules += [attention.WholeImageProducts(layer), nn.Conv2d(12 * heads, 2, 1)]
-    return with_weights(GraphNetwork(Graph(nodes), 2, modules), 3)
-
-
-@pytest.mark.nine
-@pytest.mark.parametrize(("heads", "fusion"), [(1, 1), (2, 1), (2, WHOLE)])
-def test_products_over_ranks(opened_mpi: OpenAxes, heads: int, fusion: int) -> None:
-    for dtype in (torch.float64, torch.float32):
-        for rows, cols in opened_mpi.shapes():
-            height, width = 8 * rows + 4, 8 * cols + 1
-            axes, x_BCHW = opened_mpi.of(rows, cols), image((2, 2, height, width), 5, "normal").to(dtype)
-            for cuts in (even(height, rows), even(width, cols)), (uneven(height, rows), uneven(width, cols)):
-                assert check(Case(of_products(heads).to(dtype), x_BCHW, *cuts, fusion), opened_mpi, axes)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -85,9 +85,11 @@ def one_rank(network: nn.Module, x_BCHW: torch.Tensor, fusion: int = 1) -> None:
 
 
 EVERY = [
-    *drawn.keeping(),
-    *drawn.shrinking(),
-    *drawn.growing(),
+    *drawn.norms(),
+    nn.Conv2d(CHANNELS, CHANNELS, 5, padding="same", groups=2),
+    nn.Conv2d(CHANNELS, CHANNELS, 2, padding="same", bias=False),
+    nn.PReLU(CHANNELS),
+    ChannelDropout("dropout", 0.4),
     nn.Conv2d(CHANNELS, 6, (2, 5), (2, 1), (3, 0), (1, 2), groups=2),
     SteadyConvolution(CHANNELS, 6, (2, 5), (2, 1), (3, 0), (1, 2)),
     nn.ConvTranspose2d(CHANNELS, 6, (2, 5), (3, 2), (0, 2), (2, 1), groups=2, dilation=(1, 2)),

@@ -12,7 +12,6 @@ from torch import nn
 
 from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, Case, image, with_weights
-from tests.spatial.together import for_all
 from tests.spatial.twins import OpenAxes, check_twins
 from tiledseg.comm.mesh import Axes
 from tiledseg.geometry.layers.resampling import Border as Around
@@ -98,13 +97,17 @@ def test_the_acceptance_case_of_4_x_4_ranks(opened_mpi: OpenAxes) -> None:
 LAYERS = {
     "convolution, even kernel, same": nn.Conv2d(2, 3, 4, padding="same"),
     "convolution, oblong": nn.Conv2d(2, 3, (1, 5), (2, 1), (0, 2)),
+    "convolution, dilated groups": nn.Conv2d(2, 4, (3, 2), (1, 3), (2, 1), (2, 1), groups=2),
     "convolution, more padding than kernel": nn.Conv2d(2, 3, 2, stride=2, padding=3),
     "max pool 3, overlapping, padded": nn.MaxPool2d(3, 2, 1),
     "max pool, dilated": nn.MaxPool2d(2, 1, 1, 2),
     "average pool, padding does not count": nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+    "average pool, padding counts": nn.AvgPool2d((2, 4), (3, 1), (1, 2)),
     "average pool, divisor": nn.AvgPool2d((2, 3), 1, (1, 0), divisor_override=5),
     "transposed 4, stride 2": nn.ConvTranspose2d(2, 3, 4, 2, 1),
     "transposed 1, stride 3: gaps": nn.ConvTranspose2d(2, 3, 1, 3),
+    "transposed, dilated groups": nn.ConvTranspose2d(2, 4, (3, 2), (2, 1), (2, 0), (1, 0), 2, dilation=2),
+    "nearest 2, 3": nn.Upsample(scale_factor=(2, 3), mode="nearest-exact"),
     "nearest 3": nn.UpsamplingNearest2d(scale_factor=3),
     "bilinear 3": nn.Upsample(scale_factor=3, mode="bilinear", align_corners=False),
     "corners aligned 2, 3": AlignedUpsampleModule((2, 3)),
@@ -184,12 +187,3 @@ CHAINS = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains_with_exchanges_shared_by_several_layers(opened_mpi: OpenAxes, name: str, fusion: int) -> None:
     check_everywhere(opened_mpi, nn.Sequential(*CHAINS[name]), image((2, 2, 14, 13), 5), fusion, overlap=fusion == 2)
-
-
-@pytest.mark.parametrize("kind", ["convolutions", "transposed", "pools", "upsamples"])
-def test_drawn_layers(opened_mpi: OpenAxes, kind: str) -> None:
-    """Any arguments, sizes and blocks on each mesh; those that leave a rank without output are refused by all."""
-    modules = getattr(drawn, kind)()
-    for rows, cols in opened_mpi.shapes():
-        axes = opened_mpi.of(rows, cols)
-        for_all(opened_mpi, drawn.spread((rows, cols), modules), lambda case, a=axes: check(case, opened_mpi, a), 8)

@@ -110,7 +110,7 @@ def choose_balances(prices: BalancePrices, stages: int, tolerances: Sequence[flo
     def runs_of(before: Middle, after: Middle, stage: int) -> tuple[ChunkRun, ...]:
         return ((before[0], after[0], stage),) if before[0] < after[0] else ()
 
-    paths = _paths(prices, [[(0, layers)], *levels, [(layers, layers)]], runs_of, tolerances, in_line=True)
+    paths = _paths(prices, [[(0, layers)], *levels, [(layers, layers)]], runs_of, tolerances)
     return [tuple(after[0] - before[0] for before, after in pairwise(path)) for path in paths]
 
 
@@ -139,7 +139,7 @@ def choose_folded_balances(
 
     levels = [[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]]
     found = []
-    for path in _paths(prices, levels, runs_of, tolerances, in_line=False):
+    for path in _paths(prices, levels, runs_of, tolerances):
         ways = [(after[0] - before[0], before[1] - after[1]) for before, after in pairwise(path[:-1])]
         down, up = [way[0] for way in ways], [way[1] for way in ways]
         found.append((*down, path[-2][1] - path[-2][0], *reversed(up)))
@@ -147,13 +147,10 @@ def choose_folded_balances(
 
 
 def _paths(
-    prices: BalancePrices, levels: Sequence[Sequence[Middle]], runs_of: Runs, tolerances: Sequence[float], in_line: bool
+    prices: BalancePrices, levels: Sequence[Sequence[Middle]], runs_of: Runs, tolerances: Sequence[float]
 ) -> list[list[Middle]]:
     """Return, for each tolerance, the path through the levels (a step a stage) with the smallest greatest load, then
-    the least traffic. `runs_of`: the runs of a stage on its step.
-
-    `in_line`: each level is ordered by the number of layers taken. Backward through it loads only grow: stop early.
-    """
+    the least traffic. `runs_of`: the runs of a stage on its step."""
 
     def walk(levels: Sequence[Sequence[Middle]], most: float | None) -> list[Paths]:
         """Return, for each level, the cost and path to each middle: the smallest greatest load, or with `most` the
@@ -171,8 +168,6 @@ def _paths(
                     taken = runs_of(before, after, stage)
                     load = prices.load(taken)
                     too_long = load >= best if most is None else load > most
-                    if in_line and too_long:
-                        break
                     if not taken or too_long or not prices.fits(taken):
                         continue
                     cost = max(cost, load) if most is None else cost + prices.received(taken)
