@@ -254,23 +254,11 @@ def test_who_looks_at_layers_sees_them_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (nn.Linear(2, 2), "model is Linear, which has no parts of several layers"),
-        ("unet", "model is unet; give nn.Module"),
-        (torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), "is a module of torch.jit"),
-    ],
-)
-def test_what_cannot_be_computed_once_more_is_refused(model: object, words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
-        tiledseg.large_model_support(model)  # type: ignore[arg-type]
-    assert ("leave model out" in str(caught.value)) is not isinstance(model, str)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ({"model": nn.Linear(2, 2)}, "model is Linear, which has no parts of several layers .* leave model out"),
+        ({"model": "unet"}, "model is unet; give nn.Module"),
+        ({"model": torch.jit.script(nn.Sequential(nn.Linear(2, 2)))}, "is a module of torch.jit.* leave model out"),
         ({"budget": "much"}, "budget is 'much'; give 16GiB"),
         ({"budget": -1}, "budget is -1; give 16GiB"),
         ({"store_limit": "x"}, "store_limit is 'x'; give 16GiB"),
@@ -279,8 +267,9 @@ def test_what_cannot_be_computed_once_more_is_refused(model: object, words: str)
     ],
 )
 def test_what_cannot_be_is_refused_before_any_step(arguments: dict[str, object], words: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         tiledseg.large_model_support(**{"store": tmp_path, **arguments})  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
 
 
 def loop(network: nn.Module, x: torch.Tensor, count: int) -> list[torch.Tensor]:
