@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -88,29 +88,33 @@ def one_node_slurm(folder: Path, cpus: int) -> Iterator[dict[str, str]]:
     configuration = folder / "slurm.conf"
     configuration.write_text(_CONFIGURATION.format(host=host, folder=folder, cpus=cpus, **ports))
     environ = {"SLURM_CONF": str(configuration), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+
+    def ask(*command: str) -> str:
+        everything = {**os.environ, **environ}
+        return subprocess.run(command, env=everything, capture_output=True, text=True, timeout=30).stdout.strip()
+
+    def is_idle() -> bool:
+        state = ask("sinfo", "--noheader", "--format=%T")
+        if state in ("down", "drained", "unknown*", "down*"):
+            ask("scontrol", "update", f"nodename={host}", "state=resume")
+        return state == "idle"
+
+    def cancel_jobs() -> None:  # what a failed test left running, while the daemons can still do it
+        ask("scancel", "--user=root", "--signal=KILL")
+        end = time.monotonic() + 10
+        while ask("squeue", "--noheader") and time.monotonic() < end:
+            time.sleep(0.2)
+
     with ExitStack() as stack:
-        munge = ["--key-file=munge.key", "--socket=munge.socket", "--pid-file=munge.pid"]
-        munge = [
-            option.replace("=", f"={folder}/") for option in [*munge, "--log-file=munge.log", "--seed-file=munge.seed"]
-        ]
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        munge = [f"--{option}={folder}/munge.{end}" for option, end in files.items()]
         stack.enter_context(_daemon(folder, "munged", "--foreground", "--force", *munge))
         _wait(lambda: (folder / "munge.socket").exists(), "munged's socket", folder)
         stack.enter_context(_daemon(folder, "slurmctld", "-D", "-f", str(configuration)))
         stack.enter_context(_daemon(folder, "slurmd", "-D", "-f", str(configuration)))
-        _wait(lambda: _node_is_idle(host, environ), "an idle node", folder)
-        stack.callback(_cancel_jobs, environ)
+        _wait(is_idle, "an idle node", folder)
+        stack.callback(cancel_jobs)
         yield environ
-
-
-def _cancel_jobs(environ: dict[str, str]) -> None:
-    """Ends what a failed test left running, while the daemons can still do it."""
-    everything = {**os.environ, **environ}
-    subprocess.run(["scancel", "--user=root", "--signal=KILL"], env=everything, capture_output=True, timeout=30)
-    for _ in range(50):
-        left = subprocess.run(["squeue", "--noheader"], env=everything, capture_output=True, text=True, timeout=30)
-        if not left.stdout.strip():
-            return
-        time.sleep(0.2)
 
 
 @contextmanager
@@ -130,18 +134,7 @@ def _daemon(folder: Path, program: str, *arguments: str) -> Iterator[None]:
             process.wait()
 
 
-def _node_is_idle(host: str, environ: dict[str, str]) -> bool:
-    everything = {**os.environ, **environ}
-    state = subprocess.run(
-        ["sinfo", "--noheader", "--format=%T"], env=everything, capture_output=True, text=True, timeout=30
-    )
-    if state.stdout.strip() in ("down", "drained", "unknown*", "down*"):
-        update = ["scontrol", "update", f"nodename={host}", "state=resume"]
-        subprocess.run(update, env=everything, capture_output=True, timeout=30)
-    return state.stdout.strip() == "idle"
-
-
-def _wait(condition, what: str, folder: Path, seconds: float = 120) -> None:
+def _wait(condition: Callable[[], bool], what: str, folder: Path, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -29,6 +29,12 @@ def write_raster(path: Path, pixels_CHW: NDArray, **options: Any) -> str:
     return str(path)
 
 
+def read_raster(path: Path) -> NDArray:
+    """Return the bands of a raster, (C, H, W)."""
+    with rasterio.open(path) as file:
+        return file.read()
+
+
 def touch(*names: str) -> None:
     """Empty files of these names, in their folders."""
     for name in names:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from tests.crash.runs import Material
-from tests.small_files import PLACE, UTM, write_raster
+from tests.small_files import PLACE, UTM, read_raster, write_raster
 from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.errors import OutputError
@@ -60,8 +60,7 @@ def whole(material: Material, trained: Path, image: Path) -> tuple[bytes, NDArra
     """The map of grid 1 x 1: its bytes, its classes, its probabilities."""
     output, probabilities = material.root / "whole.tif", material.root / "whole-probabilities.tif"
     assert predict(trained, image, output, "--tiling.grid", "1", "--probabilities", str(probabilities)) == 0
-    with rasterio.open(output) as classes, rasterio.open(probabilities) as shares:
-        return output.read_bytes(), classes.read(1), shares.read()
+    return output.read_bytes(), read_raster(output)[0], read_raster(probabilities)
 
 
 @pytest.mark.parametrize("grid", ["[23,34]", "auto"])
@@ -72,28 +71,7 @@ def test_the_map_does_not_depend_on_the_grid(
     output, shares = tmp_path / "map.tif", tmp_path / "shares.tif"
     assert predict(trained, image, output, "--tiling.grid", grid, "--probabilities", str(shares)) == 0
     assert output.read_bytes() == whole[0]
-    with rasterio.open(shares) as file:
-        np.testing.assert_array_equal(file.read(), whole[2])
-
-
-@pytest.mark.parametrize("norm", ["instance", "batch"])
-def test_the_map_does_not_depend_on_blocks(material: Material, image: Path, tmp_path: Path, norm: str) -> None:
-    """Norms over the whole image included: classes byte for byte, probabilities of a norm to rounding in float64."""
-    run = tmp_path / "run"
-    options = ["--train.epochs", "1", "--model.norm", norm, "--tiling.grid", "1", "--train.tiles_per_step", "1"]
-    assert train([*material.train_command(run)[1:], *options]) == 0
-    maps, shares = [], []
-    for number, words in enumerate(((), ("--memory.blocks", "[3,4]"), ("--memory.blocks", "2", "--memory.store", "F"))):
-        output, probabilities = tmp_path / f"map{number}.tif", tmp_path / f"shares{number}.tif"
-        words = [str(tmp_path) if word == "F" else word for word in words]
-        files = ["--tiling.grid", "1", "--precision", "fp64", "--probabilities", str(probabilities)]
-        assert predict(run, image, output, *files, *words) == 0
-        maps.append(output.read_bytes())
-        with rasterio.open(probabilities) as file:
-            shares.append(file.read())
-    assert maps[1] == maps[2] == maps[0]
-    for found in shares[1:]:
-        np.testing.assert_allclose(found, shares[0], rtol=1e-6)  # the file has float32
+    np.testing.assert_array_equal(read_raster(shares), whole[2])
 
 
 def test_what_tiles_change_is_refused_or_told(
@@ -112,29 +90,21 @@ def test_what_tiles_change_is_refused_or_told(
     assert output.exists()
 
 
-@pytest.mark.parametrize(("precision", "norm"), [("fp32", "batch"), ("fp64", "none")])
 def test_fp64_is_the_trained_network_in_float64(
-    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, norm: str
+    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not that of its weights rounded to float32: logits were off by 1.6e-4. Input, weights, statistics and constants
     of the normalisation are taken as they are saved."""
     run, image = tmp_path / "run", material.root / "held-out.tif"
-    options = ["--train.epochs", "1", "--train.precision", precision, "--model.norm", norm, "--tiling.grid", "1"]
-    options += ["--train.tiles_per_step", "1"]
-    assert train([*material.train_command(run)[1:], *options]) == 0
+    options = "--train.epochs 1 --train.precision fp32 --model.norm batch --tiling.grid 1 --train.tiles_per_step 1"
+    assert train([*material.train_command(run)[1:], *options.split()]) == 0
     found: list[torch.Tensor] = []
     original = mapping.shares_of
-
-    def seen(scores_KHW: torch.Tensor) -> torch.Tensor:
-        found.append(scores_KHW.clone())
-        return original(scores_KHW)
-
-    monkeypatch.setattr(mapping, "shares_of", seen)
+    monkeypatch.setattr(mapping, "shares_of", lambda scores: found.append(scores.clone()) or original(scores))
     files = ["--tiling.grid", "1", "--probabilities", str(tmp_path / "p.tif"), "--precision", "fp64"]
     assert predict(run, image, tmp_path / "m.tif", *files) == 0
     saved, network = find_checkpoint(str(run)).state["normalization"], network_of(run)
-    with rasterio.open(image) as file:
-        pixels_CHW = file.read().astype(np.float64)
+    pixels_CHW = read_raster(image).astype(np.float64)
     mean, std = (np.array(saved[key])[:, None, None] for key in ("mean", "std"))
     with torch.inference_mode():
         expected = network(torch.from_numpy((pixels_CHW - mean) / std)[None])[0]
@@ -142,22 +112,20 @@ def test_fp64_is_the_trained_network_in_float64(
     assert (found[0] - expected).abs().max().item() < 1e-12
 
 
-@pytest.mark.parametrize("grid", ["1", "3"])
-def test_a_raster_is_normalised_by_its_own_bands(trained: Path, tmp_path: Path, grid: str) -> None:
+def test_a_raster_is_normalised_by_its_own_bands(trained: Path, tmp_path: Path) -> None:
     """By mean and deviation of its valid pixels, counted by numpy; pixels without data are 0."""
     image = tmp_path / "dark.tif"
     pixels_CHW = np.random.default_rng(3).integers(1, 90, (3, 44, 68), np.uint8)
     pixels_CHW[:, :9, :13] = 0
     write_raster(image, pixels_CHW, nodata=0)
-    files = ["--tiling.grid", grid, "--probabilities", str(tmp_path / "p.tif"), "--precision", "fp64"]
+    files = ["--tiling.grid", "3", "--probabilities", str(tmp_path / "p.tif"), "--precision", "fp64"]
     assert predict(trained, image, tmp_path / "m.tif", *files, "--normalize", "image") == 0
     valid_HW = (pixels_CHW > 0).all(0)
     mean, std = (of(pixels_CHW[:, valid_HW].astype(np.float64), 1)[:, None, None] for of in (np.mean, np.std))
     x_CHW = np.where(valid_HW, (pixels_CHW - mean) / std, 0)
     with torch.inference_mode():
         expected = network_of(trained)(torch.from_numpy(x_CHW)[None])[0].softmax(0).numpy()
-    with rasterio.open(tmp_path / "p.tif") as file:
-        found = file.read()
+    found = read_raster(tmp_path / "p.tif")
     assert np.abs(found - expected)[:, valid_HW].max() < 1e-6
     assert np.isnan(found[:, ~valid_HW]).all()
 

@@ -21,16 +21,11 @@ from tiledseg.train import main as train
 SECONDS = 90
 
 
-def start(*command: str) -> subprocess.Popen[str]:
+def program(*arguments: str) -> subprocess.Popen[str]:
     """A variable of torch's, as batch scripts set them, has torch imported before the command."""
     environment = {**clean_environment(), "TORCH_SHOW_CPP_STACKTRACES": "0"}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def program(*arguments: str) -> subprocess.Popen[str]:
-    return start(sys.executable, "-m", *arguments)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-m", *arguments], **pipes, cwd=ROOT, env=environment, text=True)
 
 
 def wait_until_listening(pid: int) -> None:
@@ -58,25 +53,26 @@ def signalled(process: subprocess.Popen[str], number: int, seconds: float) -> tu
 
 def test_training_at_any_moment(material: Material) -> None:
     """From the first import on; the folder is absent, or the run goes on in it to its end."""
-    folders = []
     for number, seconds in ((signal.SIGTERM, 0.0), (signal.SIGUSR1, 1.2)):
-        folder = material.root / f"{number.name}-{seconds}"
-        code, err = signalled(program(*tiledseg(material.train_command(folder))), number, seconds)
+        folder = material.root / number.name
+        code, err = signalled(training(material, folder), number, seconds)
         finished = (folder / "summary.json").exists() and '"finished": true' in (folder / "summary.json").read_text()
         assert code == 75 or (code == 0 and finished), (seconds, code, err)
         assert "Traceback" not in err
         assert "error" not in err
-        if folder.exists():
-            assert not list(folder.rglob(".*")), seconds
-            folders.append(folder)
-    for folder in folders[:1]:
+        assert not list(folder.rglob(".*")), seconds
+    if folder.exists():
         assert train(material.train_command(folder)[1:]) == 0
         assert lines(folder)[-1]["step"] == 12
 
 
+def training(material: Material, folder: Path, *options: str) -> subprocess.Popen[str]:
+    return program("tiledseg.train", *material.train_command(folder)[1:], *options)
+
+
 def test_term_in_training_leaves_its_checkpoint(material: Material) -> None:
     folder = material.root / "in-training"
-    process = program(*tiledseg(material.train_command(folder)), "--train.epochs", "4000")
+    process = training(material, folder, "--train.epochs", "4000")
     end = time.monotonic() + SECONDS
     while not (folder / "checkpoints" / "latest").exists() and time.monotonic() < end:
         time.sleep(0.01)
@@ -87,8 +83,7 @@ def test_term_in_training_leaves_its_checkpoint(material: Material) -> None:
     assert newest.saved.step == lines(folder)[-1]["step"]
 
 
-@pytest.mark.parametrize("seconds", [0.3])
-def test_a_scene_of_several_threads_leaves_nothing(tmp_path: Path, seconds: float) -> None:
+def test_a_scene_of_several_threads_leaves_nothing(tmp_path: Path) -> None:
     """The signal goes to the process group, as from a batch system."""
     size = ("--size", "6000", "6000", "--workers", "2")
     files = ("--image", str(tmp_path / "a.tif"), "--labels", str(tmp_path / "b.tif"))
@@ -97,15 +92,11 @@ def test_a_scene_of_several_threads_leaves_nothing(tmp_path: Path, seconds: floa
         command, cwd=ROOT, env=clean_environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         wait_until_listening(process.pid)
-        time.sleep(seconds)
+        time.sleep(0.3)
         os.killpg(process.pid, signal.SIGUSR1)
         err = process.communicate(timeout=SECONDS)[1]
     assert process.returncode == 75, err
     assert list(tmp_path.iterdir()) == []
-
-
-def tiledseg(command: list[str]) -> list[str]:
-    return [f"tiledseg.{command[0]}", *command[1:]]
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)

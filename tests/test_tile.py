@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -35,19 +34,13 @@ def test_images_of_a_list_that_are_not_cut_are_told(
     tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The store does not say what is to be validated on: it would be learned from."""
-    rows = [
-        f"{image},{labels},{split}\n" for image, labels, split in zip(flags[1:3], flags[4:6], ["", "val"], strict=True)
-    ]
-    (tmp_path / "list.csv").write_text("image,label,split\n" + "".join(rows))
+    rows = f"image,label,split\n{flags[1]},{flags[4]},\n{flags[2]},{flags[5]},val\n"
+    (tmp_path / "list.csv").write_text(rows)
     words = ["--images", str(tmp_path / "list.csv"), *flags[6:], "--output", str(tmp_path / "tiles.h5")]
     assert main(words) == 0
     said = capsys.readouterr()
     assert "1 image, 12 tiles" in said.out
     assert f"warning: --images: 1 image of {tmp_path / 'list.csv'} of split val left out; " in said.err
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_alone_it_writes_a_store_for_the_network_named(
@@ -56,7 +49,7 @@ def test_alone_it_writes_a_store_for_the_network_named(
     output = tmp_path / "tiles.h5"
     assert main([*flags, "--output", str(output)]) == 0
     words = capsys.readouterr().out
-    assert "2 images, 24 tiles, contexts" in words
+    assert "2 images, 24 tiles, " in words
     with open_raster(f"{output}#1") as reader, open_raster(flags[2]) as source:
         assert reader.info.tiling is not None
         assert reader.info.tiling.grid == (3, 4)
@@ -64,10 +57,10 @@ def test_alone_it_writes_a_store_for_the_network_named(
         assert (footprint.alignment, footprint.before) == (4, 24)
         tile = reader.info.tiling.tiles[5]
         np.testing.assert_array_equal(reader.read(tile.context)[0], source.read(tile.context)[0])
-    before = digest(output)
+    before = output.read_bytes()
     assert main([*flags, "--output", str(output)]) == 2
     assert f"--output {output} is there; remove it" in capsys.readouterr().err
-    assert digest(output) == before
+    assert output.read_bytes() == before
 
 
 @alike_in_bytes
@@ -77,24 +70,24 @@ def test_two_ranks_write_the_same_bytes_as_one(tmp_path: Path, flags: list[str])
     done = mpirun(2, "-m", "tiledseg.tile", *flags, "--output", str(tmp_path / "two.h5"))
     assert (done.code, done.errors) == (0, []), done.err
     assert done.out.count("24 tiles") == 1
-    assert digest(tmp_path / "two.h5") == digest(tmp_path / "one.h5")
+    assert (tmp_path / "two.h5").read_bytes() == (tmp_path / "one.h5").read_bytes()
 
 
-def test_a_configuration_brings_data_tiling_and_model(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
+def test_a_configuration_brings_data_tiling_and_model_and_flags_replace_it(tmp_path: Path) -> None:
+    path, words = tmp_path / "run.yaml", ["--config", str(tmp_path / "run.yaml"), "--output", "tiles.h5"]
     path.write_text(
         "data: {images: [a.tif], labels: [b.tif], bands: [1, 2]}\ntiling: {grid: [2, 3], halo: 40}\n"
         "model: {levels: 3, upsampling: bilinear}\n"
     )
-    config = resolve(build_parser().parse_args(["--config", str(path), "--output", "tiles.h5"]))
-    assert (config.data.images, config.data.bands) == (["a.tif"], [1, 2])
-    assert (config.tiling.grid_shape(), config.tiling.halo_width()) == ((2, 3), 40)
-    assert (config.model.levels, config.model.upsampling) == (3, "bilinear")
     more = ["--grid", "5", "--halo", "auto", "--levels", "4", "--bands", "[3,1]", "--images", "c.tif", "d.tif"]
-    config = resolve(build_parser().parse_args(["--config", str(path), "--output", "tiles.h5", *more]))
-    assert (config.data.images, config.data.bands) == (["c.tif", "d.tif"], [3, 1])
-    assert (config.tiling.grid_shape(), config.tiling.halo_width()) == ((5, 5), None)
-    assert (config.model.levels, config.model.upsampling) == (4, "bilinear")
+    for flags, data, tiling, levels in (
+        ([], (["a.tif"], [1, 2]), ((2, 3), 40), 3),
+        (more, (["c.tif", "d.tif"], [3, 1]), ((5, 5), None), 4),
+    ):
+        config = resolve(build_parser().parse_args([*words, *flags]))
+        assert (config.data.images, config.data.bands) == data
+        assert (config.tiling.grid_shape(), config.tiling.halo_width()) == tiling
+        assert (config.model.levels, config.model.upsampling) == (levels, "bilinear")
 
 
 def test_a_grid_may_be_written_as_in_every_other_place() -> None:

@@ -48,7 +48,6 @@ PLAIN = (
     *(f"model.{key}" for key in CROPS),
 )
 """Configuration keys that are flags of the command, without their group."""
-_DEADLINE = 600.0  # seconds
 
 
 def build_parser() -> Parser:
@@ -117,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with renamed({key: flag_of(key) for key in typed}):
                 _work(options, config, mesh)
 
-        return run_on_mesh(work, config.parallel.transport, config.parallel.deadline or _DEADLINE)
+        return run_on_mesh(work, config.parallel.transport, config.parallel.deadline)
 
     return run(body)
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tiledseg.architecture.presets import build_network
 from tiledseg.comm.doing import doing, tick
@@ -33,6 +34,7 @@ from tiledseg.units import size
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
     from tiledseg.raster.labels.pair_reading import PairReading
+    from tiledseg.raster.mirrored_reader import RasterReader
     from tiledseg.raster.tile_store import Opener, StorePlan
 
 
@@ -95,13 +97,12 @@ def _main(options: argparse.Namespace, flags: Mapping[str, str]) -> int:
     elif options.output.rstrip("/").lower().endswith(".zarr"):
         raise ConfigError(f"--output is '{options.output}'; give --format zarr too, or a name such as tiles.h5")
 
-    def cut(mesh: Mesh) -> None:
+    def work(mesh: Mesh) -> None:
         inputs = [options.config] if options.config else []
-        work = cut_into_zarr if options.format == ZARR else _work
         with renamed(flags):  # inside `run_on_mesh`, before a rank reports the error
-            work(config, options.output, inputs, vars(options)["data.classes"] is not None, mesh)
+            cut(config, options.output, inputs, vars(options)["data.classes"] is not None, mesh, options.format)
 
-    return run_on_mesh(cut, config.parallel.transport)
+    return run_on_mesh(work, config.parallel.transport)
 
 
 def resolve(options: argparse.Namespace) -> Config:
@@ -164,46 +165,71 @@ def plan_store(
     return plan, reading, (image_paths, label_paths)
 
 
-def _work(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
-    """Cut the store on rank 0, because HDF5 files have one writer."""
+def cut(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh, kind: str = HDF5) -> None:
+    """Cut the store. Rank 0 writes HDF5, whose files have one writer; of Zarr each rank writes its own chunks.
+    Collective."""
+    plan, reading, (images, labels) = mesh.on_root(lambda: _planned(config, output, inputs, classes_given, kind))
+
+    def image(number: int) -> RasterReader:
+        return reading.open_image(images[number])
+
+    def label(number: int) -> RasterReader:
+        return reading.open_labels(labels[number], plan.images[number])
+
+    with doing("writing tiles"):
+        if kind == ZARR:
+            _write_zarr(output, plan, image, label, mesh)
+        else:
+            mesh.on_root(lambda: _write_hdf5(output, plan, image, label, config.run.verbosity))
+    if mesh.is_root and config.run.verbosity:
+        tiles = counted(sum(map(len, plan.tilings)), "tile")
+        answer(f"{output}: {counted(len(plan.images), 'image')}, {tiles}, {size(plan.bytes)}")
+
+
+def _planned(
+    config: Config, output: str, inputs: Sequence[str], classes_given: bool, kind: str
+) -> tuple[StorePlan, PairReading, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Plan the store, check its output, and print warnings. Raises OutputError if the output exists, or would replace
+    an input."""
+    from tiledseg.raster.info import code_notes, reference_notes
+    from tiledseg.raster.lists import left_out
+
+    plan, reading, names = plan_store(config, classes_given)
+    files = [file for _, info, _ in plan.rasters() for file in info.files]
+    check_outputs([whole("--output", output, plan.bytes)], [*files, *inputs])
+    if os.path.exists(output):
+        raise OutputError(f"--output {output} is there; remove it, or choose another output")
+    if config.run.verbosity:
+        warn(left_out(config.data.joined(config.data.images, "--images"), "--images"))
+        warn([*reference_notes((*plan.images, *(plan.labels or ()))), *code_notes(plan.images)])
+        warn(note for image in plan.images for note in image.notes)
+    lost = [image.path for image in plan.images if image.ground is not None and kind == ZARR]
+    warn(f"a Zarr store does not keep the ground control of {path}" for path in lost)
+    return plan, reading, names
+
+
+def _write_hdf5(output: str, plan: StorePlan, image: Opener, label: Opener, verbosity: int) -> None:
     from tiledseg.execution.progress import StepProgress
     from tiledseg.raster.tile_store import write_store
 
-    def cut() -> str:
-        plan, reading, names = _planned(config, output, inputs, classes_given)
-        _say(config, plan)
-        total, done = sum(map(len, plan.tilings)), count(1)
-        with closing(StepProgress(total, 0, config.run.verbosity)) as progress, doing("writing tiles"):
+    done = count(1)
+    with closing(StepProgress(sum(map(len, plan.tilings)), 0, verbosity)) as progress:
 
-            def advance(image: int) -> None:
-                tick()
-                progress.advance(next(done), f"image {image}")
+        def advance(number: int) -> None:
+            tick()
+            progress.advance(next(done), f"image {number}")
 
-            write_store(output, plan, *_openers(plan, reading, names), advance)
-        height, width = (max(tiling.context_max[dim] for tiling in plan.tilings) for dim in (0, 1))
-        return (
-            f"{output}: {counted(len(plan.images), 'image')}, {counted(total, 'tile')}, contexts to {height} x "
-            f"{width} px, {size(plan.bytes)}"
-        )
-
-    summary = mesh.on_root(cut)
-    if mesh.is_root and config.run.verbosity:
-        answer(summary)
+        write_store(output, plan, image, label, advance)
 
 
-def cut_into_zarr(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
-    """Cut the store on all ranks: each writes its own chunks. Collective."""
+def _write_zarr(output: str, plan: StorePlan, image: Opener, label: Opener, mesh: Mesh) -> None:
     from tiledseg.raster.statistics import NO_VALID_PIXEL
     from tiledseg.raster.zarr_writer import begin_tiles, store_made, write_tiles
 
-    def begin() -> tuple[Any, ...]:
-        plan, reading, names = _planned(config, output, inputs, classes_given)
-        _say(config, plan)
-        lost = [info.path for info in plan.images if info.ground is not None]
-        warn(f"a Zarr store does not keep the ground control of {path}" for path in lost)
+    def begin() -> Path:
         store = own.enter_context(store_made(output))
         begin_tiles(store, plan)
-        return store, plan, reading, names
+        return store
 
     def end(any_valid: bool) -> None:
         if not any_valid:
@@ -211,40 +237,7 @@ def cut_into_zarr(config: Config, output: str, inputs: Sequence[str], classes_gi
         own.close()
 
     with ExitStack() as own:  # used by the root
-        store, plan, reading, names = mesh.on_root(begin)
-        how = *_openers(plan, reading, names), mesh.rank, mesh.size, tick
-        with doing("writing tiles"):
-            own_valid = mesh.on_all(lambda: write_tiles(store, plan, *how))
+        store = mesh.on_root(begin)
+        own_valid = mesh.on_all(lambda: write_tiles(store, plan, image, label, mesh.rank, mesh.size, tick))
         valid = mesh.communicator.gather_objects(own_valid)
         mesh.on_root(lambda: end(any(valid)))
-    if mesh.is_root and config.run.verbosity:
-        answer(f"{output}: {counted(len(plan.images), 'image')}, {size(plan.bytes)}")
-
-
-def _planned(config: Config, output: str, inputs: Sequence[str], classes_given: bool) -> tuple[Any, ...]:
-    """Plan the store, and check its output. Raises OutputError if it exists, or would replace an input."""
-    plan, reading, names = plan_store(config, classes_given)
-    files = [file for _, info, _ in plan.rasters() for file in info.files]
-    check_outputs([whole("--output", output, plan.bytes)], [*files, *inputs])
-    if os.path.exists(output):
-        raise OutputError(f"--output {output} is there; remove it, or choose another output")
-    return plan, reading, names
-
-
-def _say(config: Config, plan: StorePlan) -> None:
-    """Print the warnings on images that are left out, and on the rasters."""
-    from tiledseg.raster.info import code_notes, reference_notes
-    from tiledseg.raster.lists import left_out
-
-    if config.run.verbosity:
-        warn(left_out(config.data.joined(config.data.images, "--images"), "--images"))
-        warn([*reference_notes((*plan.images, *(plan.labels or ()))), *code_notes(plan.images)])
-        warn(note for image in plan.images for note in image.notes)
-
-
-def _openers(plan: StorePlan, reading: PairReading, names: Sequence[Sequence[str]]) -> tuple[Opener, Opener]:
-    """Return the functions that open an image, and labels, by number."""
-    return (
-        lambda number: reading.open_image(names[0][number]),
-        lambda number: reading.open_labels(names[1][number], plan.images[number]),
-    )

@@ -11,7 +11,7 @@ from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.commands.parser import Parser, run
 from tiledseg.errors import RasterError
 
-STANDSTILLS = ("stop", "stop root", "turn", "busy")
+STANDSTILLS = ("stop root", "turn", "busy")
 
 parser = Parser(prog="job")
 parser.add_argument("way")
@@ -35,8 +35,6 @@ def work(mesh, way: str) -> int | None:
         return 75 if last else None
     if way == "fine":
         return None
-    if way == "unconnected":
-        return first_message(mesh)
     if way in STANDSTILLS:
         return stand_still(mesh, way, x)
     messages, y = mesh.communicator.point_to_point(), torch.empty_like(x)
@@ -78,27 +76,9 @@ def stand_still(mesh, way: str, x) -> None:
         print("done", flush=True)
 
 
-def first_message(mesh) -> None:
-    """Rank 2 is stopped before the first message between it and rank 0, which are no neighbours among four in a ring:
-    nothing connects them yet."""
-    import torch
-
-    from tiledseg.comm.point_to_point import Message
-
-    messages = mesh.communicator.point_to_point()
-    if mesh.rank == 2:
-        print(f"failing at {time.time()}", flush=True)
-        with doing("counting sheep"):
-            _hold_up("stop")
-    if mesh.rank == 0:
-        time.sleep(2.0)
-        messages.start([], [Message(2, torch.zeros(1))]).wait()
-    mesh.communicator.barrier()
-
-
 def _hold_up(way: str) -> None:
     time.sleep(1.0)  # so that the others have heard what it does
-    if way.startswith("stop"):
+    if way == "stop root":
         os.kill(os.getpid(), signal.SIGSTOP)
     while way == "turn":
         pass

@@ -75,18 +75,6 @@ def test_sixteen_bit_floats_are_summed_in_float32(mesh: Mesh) -> None:
 
 
 @pytest.mark.mpi
-def test_sum_is_its_own_adjoint(mesh: Mesh) -> None:
-    """<S x, y> = <x, S y> with inner products over all ranks; small integers make both sides exact."""
-    x, y = (small_integers(mesh.rank + offset, (1001,), torch.float64) for offset in (0, 50))
-    sum_of_x, sum_of_y = x.clone(), y.clone()
-    for work in [mesh.communicator.all_reduce_sum(z) for z in (sum_of_x, sum_of_y)][::-1]:
-        work.wait()
-    left = sum(mesh.communicator.gather_objects(torch.dot(sum_of_x, y).item()))
-    right = sum(mesh.communicator.gather_objects(torch.dot(x, sum_of_y).item()))
-    assert left == right != 0
-
-
-@pytest.mark.mpi
 def test_broadcast_from_any_rank(mesh: Mesh) -> None:
     shapes = [(), (0,), (5,), (3, 7), (70_001,)]
     for source, shape, dtype in itertools.product(range(mesh.size), shapes, (*SUMMED, *REFUSED)):
@@ -103,16 +91,6 @@ def test_broadcast_keeps_bits_and_strides(mesh: Mesh) -> None:
     mesh.communicator.broadcast(whole.T[:, 1])
     assert torch.equal(whole.view(torch.int32)[1], patterns.view(torch.int32))
     assert whole[0].abs().sum() == 0
-
-
-@pytest.mark.mpi
-def test_objects(mesh: Mesh) -> None:
-    mine = {"rank": mesh.rank, "words": ["a"] * (mesh.rank + 1), "none": None}
-    everyone = [{"rank": rank, "words": ["a"] * (rank + 1), "none": None} for rank in range(mesh.size)]
-    assert mesh.communicator.gather_objects(mine) == everyone
-    for source in range(mesh.size):
-        sent = mine if mesh.rank == source else None
-        assert mesh.communicator.broadcast_object(sent, source) == everyone[source]
 
 
 @pytest.mark.mpi(min_size=2)

@@ -1,86 +1,81 @@
-"""The in-order transport itself: it carries what the real ones carry, it hangs where it must, and says so in time."""
+"""The replay of NCCL's queues: it ends where ranks agree on an order, and names what stands where they do not."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from tests.comm.in_order import Order, in_order
-from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Message
-from tiledseg.errors import CommunicationError
-
-SILENCE = 2.0  # seconds without a word from any rank, after which what must hang has hung
-HANGS = "the ranks wait for each other"
+from tests.comm.in_order import Record, RecordedCommunicator, standstill
+from tiledseg.comm.collectives import Communicator, Doings, RehearsedCommunicator, Turns
+from tiledseg.comm.point_to_point import Message, PointToPoint, Work
 
 
-def ring(mesh: Mesh) -> tuple[list[Message], list[Message]]:
-    """A send to the rank after this one and a receive from the one before it."""
-    after, before = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size
-    return [Message(after, torch.full((3,), float(mesh.rank)))], [Message(before, torch.empty(3))]
+def recorded(rank: int, work: Callable[[Communicator, Communicator, int], None], turns: bool = True) -> Record:
+    """Return the record of `work` on a job of two ranks, without peers, and on a part of both in reverse."""
+    record = Record()
+    whole = RecordedCommunicator(RehearsedCommunicator(rank, 2, Doings()), record, "the job", range(2))
+    whole.turns = Turns() if turns else None
+    work(whole, whole.split([[1, 0]]), rank)
+    return record
 
 
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize(("order", "turns"), [(Order.QUEUE, False), (Order.QUEUE, True), (Order.ANY, True)])
-def test_sums_broadcasts_messages_and_objects_arrive(mesh: Mesh, order: Order, turns: bool) -> None:
-    with in_order(mesh, order, turns) as ordered:
-        whole = ordered.communicator
-        part = whole.split([list(range(mesh.size - 1, -1, -1))])
-        messages = whole.point_to_point()
-        sums = [torch.full((2, 2), float(mesh.rank + i)) for i in range(4)]
-        works = [(part if i % 2 else whole).all_reduce_sum(x) for i, x in enumerate(sums)]
-        sends, receives = ring(mesh)
-        works.append(messages.start(sends, receives))
-        for work in reversed(works):
-            work.wait()
-        total = sum(range(mesh.size))
-        assert [x[0, 0].item() for x in sums] == [total + i * mesh.size for i in range(4)]
-        assert receives[0].tensor.tolist() == [(mesh.rank - 1) % mesh.size] * 3
-        x = torch.tensor([mesh.rank])
-        part.broadcast(x, source=0)
-        assert x.item() == mesh.size - 1, "the parts' order is the given one"
-        assert part.gather_objects(mesh.rank) == list(range(mesh.size - 1, -1, -1))
-        assert whole.broadcast_object(mesh.rank) == 0
-        assert (messages.meter.messages, messages.meter.bytes) == (1, 12)
-        part.close()
+def ring(messages: PointToPoint, rank: int) -> Work:
+    """Start a message each way between the two ranks."""
+    return messages.start([Message(1 - rank, torch.ones(3))], [Message(1 - rank, torch.empty(3))])
 
 
-@pytest.mark.mpi(min_size=2)
+def in_one_order(whole: Communicator, part: Communicator, rank: int) -> None:
+    """Sums of both communicators, messages and objects, waited for late."""
+    works = [
+        whole.all_reduce_sum(torch.ones(2)),
+        part.all_reduce_sum(torch.ones(2)),
+        ring(whole.point_to_point(), rank),
+    ]
+    part.broadcast(torch.ones(2))
+    whole.gather_objects(rank)
+    for work in reversed(works):
+        work.wait()
+    part.close()
+
+
+def swapped(whole: Communicator, part: Communicator, rank: int) -> None:
+    messages = whole.point_to_point()
+    steps = [lambda: whole.all_reduce_sum(torch.ones(2)), lambda: ring(messages, rank)]
+    for work in [step() for step in steps[:: 1 - 2 * rank]]:
+        work.wait()
+
+
+def host_swapped(whole: Communicator, part: Communicator, rank: int) -> None:
+    steps = [lambda: whole.all_reduce_sum(torch.ones(2)).wait(), lambda: whole.gather_objects(rank)]
+    for step in steps[:: 1 - 2 * rank]:
+        step()
+
+
+def one_more_message(whole: Communicator, part: Communicator, rank: int) -> None:
+    for _ in range(1 + rank):
+        ring(whole.point_to_point(), rank).wait()
+
+
 @pytest.mark.parametrize(
-    ("order", "turns", "swaps", "hangs"),
+    ("work", "words"),
     [
-        (Order.QUEUE, False, True, True),
-        (Order.ANY, False, False, True),  # a gradient sum under way, then a halo: GPUs need not keep the order
-        (Order.ANY, True, False, False),
+        (in_one_order, None),
+        (swapped, "rank 0: sum of [2] over the job of [0, 1]; rank 1: messages send 1-0 + get 0-1"),
+        (
+            host_swapped,
+            "rank 0: sum of [2] over the job of [0, 1]; rank 1: gathering of objects over the job of [0, 1]",
+        ),
+        (one_more_message, "rank 0: nothing; rank 1: opening of messages over the job of [0, 1]"),
     ],
 )
-def test_operations_hang_where_ranks_or_gpus_may_differ(
-    meshes: dict[str, Mesh], order: Order, turns: bool, swaps: bool, hangs: bool
-) -> None:
-    """A sum and a ring of messages; with `swaps` the messages come first on the last rank. What hangs is named."""
-    mesh = meshes["gloo"]
-    begun, last = time.monotonic(), swaps and mesh.rank == mesh.size - 1
+def test_a_standstill_is_named(work: Callable[[Communicator, Communicator, int], None], words: str | None) -> None:
+    assert standstill([recorded(rank, work) for rank in range(2)]) == words
 
-    def sum_and_ring() -> None:
-        with in_order(mesh, order, turns, SILENCE if hangs else 60.0) as ordered:
-            messages, total = ordered.communicator.point_to_point(), torch.ones(2)
-            steps = [lambda: ordered.communicator.all_reduce_sum(total), lambda: messages.start(*ring(mesh))]
-            works = [step() for step in (steps[::-1] if last else steps)]
-            for work in works if swaps else works[::-1]:
-                work.wait()
-            assert total.tolist() == [mesh.size] * 2
 
-    if not hangs:
-        sum_and_ring()
-        return
-    with pytest.raises(CommunicationError, match=HANGS) as caught:
-        sum_and_ring()
-    found = mesh.communicator.gather_objects(mesh.rank)  # before anything that one rank alone may fail
-    assert found == list(range(mesh.size)), "the processes go on, and so does what carries the bytes"
-    assert "\n" not in str(caught.value)
-    for rank in range(mesh.size if swaps else 0):
-        what = "messages 12 bytes to rank" if rank == mesh.size - 1 else "all-reduce 1 of float32[2] over ranks [0, 1"
-        assert f"rank {rank}: {what}" in str(caught.value)
-    assert time.monotonic() - begun < 60, "not by a time limit of the test or of the real transport"
+def test_two_communicators_in_flight_are_a_fault() -> None:
+    """GPUs need not keep the order of their operations; `Turns` has a rank wait for one before the other starts."""
+    assert recorded(0, in_one_order).faults == []
+    faults = recorded(0, in_one_order, turns=False).faults
+    assert faults[0] == "sum of [2] over part 1 of [1, 0] while the job of [0, 1] is in flight"

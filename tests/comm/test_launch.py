@@ -6,26 +6,15 @@ import resource
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tiledseg.comm.launch import SERIAL, Launch, detect, first_host
 from tiledseg.comm.session import check_open_files, check_threads
 from tiledseg.errors import ConfigError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-JSRUN = {
-    "JSM_NAMESPACE_RANK": "7",
-    "JSM_NAMESPACE_SIZE": "12",
-    "JSM_NAMESPACE_LOCAL_RANK": "1",
-    "JSM_NAMESPACE_LOCAL_SIZE": "6",
-}
-OPENMPI = {
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
+PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+JSRUN = dict(zip((f"JSM_NAMESPACE_{name}" for name in PLACES), ("7", "12", "1", "6"), strict=True))
+OPENMPI = dict(zip((f"OMPI_COMM_WORLD_{name}" for name in PLACES), ("3", "4", "1", "2"), strict=True))
 HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "6", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "3"}
 PALS = {"PMI_RANK": "2", "PMI_SIZE": "6", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "3"}
 SLURM_STEP = {
@@ -105,18 +94,6 @@ def test_half_set_variables_are_an_error(environ: dict[str, str]) -> None:
 def test_contradictions_name_both_values(environ: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         detect(environ)
-
-
-@settings(derandomize=True, max_examples=60, deadline=None)
-@given(
-    sources=st.lists(st.sampled_from([TORCHRUN, JSRUN, OPENMPI, HYDRA, PALS, SLURM_STEP]), unique_by=id, min_size=1),
-)
-def test_never_a_mix_of_sources(sources: list[dict[str, str]]) -> None:
-    """Whatever launchers left their variables, the four numbers are those that one of them alone would give."""
-    everything = {name: value for source in sources for name, value in source.items()}
-    if HYDRA in sources and PALS in sources:
-        sources = [source for source in sources if source is not PALS]
-    assert detect(everything) in [detect(source) for source in sources]
 
 
 def test_first_hosts_of_node_lists() -> None:

@@ -6,8 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tiledseg.comm.failure import is_agreed
 from tiledseg.comm.mesh import Facts, Mesh, choose_transport, fair_threads
@@ -55,24 +53,16 @@ def test_nccl_that_cannot_be() -> None:
         choose_transport("nccl", SHARED_GPU)
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
-@given(masks=st.lists(st.integers(1, 2**12 - 1), min_size=1, max_size=8))
-def test_ranks_of_a_host_never_take_more_threads_than_cores(masks: list[int]) -> None:
-    """Where bindings are equal or apart; each rank has at least one thread, and a rank alone on its cores has all."""
-    facts = [Facts("a", mask, None) for mask in masks]
-    for rank, mask in enumerate(masks):
-        threads = fair_threads(rank, facts)
-        assert 1 <= threads <= mask.bit_count()
-        if not any(mask & other for other_rank, other in enumerate(masks) if other_rank != rank):
-            assert threads == mask.bit_count()
-        same = [other for other in masks if other == mask]
-        if all(other == mask or not other & mask for other in masks):
-            assert threads * len(same) <= max(mask.bit_count(), len(same))
-
-
-def test_threads_do_not_depend_on_other_hosts() -> None:
-    facts = [*node("a", [None, None], cores=8), *node("b", [None] * 4, cores=8)]
-    assert [fair_threads(rank, facts) for rank in range(6)] == [4, 4, 2, 2, 2, 2]
+@pytest.mark.parametrize(
+    ("facts", "threads"),
+    [
+        ([Facts("a", 0b1111, None)] * 2 + [Facts("b", 0b1111, None)] * 4, [2, 2, 1, 1, 1, 1]),
+        ([Facts("a", 0b0011, None), Facts("a", 0b1100, None)], [2, 2]),  # bound to cores of their own
+        ([Facts("a", 0b11, None)] * 3, [1, 1, 1]),
+    ],
+)
+def test_ranks_of_a_host_share_its_cores(facts: list[Facts], threads: list[int]) -> None:
+    assert [fair_threads(rank, facts) for rank in range(len(facts))] == threads
 
 
 @pytest.mark.parametrize(("kind", "float64", "index"), [("cuda", True, 3), ("xpu", True, 3), ("xpu", False, None)])

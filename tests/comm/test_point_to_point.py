@@ -12,10 +12,7 @@ import torch
 from tests.comm.messages import StagedMessages, blank, letter, swap_letters
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import Message, MessageMeter, PointToPoint, as_bytes
-from tiledseg.memory import device as stopwatch
 from tiledseg.memory.device import Stopwatch
-
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
 
 @pytest.fixture(params=["plain", "staged"])
@@ -36,12 +33,6 @@ def test_all_to_all_with_unequal_and_empty_messages(mesh: Mesh, messages: PointT
     swap_letters(messages, mesh.rank, all_pairs(mesh.size), lambda a, b: counts[a, b])
     mine = [count for (a, _), count in counts.items() if a == mesh.rank and count]
     assert (messages.meter.messages, messages.meter.bytes) == (len(mine), 4 * sum(mine))
-
-
-@pytest.mark.mpi(min_size=2)
-def test_every_dtype(mesh: Mesh, messages: PointToPoint) -> None:
-    for dtype in DTYPES:
-        swap_letters(messages, mesh.rank, all_pairs(mesh.size), lambda a, b: 70 + a, dtype)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -102,25 +93,6 @@ def test_start_waits_for_nobody(mesh: Mesh, messages: PointToPoint) -> None:
 
 
 @pytest.mark.mpi
-def test_adjoint_of_a_shift_is_the_shift_back(mesh: Mesh, messages: PointToPoint) -> None:
-    """<S x, y> = <x, S* y> over all ranks, where S gives each rank its left neighbour's x and the first rank zeros."""
-
-    def shift(tensor: torch.Tensor, step: int) -> torch.Tensor:
-        target, source, result = mesh.rank + step, mesh.rank - step, torch.zeros_like(tensor)
-        sends = [Message(target, tensor)] if 0 <= target < mesh.size else []
-        receives = [Message(source, result)] if 0 <= source < mesh.size else []
-        messages.start(sends, receives).wait()
-        return result
-
-    x, y = (letter(mesh.rank, number, 501, dtype=torch.float64) for number in (0, 1))
-    for step in range(1, mesh.size + 1):
-        left = sum(mesh.communicator.gather_objects(torch.dot(shift(x, step), y).item()))
-        right = sum(mesh.communicator.gather_objects(torch.dot(x, shift(y, -step)).item()))
-        assert left == right
-        assert (left != 0) == (step < mesh.size)
-
-
-@pytest.mark.mpi
 def test_nothing_to_say(mesh: Mesh, messages: PointToPoint) -> None:
     """Only this rank need start such an exchange, since no message is sent."""
     if mesh.is_root:
@@ -131,25 +103,17 @@ def test_nothing_to_say(mesh: Mesh, messages: PointToPoint) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-def test_traffic(mesh: Mesh, messages: PointToPoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes of what was sent, and the time waited: until a late rank has come. A second wait does nothing."""
-    right, left = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size
-    marks: list[float] = []
-    monkeypatch.setattr(stopwatch, "mark", lambda device: marks.append(time.perf_counter()) or marks[-1])
+def test_waits_are_measured_and_a_second_one_does_nothing(mesh: Mesh, messages: PointToPoint) -> None:
+    right, left, got = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size, blank(14)
     mesh.communicator.barrier()
     time.sleep(0.1 if mesh.is_root else 0)
-    came = time.perf_counter()
-    got = blank(14)
     work = messages.start([Message(right, torch.ones(7, dtype=torch.float64))], [Message(left, got)])
-    assert (messages.meter.messages, messages.meter.bytes, messages.meter.seconds) == (1, 56, 0.0)
+    assert messages.meter.seconds == 0.0
     work.wait()
-    assert messages.meter.seconds == marks[1] - marks[0] > 0
-    hosts, times = zip(*mesh.communicator.gather_objects((mesh.host, came)), strict=True)
-    assert hosts[left] != mesh.host or marks[1] > times[left], "it waits no shorter; who comes late itself, not at all"
+    assert messages.meter.seconds > (0.05 if mesh.rank == 1 else 0)
     got.fill_(5)
     work.wait()
     assert got.eq(5).all()
-    assert len(marks) == 2
     messages.meter.reset()
     assert (messages.meter, messages.meter.seconds) == (MessageMeter(), 0.0)
 
@@ -159,19 +123,6 @@ def test_messages_longer_than_a_piece(mesh: Mesh, messages: PointToPoint, monkey
     """MPI counts with 31 bits, so that long messages go in pieces; the same law for pieces of five bytes."""
     monkeypatch.setattr("tiledseg.comm.transport_mpi._PIECE", 5)
     swap_letters(messages, mesh.rank, all_pairs(mesh.size), lambda a, b: 11 + 4 * a + b)
-
-
-@pytest.mark.cuda
-@pytest.mark.mpi(min_size=2)
-def test_gpu_tensors(mesh: Mesh, messages: PointToPoint) -> None:
-    """Through host buffers, right after the kernels that make what is sent."""
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU on this machine")
-    right, left = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size
-    got = torch.zeros(100_001, device=mesh.device)
-    sent = letter(mesh.rank, right, 100_001).to(mesh.device) * 2 + 1
-    messages.start([Message(right, sent)], [Message(left, got)]).wait()
-    assert torch.equal(got.cpu(), letter(left, mesh.rank, 100_001) * 2 + 1)
 
 
 def test_bytes_of_a_single_element_with_a_stride() -> None:
@@ -185,29 +136,23 @@ def test_bytes_of_a_single_element_with_a_stride() -> None:
 
 
 def test_the_devices_time_counts_not_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mark is where the stream stands, which the host reads only when the seconds are asked for, or spans are many:
-    bubbles were negative since the host left before the GPU was done."""
-    given, reads = 0.0, 0
+    """A mark is where the stream stands; the host reads it when the seconds are asked for, or spans are many."""
+    now, reads = 0.0, 0
 
     def between(begin: float, end: float) -> float:
         nonlocal reads
         reads += 1
         return end - begin
 
-    monkeypatch.setattr(stopwatch, "mark", lambda device: given)
-    monkeypatch.setattr(stopwatch, "between", between)
-    monkeypatch.setattr(stopwatch, "_MOST_SPANS", 4)
-    whole, busy = (Stopwatch(torch.device("cuda", 0)) for _ in range(2))
-    with whole.running():
-        for _ in range(3):
-            with busy.running():
-                given += 5.0
-            given += 1.0  # waits for a message
-    assert reads == 0
-    assert (whole.seconds(), busy.seconds(), reads) == (18.0, 15.0, 4)
-    for _ in range(4):
-        with busy.running():
-            given += 1.0
-    assert reads == 8
-    busy.reset()
-    assert busy.seconds() == 0.0
+    monkeypatch.setattr("tiledseg.memory.device.mark", lambda device: now)
+    monkeypatch.setattr("tiledseg.memory.device.between", between)
+    monkeypatch.setattr("tiledseg.memory.device._MOST_SPANS", 4)
+    watch = Stopwatch(torch.device("cuda", 0))
+    for number in range(5):
+        assert reads == (4 if number == 4 else 0)
+        with watch.running():
+            now += 5.0
+        now += 1.0  # waits for a message
+    assert (watch.seconds(), reads) == (25.0, 5)
+    watch.reset()
+    assert watch.seconds() == 0.0

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rasterio
 from numpy.typing import NDArray
 from zarr.storage import LocalStore
 
 import tiledseg
 from tests.array_scenes import CRS, FORMS, PARTS, TRANSFORM, as_array, scene, write, write_parts
 from tests.conftest import NIGHTLY
+from tests.small_files import read_raster, write_raster
 from tiledseg import tile
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import OutputError
@@ -71,8 +71,7 @@ def train(folder: Path, form: str, image: Any, labels: Any, **more: Any) -> Path
 def mapped(run: Path, image: Any, path: Path, **how: Any) -> NDArray:
     if isinstance(image, str):
         tiledseg.predict_raster(run, image, path, grid=(3, 2), **how)
-        with rasterio.open(path) as dataset:
-            return dataset.read(1)
+        return read_raster(path)[0]
     found = tiledseg.predict_raster(run, image, grid=(3, 2))
     place = as_array(np.zeros(SHAPE, np.uint8))
     assert found.x.equals(place.x)
@@ -87,7 +86,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, method: str, counts: Callable[[str]
     plain, calls = getattr(LocalStore, method), Counter[str]()
 
     async def counting(store: Any, key: str, *more: Any) -> Any:
-        calls.update([key] if counts(key) else [])
+        calls.update([f"{store.root}/{key}"] if counts(key) else [])
         return await plain(store, key, *more)
 
     monkeypatch.setattr(LocalStore, method, counting)
@@ -135,7 +134,7 @@ def test_what_tile_has_cut_into_zarr_trains_and_maps_as_its_rasters(
     store = folder / "tiles.zarr"
     words = ["--images", image, "--labels", labels, "--grid", "3", "2", "--format", "zarr", "--output", str(store)]
     options = tile.build_parser().parse_args(words)
-    tile.cut_into_zarr(tile.resolve(options), str(store), [], False, mesh)
+    tile.cut(tile.resolve(options), str(store), [], False, mesh, options.format)
     parts = mesh.communicator.broadcast_object(mesh.communicator.gather_objects(written))
     chunks = {key: number for key, number in sum(parts, Counter[str]()).items() if "images" in key or "labels" in key}
     assert set(chunks.values()) == {1}
@@ -161,15 +160,10 @@ def test_pixels_under_clouds_are_those_without_data(
     clear_HW = clouds_HW % 5 != 0
 
     def raster(name: str, bands: NDArray) -> str:
-        profile = dict(zip(("count", "height", "width"), bands.shape, strict=True))
-        place = {"crs": CRS, "transform": TRANSFORM, "nodata": 7, "dtype": bands.dtype}
-        with rasterio.open(folder / name, "w", "GTiff", **place, **profile) as file:
-            file.write(bands)
-        return str(folder / name)
+        return write_raster(folder / name, bands, crs=CRS, transform=TRANSFORM, nodata=7)
 
     def written() -> tuple[str, ...]:
-        with rasterio.open(sources["tif"][0]) as file:
-            pixels_CHW = file.read()
+        pixels_CHW = read_raster(sources["tif"][0])
         classes_HW = np.where(clear_HW, 4, 9).astype(np.int16)
         raster("clouds.tif", classes_HW[None])
         bands_CHW = np.concatenate([pixels_CHW, classes_HW[None]])
@@ -201,13 +195,7 @@ def test_a_store_is_written_chunk_by_chunk(
 ) -> None:
     """Classes and probabilities hold what a GeoTIFF of them holds, and no two ranks write one chunk."""
     mesh, (folder, sources) = meshes["gloo"], forms
-    put, written = LocalStore.set, Counter[str]()
-
-    async def counted(store: Any, key: str, *more: Any) -> None:
-        written.update([f"{store.root}/{key}"] if key[-1].isdigit() and key[0] in "cp" else [])
-        await put(store, key, *more)
-
-    monkeypatch.setattr(LocalStore, "set", counted)
+    written = counted(monkeypatch, "set", lambda key: key[-1].isdigit() and key[0] in "cp")
     monkeypatch.setattr("tiledseg.raster.zarr_writer.BLOCK", 32)
     run, names = folder / "run-tif", ("map", "shares")
     for kind in ("tif", "zarr"):

@@ -268,26 +268,17 @@ def test_a_map_has_the_same_bits_for_any_ranks_and_tiles(
     assert ours == alone
 
 
-def test_bits_do_not_depend_on_threads(image: Path) -> None:
+def test_bits_do_not_depend_on_threads_which_share_no_attributes(image: Path) -> None:
     wanted = mapped(image, "one", "gaussian", (1, 1), one_rank())
-    threads = torch.get_num_threads()
-    try:
-        for number in (2, 5):
-            torch.set_num_threads(number)
-            assert mapped(image, f"{number} threads", "gaussian", (2, 2), one_rank()) == wanted
-    finally:
-        torch.set_num_threads(threads)
-
-
-def test_threads_share_no_attributes() -> None:
     torch.manual_seed(4)
-    network, x_BCHW = crops_network(Handing().eval(), BANDS, CropGrid(SIDE, 0.8)), torch.randn(1, BANDS, *SHAPE)
+    network, x_BCHW = crops_network(Handing().eval(), BANDS, CropGrid(SIDE, 0.8)).eval(), torch.randn(1, BANDS, *SHAPE)
     found, threads = [], torch.get_num_threads()
     try:
         for number in (1, 4):
             torch.set_num_threads(number)
+            assert mapped(image, f"{number} threads", "gaussian", (2, 2), one_rank()) == wanted
             with torch.no_grad():
-                found.append(network.eval()(x_BCHW))
+                found.append(network(x_BCHW))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(*found)

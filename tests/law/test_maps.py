@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import rasterio
 import shapely
-from numpy.typing import NDArray
 
 from tests.conftest import SIZE
 from tests.law.cases import one_rank
 from tests.law.runs import configuration, run
 from tests.law.test_steps import marks
+from tests.small_files import read_raster, write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
@@ -61,11 +61,6 @@ ROWS = {
     "stages of exchange": Row((4,), staged(2, halo="exchange", mesh=[2, 1]), POLYGONS),
     "folded layer": Row((4,), staged(2, "folded", halo="layer", mesh=[2, 1]), {"normalize": "image"}),
 }
-
-
-def read(path: Path) -> NDArray:
-    with rasterio.open(path) as file:
-        return file.read()
 
 
 @pytest.fixture(scope="module")
@@ -119,40 +114,38 @@ def test_a_map_is_that_of_one_rank_and_one_tile(name: str, trained: Path, meshes
     mesh.on_root(lambda: mapped(trained, f"{name} alone", row._replace(how={}, grid=(1, 1)), one_rank()))
     ours, theirs = shared / name, shared / f"{name} alone"
     assert ours.with_name(f"{name}.tif").read_bytes() == theirs.with_name(f"{name} alone.tif").read_bytes()
-    shares, expected = (read(path.with_name(f"{path.name}-shares.tif")) for path in (ours, theirs))
+    shares, expected = (read_raster(path.with_name(f"{path.name}-shares.tif")) for path in (ours, theirs))
     np.testing.assert_allclose(shares, expected, rtol=3e-7, atol=0)
     if "polygons" in row.asked:
         found = polygons(shared / f"{name}.gpkg")
         assert found == polygons(shared / f"{name} alone.gpkg")
         assert len(found) > 20
-    valid = np.count_nonzero(read(shared / f"{name}.tif") != 255)
+    valid = np.count_nonzero(read_raster(shared / f"{name}.tif") != 255)
     assert 300 < valid < 2000 if "area" in row.asked else 70 * 57 - 100 < valid <= 70 * 57 - 30
 
 
 @pytest.mark.parametrize("views", VIEWS)
 def test_the_mean_is_that_of_the_maps_of_changed_files(views: str, trained: Path) -> None:
     """70 x 57 pixels and 57 x 70: no multiples of the alignment of 4."""
-    shared, pixels_CHW, total = trained.parent, read(trained.parent / "image.tif"), 0.0
+    shared, pixels_CHW, total = trained.parent, read_raster(trained.parent / "image.tif"), 0.0
     for number, (cols, quarters) in enumerate(VIEWS[views]):
         changed_CHW = np.ascontiguousarray(np.rot90(pixels_CHW[:, :, ::cols], quarters, (1, 2)))
-        size = {"height": changed_CHW.shape[1], "width": changed_CHW.shape[2], "photometric": "minisblack"}
         path = shared / f"{views}-{number}-image.tif"
-        with rasterio.open(path, "w", driver="GTiff", count=4, dtype="uint8", nodata=0, **size) as file:
-            file.write(changed_CHW)
+        write_raster(path, changed_CHW, nodata=0, photometric="minisblack", crs=None, transform=None)
         files = (str(shared / f"{views}-{number}{end}.tif") for end in ("", "-shares"))
         request = Request(str(path), *files, grid=(1, 1), precision="fp64", verbosity=0)
         predict_all([request], checkpoint_mapper(find_checkpoint(trained)), 1 << 30, one_rank())
-        shares_KHW = read(shared / f"{views}-{number}-shares.tif").astype(np.float64)
+        shares_KHW = read_raster(shared / f"{views}-{number}-shares.tif").astype(np.float64)
         total = total + np.rot90(shares_KHW, -quarters, (1, 2))[:, :, ::cols]
     mapped(trained, views, Row((), {}, {"views": views}, (1, 1)), one_rank())
-    shares_KHW, classes_HW = read(shared / f"{views}-shares.tif"), read(shared / f"{views}.tif")[0]
+    shares_KHW, classes_HW = read_raster(shared / f"{views}-shares.tif"), read_raster(shared / f"{views}.tif")[0]
     expected_KHW = (total / len(VIEWS[views])).astype(np.float32)
     np.testing.assert_allclose(shares_KHW, expected_KHW, rtol=3e-7, atol=1e-9)
     valid_HW = ~np.isnan(expected_KHW).any(0)
     assert 0 < (~valid_HW).sum() < 100
     assert (classes_HW[~valid_HW] == 255).all()
     assert (classes_HW[valid_HW] == expected_KHW.argmax(0)[valid_HW]).mean() > 0.9999
-    assert not np.allclose(shares_KHW, read(shared / f"{views}-0-shares.tif"), atol=1e-3, equal_nan=True)
+    assert not np.allclose(shares_KHW, read_raster(shared / f"{views}-0-shares.tif"), atol=1e-3, equal_nan=True)
 
 
 @pytest.mark.mpi

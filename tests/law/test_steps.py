@@ -1,14 +1,13 @@
 """The law for steps: however ranks, stages, tiles and blocks share them, they are those of torch on whole images.
 
 A row of the table combines what changes no result (halo mode, mesh, schedule, recomputing, batches, blocks) with what
-does (network, norm, loss, frozen weights, images of a step). Some rows run where communication keeps the order in which
-it was posted, as on NCCL: a hang fails within a minute, with what every rank was at (`tests/comm/in_order.py`).
+does (network, norm, loss, frozen weights, images of a step). Some rows check that NCCL would run all operations too
+(`tests/comm/in_order.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.comm.in_order import Order, in_order
+from tests.comm.in_order import in_order
 from tests.conftest import SIZE
 from tests.law.cases import IGNORED, one_rank
-from tests.law.step_rows import BLOCKS, LOSSES, ONE_LAST, POLICIES, ROWS, THREE, K, Row, layer, small, unet
+from tests.law.step_rows import BLOCKS, LOSSES, ONE_LAST, POLICIES, ROWS, THREE, K, layer, small, unet
 from tests.law.steps import Steps, check, check_same_bits, gathered, train
 from tiledseg.comm.mesh import Mesh, serial_axes
 from tiledseg.execution.halo_modes import LayerMode
@@ -41,34 +40,22 @@ def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def orders(row: Row) -> tuple[Order | None, ...]:
-    """One queue a rank cannot hang where a queue a communicator does not; several under way carry the right sums."""
-    if not row.ordered:
-        return (None,)
-    return tuple(Order) if min(row.ranks) == SIZE else (Order.ANY,)
-
-
 def marks(ranks: tuple[int, ...]) -> list[pytest.MarkDecorator]:
     large = [mark for size, mark in ((6, pytest.mark.six), (9, pytest.mark.nine)) if size in ranks]
     return [pytest.mark.ranks(*ranks), *large]
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("name", "order"),
-    [
-        pytest.param(name, order, marks=marks(row.ranks), id=f"{name}{f' {order.name}' if order else ''}")
-        for name, row in ROWS.items()
-        for order in orders(row)
-    ],
-)
-def test_steps_are_those_of_whole_images(name: str, order: Order | None, meshes: dict[str, Mesh]) -> None:
-    steps, ranks, _ = ROWS[name]
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(row.ranks)) for name, row in ROWS.items()])
+def test_steps_are_those_of_whole_images(name: str, meshes: dict[str, Mesh]) -> None:
+    steps, ranks, ordered = ROWS[name]
     if SIZE not in ranks and not (9 in ranks and SIZE > 4):
         pytest.skip(f"not for {SIZE} ranks")
-    real = meshes["mpi" if steps.parallel.halo != "read" and steps.parallel.stages == 1 else "gloo"]
-    with in_order(meshes["gloo"], order, turns=order is Order.ANY) if order and SIZE > 1 else nullcontext(real) as mesh:
-        check(steps, mesh)
+    if ordered:
+        with in_order(meshes["gloo"]) as mesh:
+            check(steps, mesh)
+    else:
+        check(steps, meshes["mpi" if steps.parallel.halo != "read" and steps.parallel.stages == 1 else "gloo"])
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -46,17 +46,15 @@ SERIAL = Launch(rank=0, size=1, local_rank=0, local_size=1, launcher="serial")
 # Launchers in the order of their detection, the innermost first. torchrun may run inside srun or jsrun; jsrun starts
 # Spectrum MPI, which sets Open MPI's names too; mpirun inside a Slurm allocation keeps Slurm's. The four names of a
 # line come from one launcher, so rank and local rank never have two sources.
-_FOUR_NAMES: dict[str, tuple[str, ...]] = {
-    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    "jsrun": tuple(f"JSM_NAMESPACE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
-    "openmpi": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
-}
-
-# Hydra (MPICH, Intel MPI) and PALS (HPE Cray) agree on the first two names and differ in the local ones.
-_PMI_NAMES = ("PMI_RANK", "PMI_SIZE")
-_PMI_LOCAL_NAMES = (("MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"))
-
-# Slurm's step variables exist only in a task that srun started; a batch script has SLURM_PROCID=0 as well, but no step.
+_PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+_PMI = ("PMI_RANK", "PMI_SIZE")
+_LAUNCHERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+    ("jsrun", tuple(f"JSM_NAMESPACE_{name}" for name in _PLACE)),
+    ("openmpi", tuple(f"OMPI_COMM_WORLD_{name}" for name in _PLACE)),
+    ("pmi", (*_PMI, "MPI_LOCALRANKID", "MPI_LOCALNRANKS")),  # Hydra: MPICH, Intel MPI
+    ("pmi", (*_PMI, "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")),  # PALS: HPE Cray
+)
 _SLURM_NAMES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE")
 
 
@@ -65,13 +63,18 @@ def detect(environ: Mapping[str, str]) -> Launch:
 
     Pure. Raises ConfigError if a launcher's variables are half set or contradict each other.
     """
-    for launcher, names in _FOUR_NAMES.items():
-        if any(name in environ for name in names):
-            return _launch(environ, launcher, names)
-    if any(name in environ for name in _PMI_NAMES):
-        return _detect_pmi(environ)
-    if _in_slurm_step(environ):
+    for launcher, names in _LAUNCHERS:
+        if any(name in environ for name in names if name not in _PMI):
+            rank, size, local_rank, local_size = (_number(environ, name, launcher, names) for name in names)
+            return Launch(rank, size, local_rank, local_size, launcher)
+    # Slurm's step variables exist only in a task that srun started; a batch script has SLURM_PROCID=0, but no step.
+    if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
         return _detect_slurm(environ)
+    if any(name in environ for name in _PMI):  # srun --mpi=pmi2 sets these too, beside its own
+        raise ConfigError(
+            f"PMI_RANK={environ.get('PMI_RANK')} PMI_SIZE={environ.get('PMI_SIZE')} but no local rank "
+            "(MPI_LOCALRANKID or PMI_LOCAL_RANK): start with mpirun, srun or torchrun, or unset both"
+        )
     return SERIAL
 
 
@@ -81,27 +84,6 @@ def first_host(nodes: str) -> str:
     if not name or set(name) & set("[]"):
         raise ConfigError(f"Slurm's node list {nodes!r} has no first host: set MASTER_ADDR and MASTER_PORT instead")
     return name
-
-
-def _launch(environ: Mapping[str, str], launcher: str, names: tuple[str, ...]) -> Launch:
-    rank, size, local_rank, local_size = (_number(environ, name, launcher, names) for name in names)
-    return Launch(rank, size, local_rank, local_size, launcher)
-
-
-def _detect_pmi(environ: Mapping[str, str]) -> Launch:
-    for names in _PMI_LOCAL_NAMES:
-        if any(name in environ for name in names):
-            return _launch(environ, "pmi", (*_PMI_NAMES, *names))
-    if _in_slurm_step(environ):  # srun --mpi=pmi2 sets PMI_RANK without a local rank, and Slurm's own variables
-        return _detect_slurm(environ)
-    raise ConfigError(
-        f"PMI_RANK={environ.get('PMI_RANK')} PMI_SIZE={environ.get('PMI_SIZE')} but no local rank "
-        "(MPI_LOCALRANKID or PMI_LOCAL_RANK): start with mpirun, srun or torchrun, or unset both"
-    )
-
-
-def _in_slurm_step(environ: Mapping[str, str]) -> bool:
-    return "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ
 
 
 def _detect_slurm(environ: Mapping[str, str]) -> Launch:

@@ -9,7 +9,7 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -69,15 +69,13 @@ def predict_all(
     if not (mesh.is_root and ends):
         return
     first, pixels = requests[0], sum(info.height * info.width for info in infos)
-    files = [path for path in (first.output, first.probabilities, first.polygons) if path is not None]
-    named = ", ".join(f"{path} ({size(os.path.getsize(path))})" if os.path.isfile(path) else path for path in files)
-    beside = [
-        path for path in (f"{os.path.splitext(first.output)[0]}.qml", f"{first.output}.aux.xml") if os.path.isfile(path)
-    ]
-    named += f", with {' and '.join(map(os.path.basename, beside))}" if beside else ""
-    written = f"wrote a map of {infos[0].height} x {infos[0].width} pixels: {named}"
-    if len(requests) > 1:
-        written = f"wrote {len(requests)} maps, {pixels:,} pixels: {os.path.dirname(first.output)}"
+    written = f"wrote {len(requests)} maps, {pixels:,} pixels: {os.path.dirname(first.output)}"
+    if len(requests) == 1:
+        style = f"{os.path.splitext(first.output)[0]}.qml", f"{first.output}.aux.xml"
+        files = [first.output, first.probabilities, first.polygons, *filter(os.path.isfile, style)]
+        sizes = {path: f" ({size(os.path.getsize(path))})" for path in files if path and os.path.isfile(path)}
+        named = ", ".join(f"{path}{sizes.get(path, '')}" for path in files if path)
+        written = f"wrote a map of {infos[0].height} x {infos[0].width} pixels: {named}"
     for line in filter(None, (network, written)):
         words.say(line)
 
@@ -180,99 +178,77 @@ def _make_map(
     """Write one image's files, each whole or not at all. Collective."""
     legend = mapper.legend or default_classes(classes)
     request, info, ignored = share.request, share.info, mapper.ignore_index
-    made: list[MapFiles] = []  # the files that exist, known to this rank as soon as one does
+    made: list[UnfinishedFile] = []  # the files that exist, known to this rank as soon as one does
     with ExitStack() as held:
         try:
-            files: MapFiles = mesh.on_root(lambda: lay_out_files(request, info, legend, ignored, made))
-            made[:] = [files]
-            mesh.on_root(lambda: files.claim(held))
-            warn(files.notes(info))
-            map_windows(share, mapper, files.rasters, mesh, advance)
+            made[:] = mesh.on_root(lambda: _lay_out_files(request, info, legend, ignored, made))
+            rasters = [file for file in made if isinstance(file, RasterLayout)]
+            mesh.on_root(lambda: _claim(made, held))
+            warn(_notes(request, info, rasters))
+            map_windows(share, mapper, rasters, mesh, advance)
             mesh.communicator.barrier()  # every writer is closed: all pixels are written
             if request.packing.format == ZARR:
-                for layout in files.rasters:
+                for layout in rasters:
                     mesh.on_root(partial(begin_chunks, layout))
                     with doing("writing the map's chunks"), writing(layout.path):
                         write_chunks(layout.temporary, layout.whole, mesh.rank, mesh.size, tick)
                 mesh.communicator.barrier()
-            mesh.on_root(lambda: files.finish(request, info, legend, ignored))
-        except BaseException:
-            for one in made:  # on any rank: other ranks may be killed without a chance to clean up
-                one.discard()
-            raise
-        mesh.on_root(files.publish)
-
-
-@dataclass(frozen=True)
-class MapFiles:
-    """The unfinished files of one map, classes before probabilities: a value to broadcast."""
-
-    rasters: tuple[RasterLayout, ...] = ()
-    polygons: UnfinishedFile | None = None
-
-    @property
-    def every(self) -> tuple[UnfinishedFile, ...]:
-        return self.rasters if self.polygons is None else (*self.rasters, self.polygons)
-
-    def claim(self, held: ExitStack) -> None:
-        """Keep other processes from writing the files until `held` is closed."""
-        for file in self.every:
-            held.enter_context(claimed(file.temporary, file.path))
-
-    def finish(self, request: Request, info: RasterInfo, legend: Sequence[ClassRecord], ignore_index: int) -> None:
-        """Make the final files from the ranks' pixels, under temporary names. On one rank, with all of its cores."""
-        if self.polygons is not None:
-            with doing("outlining the map's polygons"):
-                classes = chosen_classes(request.polygons_classes, legend) - {ignore_index}
-                write_polygons(self.polygons, self.rasters[0].temporary, info, legend, classes, tick)
-        with doing("packing the map"):
-            for layout in self.rasters:
-                pack_layout(layout, len(os.sched_getaffinity(0)), tick)
-
-    def publish(self) -> None:
-        """Give each file its final name. On one rank."""
-        try:
-            for layout in self.rasters:
-                publish(layout)
-            if self.polygons is not None:
-                publish_polygons(self.polygons)
-        except BaseException:  # a signal, for instance: files that have their names by now keep them
-            self.discard()
+            mesh.on_root(lambda: _finish(request, info, legend, ignored, made))
+        except BaseException:  # on any rank: other ranks may be killed without a chance to clean up
+            for file in made:  # files that have their names by now keep them
+                file.discard()
             raise
 
-    def discard(self) -> None:
-        """Remove unfinished files. On any rank."""
-        for file in self.every:
-            file.discard()
 
-    def notes(self, info: RasterInfo) -> tuple[str, ...]:
-        """Return warnings on georeferencing that a map cannot keep, and on older styles that stay beside it."""
-        styles = [layout for layout in self.rasters if layout.takes_style and layout.style is None]
-        stays = [
-            f"the style beside {one.path} stays as it was; remove it for one of this map's classes" for one in styles
-        ]
-        if self.polygons is not None and not is_placed(info.transform):
-            stays.append(f"polygons of {info.path}, which has no transform, are in pixels (col, row) without a CRS")
-        return (*self.rasters[0].notes, *stays)
-
-
-def lay_out_files(
-    request: Request, info: RasterInfo, legend: Sequence[ClassRecord], ignore_index: int, made: list[MapFiles]
-) -> MapFiles:
-    """Create the empty files of a map. `made` holds those created so far, for the clean-up after a failure."""
-    layout = lay_out(request.output, info, 1, "uint8", float(ignore_index), legend, packing=request.packing)
-    made[:] = [MapFiles((layout,))]
+def _lay_out_files(
+    request: Request, info: RasterInfo, legend: Sequence[ClassRecord], ignore_index: int, made: list[UnfinishedFile]
+) -> list[UnfinishedFile]:
+    """Create the empty files of a map: classes, then probabilities and polygons if they are wanted. `made` holds those
+    created so far, for the clean-up after a failure."""
+    nodata, packing = float(ignore_index), request.packing
+    made.append(lay_out(request.output, info, 1, "uint8", nodata, legend, packing=packing))
     if request.probabilities is not None:
-        shares = lay_out(
-            request.probabilities,
-            info,
-            len(legend),
-            "float32",
-            float("nan"),
-            descriptions=[f"probability of {one.name}" for one in legend],
-            packing=request.packing.of_shares(),
-        )
-        made[:] = [MapFiles((layout, shares))]
+        names, kind = [f"probability of {one.name}" for one in legend], ("float32", float("nan"))
+        packing = packing.of_shares()
+        made.append(lay_out(request.probabilities, info, len(legend), *kind, descriptions=names, packing=packing))
     if request.polygons is not None:
-        made[:] = [replace(made[0], polygons=begin(request.polygons))]
-    return made[0]
+        made.append(begin(request.polygons))
+    return made
+
+
+def _claim(made: Sequence[UnfinishedFile], held: ExitStack) -> None:
+    """Keep other processes from writing the files until `held` is closed."""
+    for file in made:
+        held.enter_context(claimed(file.temporary, file.path))
+
+
+def _notes(request: Request, info: RasterInfo, rasters: Sequence[RasterLayout]) -> tuple[str, ...]:
+    """Return warnings on georeferencing that a map cannot keep, and on older styles that stay beside it."""
+    styles = [layout.path for layout in rasters if layout.takes_style and layout.style is None]
+    stays = [f"the style beside {path} stays as it was; remove it for one of this map's classes" for path in styles]
+    if request.polygons is not None and not is_placed(info.transform):
+        stays.append(f"polygons of {info.path}, which has no transform, are in pixels (col, row) without a CRS")
+    return (*rasters[0].notes, *stays)
+
+
+def _finish(
+    request: Request,
+    info: RasterInfo,
+    legend: Sequence[ClassRecord],
+    ignore_index: int,
+    made: Sequence[UnfinishedFile],
+) -> None:
+    """Make the final files from the ranks' pixels, and give them their names. On one rank, with all of its cores."""
+    rasters = [file for file in made if isinstance(file, RasterLayout)]
+    polygons = [file for file in made if not isinstance(file, RasterLayout)]
+    with doing("outlining the map's polygons"):
+        classes = chosen_classes(request.polygons_classes, legend) - {ignore_index}
+        for file in polygons:
+            write_polygons(file, rasters[0].temporary, info, legend, classes, tick)
+    with doing("packing the map"):
+        for layout in rasters:
+            pack_layout(layout, len(os.sched_getaffinity(0)), tick)
+    for layout in rasters:
+        publish(layout)
+    for file in polygons:
+        publish_polygons(file)

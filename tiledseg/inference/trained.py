@@ -129,7 +129,6 @@ def load_trained(
 
 IGNORED = 255
 MOST_CLASSES = 255
-_SHOWN = 10  # names of a long list in a message
 
 
 @dataclass(frozen=True)
@@ -254,17 +253,11 @@ def fill(module: nn.Module, path: str) -> None:
     """Copy the weights of a file into a module. Raises CheckpointError for a file of another network."""
     own = module.state_dict()
     state = strip_prefixes(read_state_dict(path), own)
-    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    for name in (name for name in own if name in state):
+    for name in own.keys() & state.keys():
         check_kind(path, name, state[name], own[name])
-    shapes = [name for name in own.keys() & state.keys() if own[name].shape != state[name].shape]
-    faults = [
-        f"{what} {', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"
-        for what, names in (("it lacks", missing), ("it has besides", unexpected), ("other shapes have", shapes))
-        if names
-    ]
-    if faults:
-        raise CheckpointError(f"{path} is of another network: {'; '.join(faults)}; give the file of this one")
-    module.load_state_dict(state)
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:  # with names and shapes
+        raise CheckpointError(f"{path} is of another network: {error}; give the file of this one") from None
     for name, weight in module.named_parameters():
         check_finite(path, name, weight)

@@ -23,9 +23,6 @@ _MMAP_THRESHOLD, _LARGE = -3, 1 << 20
 _HEAPS, _ONE = -8, 1
 _MAPPINGS, _TRIMMED = 65536, 128 << 10  # glibc's defaults
 
-_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
-_TUNABLES = tuple(f"glibc.malloc.{name}=" for name in ("trim_threshold", "top_pad", "mmap_max", "mmap_threshold"))
-
 
 def keep_freed_memory(environ: Mapping[str, str]) -> None:
     """Set this process's C library to keep freed memory, unless `why_not_kept` gives a reason against it.
@@ -60,7 +57,7 @@ def give_back_freed() -> None:
 
 
 def why_not_kept(environ: Mapping[str, str]) -> str | None:
-    """Return why freed memory is not kept: the switch, the user's own setting, or another C library. None: it is kept.
+    """Return why freed memory is not kept: the switch, or another C library. None: it is kept.
 
     Raises ConfigError if TILEDSEG_KEEP_FREED_MEMORY is neither 0 nor 1.
     """
@@ -69,10 +66,6 @@ def why_not_kept(environ: Mapping[str, str]) -> str | None:
         raise ConfigError(f"{SWITCH}={said} is neither 0 nor 1: leave it out, or set 0 to give freed memory back")
     if said == "0":
         return f"{SWITCH}=0"
-    own = [f"{name}={environ[name]}" for name in _VARIABLES if name in environ]  # the user's, by glibc's two ways
-    own += [word for word in environ.get("GLIBC_TUNABLES", "").split(":") if word.startswith(_TUNABLES)]
-    if own:
-        return f"{own[0]} decides"
     return None if hasattr(ctypes.CDLL(None), "gnu_get_libc_version") else "the C library is not glibc"
 
 

@@ -7,7 +7,6 @@ inode, else by real path, including their temporary names. Standard library only
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -136,18 +135,12 @@ def _check_run(output: Output, own: str | Path | None) -> None:
 
 
 def _check_room(outputs: Sequence[Output]) -> None:
-    """Raise OutputError unless the disks have room for all files together, and each is below the limit of a file."""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    """Raise OutputError unless the disks have room for all files together."""
     needed: dict[int, int] = {}
     for output in outputs:
         folder = Path(output.path).parent
-        if limit != resource.RLIM_INFINITY and output.size > limit:
-            raise output.refusal(
-                f"it takes {output.size} bytes, but files may have {limit} here; raise the limit (ulimit -f)"
-            )
-        device = os.stat(folder).st_dev
+        device, free = os.stat(folder).st_dev, shutil.disk_usage(folder).free
         needed[device] = needed.get(device, 0) + output.size
-        free = shutil.disk_usage(folder).free
         if needed[device] > free:
             needs, has = needed[device] / 2**30, free / 2**30
             raise output.refusal(f"it needs {needs:.3g} GiB, {folder} has {has:.3g} GiB free; make room")

@@ -10,13 +10,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from tiledseg.errors import OutputError
@@ -25,7 +22,6 @@ from tiledseg.system.files import delete
 NAME = "run.lock"
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
-_LONGEST = 120  # characters of a command
 
 
 def check_free(folder: Path) -> None:
@@ -66,12 +62,9 @@ def _acquire(folder: Path) -> tuple[int, str | None]:
         try:
             warning = _lock(handle, folder)
             if is_at(handle, path):
-                since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-                command = " ".join(sys.argv)[:_LONGEST]
-                words = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "command": command}
                 with contextlib.suppress(OSError):  # the writes that follow report a full disk
                     os.ftruncate(handle, 0)
-                    os.pwrite(handle, json.dumps(words).encode(), 0)
+                    os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
                 return handle, warning
         except BaseException:
             os.close(handle)
@@ -83,21 +76,13 @@ def _lock(handle: int, folder: Path) -> str | None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        who = _holder(handle)
+        who = os.pread(handle, 300, 0).decode(errors="replace") or "another process"
         raise OutputError(f"{folder} is in use by {who}; wait for its end, or give another run.output") from None
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             raise OutputError(f"cannot lock {folder / NAME}: {error.strerror}; give another run.output") from error
         return f"{folder}: its file system has no locks, so nothing stops a second job from writing there too"
     return None
-
-
-def _holder(handle: int) -> str:
-    try:
-        words = json.loads(os.pread(handle, 4096, 0))
-        return f"process {words['pid']} on {words['host']} since {words['since']} ({words['command']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
 
 
 def check_unclaimed(part: Path, path: str | Path) -> None:
