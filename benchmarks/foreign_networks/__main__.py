@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from contextlib import suppress
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -36,7 +37,10 @@ def trained(foreign: Foreign) -> str:
         network = trace(copy.deepcopy(module), foreign.bands, foreign.outputs)
     except (ConfigError, GeometryError) as error:
         return f"refused: {_short(str(error))}"
-    sides = (max(64, network_footprint(network.graph).alignment * times) for times in (2, 3))
+    alignment = 32
+    with suppress(GeometryError):  # of outputs that are smaller than the image
+        alignment = network_footprint(network.graph).alignment
+    sides = (max(64, alignment * times) for times in (2, 3))
     x_BCHW, runs = torch.randn(2, foreign.bands, *sides, dtype=torch.float64), list[dict[str, torch.Tensor]]()
     for each in (network, module):
         for part in each.modules():
