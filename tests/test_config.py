@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import shlex
 from dataclasses import MISSING, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tiledseg.commands.options import meaning, parse_config
-from tiledseg.config.run import Config, OptimizerConfig, ParallelConfig
+from tiledseg.commands.options import KEYS, meaning, parse_config
+from tiledseg.config.run import Config, ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.planning.walk.mode_cost import fusion_word
 
@@ -20,13 +19,6 @@ def good() -> Config:
     config.data.images = ["a.tif"]
     config.data.labels = ["b.tif"]
     return config
-
-
-def test_what_the_optimizer_would_ignore_is_refused() -> None:
-    OptimizerConfig(momentum=0.5, name="sgd").check()
-    words = "optimizer.momentum is 0.5, but optimizer.name is adamw; leave it out, or give optimizer.name sgd"
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        OptimizerConfig(momentum=0.5).check()
 
 
 def test_the_words_of_a_fusion() -> None:
@@ -79,17 +71,6 @@ def test_values_that_cannot_be(key: str, values: tuple[Any, ...]) -> None:
         assert "\n" not in message
 
 
-@pytest.mark.parametrize("keys", [{"halo": "exchange"}, {"stages": 2}, {"halo": "layer", "fusion": 2}])
-def test_a_store_that_nothing_goes_to_is_refused(keys: dict[str, Any]) -> None:
-    config = good()
-    config.memory.store = "/scratch"
-    config.check()
-    for key, value in keys.items():
-        setattr(config.parallel, key, value)
-    with pytest.raises(ConfigError, match=r"memory\.store is /scratch, but with parallel\..*would be stored there"):
-        config.check()
-
-
 def test_every_key_is_described_and_has_a_default() -> None:
     """The descriptions are what --help shows."""
     for group in fields(Config):
@@ -100,15 +81,13 @@ def test_every_key_is_described_and_has_a_default() -> None:
             assert key.default is not MISSING or key.default_factory is not MISSING
 
 
+STORE, WINDOWS = "--memory.store /scratch", "--train.windows '{size: 4, per_step: 2}'"
+
+
 def parse(*arguments: str) -> Config:
     config = parse_config([*arguments, "--data.images=a.tif", "--data.labels=b.tif"], "train", "")
     config.check()
     return config
-
-
-def write(path: Path, text: str) -> str:
-    path.write_text(text)
-    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +95,58 @@ def write(path: Path, text: str) -> str:
     [
         ("--parallel auto", "unrecognized arguments: --parallel"),
         ("--parallel.auto [parallel.halo]", "there is parallel.auto, of an older version: leave it out"),
-        ("--parallel.fusion 2", "parallel.fusion is 2, but parallel.halo is read; leave it out"),
-        ("--parallel.schedule gpipe", "schedule is gpipe, but parallel.stages is 1"),
+        ("--optimizer.momentum 0.5", "optimizer.name is adamw; leave it out, or give optimizer.name sgd"),
+        (f"{WINDOWS.replace('size: 4, ', '')}", "train.windows: size is not given; give a value"),
+        (f"{WINDOWS.replace('4', 'a')}", "train.windows: size is a; give a whole number"),
+        (f"{WINDOWS.replace('size', 'side')}", "train.windows has no field 'side'; give some of size, per_step, halo"),
+        (f"{STORE} --parallel.halo exchange", "memory.store is /scratch, but with exchange"),
+        (f"{STORE} --parallel.stages 2", "nothing would be stored there"),
+        (f"{STORE} --parallel.halo layer --parallel.fusion 2", "nothing would be stored there"),
     ],
 )
 def test_what_cannot_be_is_one_line(line: str, words: str) -> None:
+    parse("--optimizer.momentum=0.5", "--optimizer.name=sgd", *STORE.split())
     with pytest.raises(ConfigError) as caught:
-        parse(*line.split())
+        parse(*shlex.split(line))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+NEEDY = """--data.valid_values [1]
+--parallel.mesh [2,1]
+--parallel.fusion 2
+--parallel.overlap true
+--parallel.stages 1 --parallel.balance [3,4]
+--parallel.schedule gpipe
+--parallel.micro_batches 4
+--parallel.recompute always
+--parallel.idle_ranks true
+--memory.blocks 2 --memory.recompute all
+--memory.blocks 2 --memory.offload all
+--memory.blocks none --memory.store /scratch
+--model.build a:b --model.name segnet
+--model.window 8 --model.freeze_norm true
+--model.series 3
+--model.overlap 0.3
+--model.blend mean
+--model.ends mirrored
+--optimizer.momentum 0.5
+--optimizer.decay_norms false
+--train.early_stop 3
+--train.skip_empty true
+--train.balance_classes 0.5
+--train.augment_each tile
+--train.windows '{size: 4, per_step: 2}' --train.tiles_per_step 2
+--train.windows '{size: 4, per_step: 2}' --train.images_per_step 2""".splitlines()
+
+
+@pytest.mark.parametrize("line", NEEDY)
+def test_a_key_that_another_leaves_without_effect_is_refused(line: str) -> None:
+    key, group = line.split()[-2][2:], line.split()[-2][2:].partition(".")[0]
+    with pytest.raises(ConfigError, match=rf"^{key} is .*, but {group}\.\w+ is .*; leave it out, or give {group}\."):
+        parse(*shlex.split(line))
+
+
+def test_each_key_with_a_need_is_among_them() -> None:
+    needy = {key for key, field in KEYS.items() if field.metadata.get("need")}
+    assert {line.split()[-2][2:] for line in NEEDY} == needy

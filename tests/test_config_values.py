@@ -31,29 +31,19 @@ VALUES = {
     "negative": "-1",
     "2^63": str(2**63),
     "2^64": str(2**64),
-    "5000 digits": "9" * 5000,
-    "20000 bits": f"0x{'f' * 5000}",
     "huge fraction": "1e300",
     "word": "many",
     "list": "[7, 8, 9]",
     "list of huge": f"[{2**63}, {2**63}]",
     "nested list": "[[1]]",
-    "deeply nested": "[" * 3000 + "]" * 3000,
     "map": "{a: {b: 1}}",
     "date": "2026-01-01",
     "NUL": '"a\\0b"',
-    "alias": "[&a 1, *a]",
-    "tag": "!!python/name:os.system",
 }
 
 
 FITTING = {("train.class_weights", "list"): "[7, 8, 9] are weights of the three classes"}
-NEVER = ("map", "5000 digits", "20000 bits", "NUL", "deeply nested", "alias", "tag", "nested list")
-
-
-# What the file itself is refused for, before any key is looked at: on every seventh key, and on those of any text.
-HAZARDS = ("5000 digits", "20000 bits", "deeply nested", "alias", "tag")
-WITH_HAZARDS = {f"{group}.{key.name}" for group, key in (KEYS if NIGHTLY else KEYS[::7])} | set(FREE_TEXT)
+NEVER = ("map", "NUL", "nested list")
 
 
 def may_hold(name: str, key: Field[Any], kind: str) -> bool:
@@ -80,7 +70,7 @@ def test_a_key_refuses_what_it_cannot_hold(
     tried, turn, before = 0, KEYS.index((group, key)) % 3, tree(root)
     # Every third value, in turn from key to key; each night all of them.
     for kind, text in VALUES.items() if NIGHTLY else list(VALUES.items())[turn::3]:
-        if may_hold(name, key, kind) or (kind in HAZARDS and name not in WITH_HAZARDS):
+        if may_hold(name, key, kind):
             continue
         write_yaml(root / "bad.yaml", {**good, group: {**good.get(group, {}), key.name: "VALUE"}})
         (root / "bad.yaml").write_text(re.sub(r"['\"]?VALUE['\"]?", lambda _: text, (root / "bad.yaml").read_text()))  # noqa: B023

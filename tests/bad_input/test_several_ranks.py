@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120)]
 
 NAMES = {
     # flags and files, which every rank reads before there is a mesh
-    *("train-unknown-key", "predict-unknown-flag", "doctor-format"),
+    *("train-unknown-flag", "predict-unknown-flag", "doctor-format"),
     # files that rank 0 alone looks at
     *("train-labels-of-other-crs", "train-resume-of-other-levels", "predict-checkpoint-flipped", "tile-missing-image"),
     # plans, which rank 0 makes for all

@@ -175,7 +175,7 @@ def _edit_raster(path: Path, draw: random.Random) -> str:
 
 def _damage_run(step: Path, draw: random.Random) -> str:
     files, latest = sorted(step.iterdir()), step.parent / "latest"
-    way = draw.randrange(6)
+    way = draw.randrange(8)
     if way == 0:
         _edit_manifest(step / "manifest.json", draw)
         return f"edited manifest of {step.name}"

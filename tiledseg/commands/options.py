@@ -22,9 +22,9 @@ from typing import Any, get_type_hints
 import yaml
 
 from tiledseg.commands.parser import Parser
-from tiledseg.config.checks import AUTO, check_value, convert, default_of, in_words, range_of, refuse, shown
+from tiledseg.config.checks import AUTO, check_value, convert, default_of, in_words, range_of, shown
 from tiledseg.config.run import Config
-from tiledseg.config.words import RECOMPUTE, refuse_moved
+from tiledseg.config.words import refuse_moved
 from tiledseg.errors import ConfigError
 from tiledseg.user_files.yaml_text import ambiguity, check_keys, load_value, read_yaml
 
@@ -261,7 +261,6 @@ def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str
             group, _, name = key.partition(".")
             flag = f"--{name.replace('_', '-')}" if key in plain else key
             values.setdefault(group, {})[name] = value_of(key, text, flag, see)
-    _move_recompute(values)
     return Config(**{group: GROUPS[group](**keys) for group, keys in values.items()})
 
 
@@ -294,17 +293,6 @@ def as_config(values: Mapping[str, Any]) -> Config:
     return config_of(parser.parse_args([*words]), see="(docs/reference/python.md)")
 
 
-def _move_recompute(values: dict[str, dict[str, Any]]) -> None:
-    """Move values for whole stages from `memory.recompute` to `parallel.recompute`, which must be equal if given."""
-    memory, parallel = values.get("memory", {}), values.setdefault("parallel", {})
-    words = memory.get("recompute")
-    if not (isinstance(words, list) or words in RECOMPUTE):
-        return
-    if parallel.setdefault("recompute", words) != words:
-        refuse("memory.recompute", words, f"parallel.recompute is {shown(parallel['recompute'])}", "leave one out")
-    del memory["recompute"]
-
-
 def parse_config(words: Sequence[str], command: str, description: str, example: str = "") -> Config:
     """Return the configuration of flags and `--config` files; later ones win. `--help` prints and exits 0.
 
@@ -321,14 +309,7 @@ def parse_config(words: Sequence[str], command: str, description: str, example: 
         parser.parse_args(["--help"])
     add_keys(parser, KEYS)
     options = parse(parser, words)
-    config = config_of(options, see=f"(see {command} --help)")
-    flags = {word.partition("=")[0] for word in words}
-    # A file may have both: the record of a run has every key, with its default.
-    if config.model.build is not None and "--model.name" in flags:
-        raise ConfigError(
-            f"--model.name is {config.model.name}, but {config.model.build} builds the network; leave one of them out"
-        )
-    return config
+    return config_of(options, see=f"(see {command} --help)")
 
 
 def config_files(words: Sequence[str]) -> list[str]:

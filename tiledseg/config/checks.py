@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache, wraps
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tiledseg.errors import ConfigError
@@ -105,10 +104,9 @@ def number(
     return conditional(default, need, range=Range(least, most, **ends), texts=texts, pair=pair)
 
 
-def word(default: Any, *known: str, removed: Mapping[str, str] | None = None, need: Need | None = None) -> Any:
-    """Return a field that holds one of the `known` words, or a list of them. `removed`: old words, each with its
-    successor."""
-    return conditional(default, need, words=known, removed=removed)
+def word(default: Any, *known: str, need: Need | None = None) -> Any:
+    """Return a field that holds one of the `known` words, or a list of them."""
+    return conditional(default, need, words=known)
 
 
 def conditional(default: Any, need: Need | None, **metadata: Any) -> Any:
@@ -193,7 +191,7 @@ def check_value(key: str, value: object, described: Field[Any]) -> None:
                 words = allowed and (allowed.remedy or f"{', '.join(extra['texts'])} or {allowed.in_words}")
                 raise ConfigError(f"{key} is '{shown(part)}'; give {words}")
             if "words" in extra:
-                one_of(key, part, extra["words"], extra["removed"])
+                one_of(key, part, extra["words"])
         elif allowed is not None and part is not None and not isinstance(part, Mapping):  # a record is read elsewhere
             allowed.check(key, part, value)
 
@@ -219,10 +217,8 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def one_of(key: str, value: str, known: tuple[str, ...], removed: Mapping[str, str] | None = None) -> None:
-    """Raise ConfigError unless `value` is a known word. `removed`: old words, each with its successor."""
-    if removed and value in removed:
-        raise ConfigError(f"{key} is '{value}', which was removed; use {removed[value]}, which gives the same result")
+def one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+    """Raise ConfigError unless `value` is a known word."""
     if value not in known:
         raise ConfigError(f"{key} is '{shown(value)}'; give one of {', '.join(known)}")
 
@@ -245,27 +241,37 @@ R = TypeVar("R")
 _UNIONS = Union, types.UnionType
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 _LISTS = {int: "a list of whole numbers [a,b]", float: "a list of numbers [a,b]", str: "a list of texts ['a','b']"}
-_WIDER: dict[Any, Any] = {int: Integral, float: Real, Path: os.PathLike}  # numpy's numbers are some too
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """Return a value of YAML as a type hint has it; a whole number may stand for a float, and text such as 1e-3 too.
-    Raise TypeError for any other value."""
+    """Return a value as a type hint has it: a value of YAML, where text such as 1e-3 may stand for a float, or one of a
+    Python program: any number, path or sequence. Raise TypeError for any other value."""
     origin, inner = get_origin(kind), get_args(kind)
-    if kind is Any or (kind is type(None) and value is None) or (origin is Literal and value in inner):
+    number = kind if isinstance(value, Real) and not isinstance(value, bool) else None
+    if kind in (Any, _Anything) or (origin is Literal and value in inner):
         return value
     if origin in _UNIONS:
         for each in inner:
             with suppress(TypeError):
                 return convert(value, each)
-    elif origin is list and isinstance(value, list):
+    elif origin is tuple and isinstance(value, list | tuple) and len(value) == len(inner):
+        return tuple(map(convert, value, inner))
+    elif origin in (list, Sequence) and isinstance(value, list | tuple):
         return [convert(each, inner[0]) for each in value]
     elif origin is dict and isinstance(value, dict):
         return {convert(key, inner[0]): convert(each, inner[1]) for key, each in value.items()}
-    elif kind is float and isinstance(value, int | str) and not isinstance(value, bool):
+    elif origin is Sequence and hasattr(value, "__len__") and not isinstance(value, str | bytes | Mapping):
+        return value  # an array
+    elif origin in (Mapping, Callable) and isinstance(value, origin):
+        return value
+    elif number is float or (kind is float and isinstance(value, str)):
         with suppress(ValueError, OverflowError):
             return float(value)
-    elif type(value) is kind:
+    elif number is int and isinstance(value, Integral):
+        return int(value)
+    elif kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    elif origin is None and number is None and isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
         return value
     raise TypeError
 
@@ -308,32 +314,15 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            if not _fits(value, kinds().get(name, Any)):
+            try:
+                convert(value, kinds().get(name, Any))
+            except TypeError:
                 wanted = re.sub(r"Sequence\[([^\[\]]+)\]", r"a list of \1", signature.parameters[name].annotation)
                 wanted, kind = {"int": "a whole number"}.get(wanted, wanted), type(value).__name__
-                raise ConfigError(f"{name} is {shown(value)}; give {wanted}, not {kind} (tiledseg.{title})")
+                raise ConfigError(f"{name} is {shown(value)}; give {wanted}, not {kind} (tiledseg.{title})") from None
         return function(*args, **kwargs)
 
     return call
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Return True if a Python program's value is of a kind: unlike `convert`, any number, path or sequence will do."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in _UNIONS:
-        return any(_fits(value, each) for each in inner)
-    if kind in (Any, _Anything, type(None)):
-        return kind is not type(None) or value is None
-    if isinstance(value, bool):
-        return kind is bool
-    if origin is tuple:
-        return isinstance(value, list | tuple) and len(value) == len(inner) and all(map(_fits, value, inner))
-    if origin is not None and issubclass(origin, Mapping | Callable):
-        return isinstance(value, origin)
-    if origin is not None:  # a sequence: an array is one too
-        held = all(_fits(each, inner[0]) for each in value) if isinstance(value, list | tuple) else True
-        return held and hasattr(value, "__len__") and not isinstance(value, str | bytes | Mapping)
-    return isinstance(value, _WIDER.get(kind, kind))
 
 
 def with_times(patterns: Sequence[str], times: Sequence[str], key: str) -> list[str]:

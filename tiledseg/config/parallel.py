@@ -18,12 +18,11 @@ from tiledseg.config.checks import (
     shown,
     word,
 )
-from tiledseg.config.words import NEVER, RECOMPUTE, REMOVED_SCHEDULES, SCHEDULES, chunk_ranks
+from tiledseg.config.words import NEVER, RECOMPUTE, SCHEDULES, chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.units import MOST_BYTES, parse_bytes
 
 HALO_MODES = ("read", "exchange", "layer")
-REMOVED_MODES = {"scatter": "exchange"}
 MESH = "auto, or ranks along rows and columns as [R, C]"
 FUSION = "auto, whole or a number of layers from 1 on"
 BALANCE = "auto, modelled, or layers a stage as [14,24,30,22,12,7]"
@@ -60,13 +59,13 @@ class ParallelConfig(Group):
     """
 
     exact: bool = True
-    halo: str = word("read", *HALO_MODES, removed=REMOVED_MODES)
+    halo: str = word("read", *HALO_MODES)
     mesh: list[int] | str = number(AUTO, 1, MOST, texts=(AUTO,), pair=True, need=_SHARED, remedy=MESH)
     fusion: int | str = number(1, 1, MOST, texts=(AUTO, "whole"), need=_LAYER, remedy=FUSION)
     overlap: bool = conditional(False, _LAYER)
     stages: int = number(1, 1, 4096)
     balance: list[int] | str = number(AUTO, 1, MOST, texts=(AUTO, "modelled"), need=_STAGES, remedy=BALANCE)
-    schedule: str = word("1f1b", *SCHEDULES, removed=REMOVED_SCHEDULES, need=_STAGES)
+    schedule: str = word("1f1b", *SCHEDULES, need=_STAGES)
     micro_batches: int | None = number(None, 1, MOST, need=_STAGES)
     recompute: list[str] | str = word(NEVER, *RECOMPUTE, need=_STAGES)
     idle_ranks: bool = conditional(False, _IDLE)
@@ -120,12 +119,15 @@ class ParallelConfig(Group):
 NONE = "none"
 ALL = "all"
 REBUILDS = (AUTO, NONE, ALL)
-REMOVED_REBUILDS = {"compact": ALL}
 OFFLOAD = (NONE, AUTO, ALL)
 HOST = "host"
 MOST_BLOCKS = 4096  # along a side
 BUDGET = "auto, or bytes as 16GiB"
 BLOCKS = "none, auto, a number of rows and columns of blocks, or [rows, cols]"
+_WHOLE = Need("blocks", "none or auto", lambda memory: not memory.in_blocks)
+_STORED = Need(
+    "blocks", "a number, or memory.offload all", lambda each: each.in_blocks or each.may_block or each.offloads
+)
 
 
 @dataclass
@@ -136,7 +138,7 @@ class MemoryConfig(Group):
         budget: bytes that a rank may use for a step, as 16GiB, or auto (a part of the free memory). A step that needs
             more recomputes tensors in the backward pass, or goes in blocks
         recompute: tensors to recompute in the backward pass: auto (as the budget demands), none, or all (but skips
-            and ends of levels). The words of stages, such as always, stand for parallel.recompute
+            and ends of levels)
         blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q, [R,
             C], or auto. With auto, none where another way meets the budget in less time, else the fewest that fit
         offload: activations that leave memory for `store` until the backward pass: none, all (but those on their way),
@@ -146,29 +148,17 @@ class MemoryConfig(Group):
     """
 
     budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)
-    recompute: list[str] | str = word(AUTO, *REBUILDS, *RECOMPUTE, removed=REMOVED_REBUILDS)
-    offload: str = word(NONE, *OFFLOAD)
+    recompute: str = word(AUTO, *REBUILDS, need=_WHOLE)
+    offload: str = word(NONE, *OFFLOAD, need=_WHOLE)
     blocks: int | list[int] | str = number(AUTO, 1, MOST_BLOCKS, texts=(NONE, AUTO), pair=True, remedy=BLOCKS)
-    store: str = HOST
+    store: str = conditional(HOST, _STORED)
 
     def check_together(self) -> None:
         self.bytes()
-        if not isinstance(self.recompute, str) or self.recompute in RECOMPUTE:
-            refuse("memory.recompute", self.recompute, "stages have a key of their own", "set parallel.recompute")
-        blocks = f"memory.blocks is {shown(self.blocks)}"
-        if self.recompute not in (AUTO, NONE) and self.in_blocks:
-            again = f"{blocks}, which computes blocks once more as it is"
-            refuse("memory.recompute", self.recompute, again, "leave recompute out")
         if not self.store:
             raise ConfigError("memory.store is empty; give host, or a folder on a local disk")
-        if self.in_file and not (self.in_blocks or self.may_block or self.offload != NONE):
-            other = f"memory.recompute {shown(self.recompute)}" if self.blocks == AUTO else "memory.blocks none"
-            unused = f"with {other} and memory.offload none nothing would be stored there"
-            refuse("memory.store", self.store, unused, "leave one of them out")
-        if self.offload != NONE and self.in_blocks:
-            refuse("memory.offload", self.offload, f"{blocks}, which keeps nothing but blocks", "leave offload out")
         if self.offload == AUTO and self.recompute != AUTO:
-            fixed = f"memory.recompute is {shown(self.recompute)}, which leaves nothing to choose"
+            fixed = f"memory.recompute is {self.recompute}, which leaves nothing to choose"
             refuse("memory.offload", AUTO, fixed, "leave recompute out, or give offload all")
 
     @property
@@ -180,6 +170,11 @@ class MemoryConfig(Group):
     def may_block(self) -> bool:
         """Return True if the plan may take blocks: no other way to meet the budget is given."""
         return self.blocks == AUTO and self.recompute == AUTO and self.offload != ALL
+
+    @property
+    def offloads(self) -> bool:
+        """Return True if activations may leave memory until the backward pass."""
+        return self.offload != NONE
 
     @property
     def in_file(self) -> bool:

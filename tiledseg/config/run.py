@@ -91,7 +91,7 @@ class ModelConfig(Group):
         ends: inside (the last crop is shifted into the image) or mirrored (crops reach half an overlap beyond it)
     """
 
-    name: str = "unet"
+    name: str = conditional("unet", Need("build", "null", lambda model: model.build is None))
     levels: int = number(5, 1, 12)
     convs_per_level: int = number(2, 1, 64)
     kernel: int = number(3, 1, 1023)
@@ -202,31 +202,23 @@ class Config:
     def _check_store(self) -> None:
         """Refuse a folder for blocks where tiles cannot be computed in blocks."""
         memory, parallel = self.memory, self.parallel
-        if not memory.in_file or memory.in_blocks or memory.offload != NONE:
-            return
-        against = {
-            f"parallel.halo {parallel.halo}": parallel.shares_images and not parallel.shares_layers,
-            f"parallel.stages {parallel.stages}": parallel.stages > 1,
-            f"parallel.fusion {parallel.fusion}": parallel.fusion_depth() != 1,
-            "parallel.overlap true": parallel.overlap,
-        }
-        for key in (key for key, holds in against.items() if holds):
-            unused = f"with {key} nothing is computed in blocks or offloaded: nothing would be stored there"
+        whole = parallel.halo == "exchange" or parallel.stages > 1 or parallel.fusion_depth() != 1 or parallel.overlap
+        if memory.in_file and whole and not (memory.in_blocks or memory.offloads):
+            unused = (
+                "with exchange, stages, fusion or overlap nothing is computed in blocks: nothing would be stored there"
+            )
             refuse("memory.store", memory.store, unused, "leave store out, or give memory.offload")
 
     def _check_windows(self) -> None:
         """Refuse windows where ranks share images, except small images in mode `layer` without stages."""
         parallel, windows, size = self.parallel, self.train.drawn(), self.model.window
-        exact = windows is None or windows.halo == "exact"
-        if size is not None and (windows is None or exact or windows.size != size):
+        small = windows is not None and windows.halo == NONE
+        if size is not None and not (small and windows and windows.size == size):
             whole = "the module takes that size alone, and is trained on windows of it, each an image of its own"
             refuse("model.window", size, whole, f"give train.windows {{size: {size}, per_step: N, halo: none}}")
-        if windows is None or not parallel.shares_images:
-            return
-        if exact or not parallel.shares_layers or parallel.stages > 1:
-            remedy = "read, or no stages" if parallel.shares_layers and not exact else "read"
-            stages = f" and parallel.stages {parallel.stages}" if parallel.stages > 1 else ""
-            raise ConfigError(
-                f"parallel.halo is {parallel.halo}{stages} and train.windows has halo {windows.halo}; use "
-                f"parallel.halo {remedy}"
+        shared = small and parallel.shares_layers and parallel.stages == 1
+        if windows is not None and parallel.shares_images and not shared:
+            halo = f"train.windows has halo {windows.halo}"
+            refuse(
+                "parallel.halo", parallel.halo, halo, "use parallel.halo read (layer takes small ones, without stages)"
             )

@@ -153,14 +153,13 @@ def class_of(score: str) -> str | None:
 Ranks = tuple[int, ...]
 
 SCHEDULES = ("1f1b", "gpipe", "folded")
-REMOVED_SCHEDULES = {"eager": "1f1b"}
 NEVER = "never"
 RECOMPUTE = (NEVER, "except_last", "always")  # the micro-batches of which a stage keeps its inputs alone
 
 
 def chunk_ranks(schedule: str, stages: int) -> Ranks:
     """Return the rank of each chunk. Raise ConfigError for an unknown schedule, or fewer than 1 stage."""
-    one_of("the schedule", schedule, SCHEDULES, REMOVED_SCHEDULES)
+    one_of("the schedule", schedule, SCHEDULES)
     if stages < 1:
         raise ConfigError(f"the pipeline has {stages} stages; give at least 1")
     ranks = tuple(range(stages))

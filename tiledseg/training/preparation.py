@@ -200,7 +200,7 @@ def _question(
         turned=() if windows else _turned(augmentation(train.augment), learnt.infos),
         frozen=frozen,
         still_norms=config.model.freeze_norm,
-        recompute=str(memory.recompute),  # the configuration's check moves a list to parallel.recompute
+        recompute=memory.recompute,
         tiles_per_batch=train.tiles_per_batch if isinstance(train.tiles_per_batch, int) else None,
         blocks=_blocks(config, store),
         offload=memory.offload == ALL,
