@@ -7,7 +7,7 @@ import ast
 import importlib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,48 +47,41 @@ def sentences(text: str) -> Iterator[str]:
                 yield re.sub(r"^([-*]|\d+\.) ", "", sentence)
 
 
-def docstrings() -> Iterator[tuple[str, str]]:
+def of_documents() -> Iterator[tuple[str, str]]:
+    for page in ALL:
+        yield str(page.relative_to(ROOT)), prose(page.read_text())
+
+
+def of_docstrings() -> Iterator[tuple[str, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                text = ast.get_docstring(node)
-                if text:
-                    yield f"{path.relative_to(PACKAGE.parent)}:{getattr(node, 'lineno', 1)}", text
+                text = re.sub(r"(?m)^ {4,}.*$", "", ast.get_docstring(node) or "")
+                yield f"{path.relative_to(PACKAGE.parent)}:{getattr(node, 'lineno', 1)}", text
 
 
-def faults(found: list[tuple[str, str]]) -> list[str]:
-    long = [f"{place}: {len(s.split())} words: {s[:70]}" for place, s in found if len(s.split()) > LONGEST]
-    poor = [f"{place}: {s[:70]}" for place, s in found if s.startswith(POOR_BEGINNINGS) and s[-1] != "?"]
-    return long + poor
-
-
-def test_sentences_of_documents_are_short_and_begin_with_their_subject() -> None:
-    found = [(str(p.relative_to(ROOT)), s) for p in ALL for s in sentences(prose(p.read_text()))]
-    wrong = faults(found)
-    assert len(wrong) <= EXCEPTIONS * len(found), f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)
-
-
-def test_sentences_of_docstrings_are_short_and_begin_with_their_subject() -> None:
-    found = [(place, s) for place, text in docstrings() for s in sentences(re.sub(r"(?m)^ {4,}.*$", "", text))]
-    wrong = faults(found)
-    assert len(wrong) <= EXCEPTIONS * len(found), f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)
-
-
-def test_help_texts_are_short_and_begin_with_their_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+def of_helps() -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
 
     def read(parser: Parser) -> str:
-        for each in parser._actions:
-            found.extend(
-                (f"{parser.prog} {each.option_strings[0]}", s.capitalize()) for s in sentences(each.help or "")
-            )
+        found.extend((f"{parser.prog} {each.option_strings[0]}", each.help or "") for each in parser._actions)
         return ""
 
-    monkeypatch.setattr(Parser, "format_help", read)
-    assert [main([command, "--help", "all"]) for command in COMMANDS] == [0] * len(COMMANDS)
-    assert len(found) > 250
-    wrong = faults(found)
-    assert len(wrong) <= EXCEPTIONS * len(found), "\n".join(wrong)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parser, "format_help", read)
+        assert [main([command, "--help", "all"]) for command in COMMANDS] == [0] * len(COMMANDS)
+    return found
+
+
+@pytest.mark.parametrize(("texts", "least"), [(of_documents, 1000), (of_docstrings, 1000), (of_helps, 250)])
+def test_sentences_are_short_and_begin_with_their_subject(
+    texts: Callable[[], Iterable[tuple[str, str]]], least: int
+) -> None:
+    found = [(place, s) for place, text in texts() for s in sentences(text)]
+    long = [f"{place}: {len(s.split())} words: {s[:70]}" for place, s in found if len(s.split()) > LONGEST]
+    poor = [f"{place}: {s[:70]}" for place, s in found if s.capitalize().startswith(POOR_BEGINNINGS) and s[-1] != "?"]
+    assert len(found) > least
+    assert len(long + poor) <= EXCEPTIONS * len(found), "\n".join(long + poor)
 
 
 def test_few_names_are_participles() -> None:

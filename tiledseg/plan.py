@@ -11,13 +11,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tiledseg.commands.parser import Parser, add_format_option, json_map, make_callable, refuse_given, run
+from tiledseg.commands.options import MODEL_KEYS, PIPELINE_KEYS, add_keys, words_of
+from tiledseg.commands.parser import Parser, add_format_option, make_callable, refuse_given, run
 from tiledseg.config.checks import checked
 from tiledseg.config.parallel import HALO_MODES
-from tiledseg.config.run import ModelConfig
-from tiledseg.config.words import ENCODERS, NETWORKS, NORMS, PADDINGS, PRESET_NAMES, SCHEDULES, UPSAMPLINGS
+from tiledseg.config.words import NETWORKS, PRESET_NAMES, SYSTEMS
 from tiledseg.errors import ConfigError
-from tiledseg.planning.jobs.job import SYSTEMS
 from tiledseg.system.console import answer
 from tiledseg.units import ACTIVATION_BYTES
 
@@ -58,8 +57,6 @@ def plan(size: int | tuple[int, int], **flags: Any) -> dict[str, Any]:
     for name in ("calibrate", "store", "emit", "show"):
         if flags.get(name) is not None:
             raise ConfigError(f"{name} is given, but only the command has it: tiledseg plan --{name}")
-    from tiledseg.commands.options import words_of  # here: the command does not wait for YAML
-
     parser = _parser()
     return answered(parser.parse_args(words_of(parser, {"size": size, **flags})))[0]
 
@@ -68,7 +65,6 @@ make_callable(__name__, plan)
 
 
 def _parser() -> Parser:
-    default = ModelConfig()
     purpose = "Say if a network fits, on which tiles, in which halo mode, on how many GPUs and how fast."
     parser = Parser(
         "tiledseg plan", "--size 10000 --machine h100", usage="tiledseg plan [FLAG ...]", description=purpose
@@ -83,32 +79,14 @@ def _parser() -> Parser:
         metavar="Q",
         help="Q, or rows and columns of tiles, or auto (default where a memory is known; else 8)",
     )
-    raster.add_argument("--window", type=int, metavar="N", help="side (px) of the one image size that --build takes")
-    raster.add_argument(
-        "--overlap", type=float, metavar="PART", help="share of its side that a crop has in common with the next"
-    )
+    window = "side (px) of the one image size that --build takes"
+    add_keys(raster, ("model.window", "model.overlap"), plain=True, window=window)
     raster.add_argument("--bands", type=int, default=4, help="input bands (default 4)")
     raster.add_argument("--classes", type=int, default=2, help="classes (default 2)")
     model = parser.add_argument_group("network")
     names = *NETWORKS, *PRESET_NAMES
     model.add_argument("--model", choices=names, default="unet", help="a network, or a preset of the paper (see docs)")
-    model.add_argument("--levels", type=int, help=f"levels, the bottom included (default {default.levels})")
-    model.add_argument("--convs-per-level", type=int, help=f"convolutions a level (default {default.convs_per_level})")
-    model.add_argument("--kernel", type=int, help=f"side of a kernel, odd (default {default.kernel})")
-    model.add_argument(
-        "--base-channels", type=int, help=f"channels of the first level (default {default.base_channels})"
-    )
-    model.add_argument("--padding", choices=PADDINGS, help=f"padded or unpadded (default {default.padding})")
-    model.add_argument("--norm", choices=NORMS, help=f"normalisation (default {default.norm})")
-    model.add_argument("--upsampling", choices=UPSAMPLINGS, help=f"on the way up (default {default.upsampling})")
-    model.add_argument(
-        "--encoder", choices=ENCODERS, help=f"with residual_unet, gated_scnn (default {default.encoder})"
-    )
-    model.add_argument(
-        "--build", metavar="PACKAGE.MODULE:FUNCTION", help="function that builds a network; it is imported and run"
-    )
-    model.add_argument("--series", type=int, help="with --build: number of times, a dim of their own")
-    model.add_argument("--arguments", type=json_map, metavar="MAP", help='arguments of --build, {"width": 16}')
+    add_keys(model, MODEL_KEYS, plain=True)
     model.add_argument("--stride", type=int, default=1, help="S of the paper's formula (default 1; others: no plan)")
     cluster = parser.add_argument_group("memory and cluster")
     cluster.add_argument("--precision", choices=tuple(ACTIVATION_BYTES), default="fp32", help="(default fp32)")
@@ -131,10 +109,7 @@ def _parser() -> Parser:
     modes.add_argument("--calibrate", metavar="OUT.yaml", help="measures this machine in place of a plan: its profile")
     modes.add_argument("--store", metavar="FOLDER", help="with --calibrate: measures the disk of that folder too")
     pipeline = parser.add_argument_group("pipeline")
-    pipeline.add_argument("--stages", type=int, metavar="N", help="GPUs that share the layers (default: no pipeline)")
-    pipeline.add_argument("--balance", metavar="B", help="layers of each stage, [14,24,30,22,12,7], or auto (default)")
-    pipeline.add_argument("--micro-batches", type=int, metavar="M", help="tiles a step (default: 4 a stage)")
-    pipeline.add_argument("--schedule", choices=SCHEDULES, help="order of the passes (default 1f1b)")
+    add_keys(pipeline, PIPELINE_KEYS, plain=True, micro_batches="tiles a step (default: 4 a stage)")
     again = "as memory.recompute: auto, none, all; with --stages never, except_last, always, or a list"
     pipeline.add_argument("--recompute", metavar="MODE", help=again)
     found = parser.add_argument_group("search")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.case import Result
-from benchmarks.faults.job import Order
-from benchmarks.faults.kinds import KINDS, Moment, draw_trial
+from benchmarks.faults.kinds import KINDS
 from tests.comm.launching import ROOT, clean_environment
 from tests.conftest import NIGHTLY
 
@@ -38,10 +37,3 @@ def test_random_faults_end_in_time_with_their_cause_and_cost_no_bit(tmp_path: Pa
     assert all(result.in_time and result.named and result.equal for result in results), done.stdout
     assert {result.mpirun for result in results} == {NIGHTLY, False}, "some start as users start them"
     assert f"| all | {CASES} |" in done.stdout
-
-
-def test_a_case_depends_on_its_seed_and_number() -> None:
-    assert [draw_trial(3, n) for n in range(60)] == [draw_trial(3, n) for n in range(60)]
-    assert [draw_trial(3, n) for n in range(60)] != [draw_trial(4, n) for n in range(60)]
-    order = Order(Moment("kill", 1, step=4), 7, ("--a", "b"))
-    assert Order.parse(order.text()) == order

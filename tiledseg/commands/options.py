@@ -41,6 +41,12 @@ MAIN = (
     *("train.epochs", "train.tiles_per_step", "train.loss", "train.precision", "run.output"),
 )
 """Keys shown by `--help`; `--help all` shows all."""
+MODEL_KEYS = (
+    *("model.levels", "model.convs_per_level", "model.kernel", "model.base_channels", "model.padding", "model.norm"),
+    *("model.upsampling", "model.encoder", "model.build", "model.series", "model.arguments"),
+)
+PIPELINE_KEYS = ("parallel.stages", "parallel.balance", "parallel.micro_batches", "parallel.schedule")
+"""Keys that are flags of `plan` too."""
 _EXAMPLES = """
 data: {images: scenes/*.tif, labels: "labels/{stem}_classes.tif", val_images: held-out.tif,
   val_labels: held-out-labels.tif, label_layer: parcels, label_attribute: landuse, background: field,
@@ -155,7 +161,7 @@ def keys_to_show(words: Sequence[str]) -> Sequence[str] | None:
     return chosen
 
 
-def add_keys(parser: Parser, keys: Collection[str], plain: bool = False, **help: str) -> None:
+def add_keys(parser: argparse._ActionsContainer, keys: Collection[str], plain: bool = False, **help: str) -> None:
     """Add a flag for each configuration key: `--group.key VALUE`, or `--key-name VALUE` if `plain`. `help`: texts in
     place of the docstring's, by the last part of the key."""
     groups: dict[str, Any] = {}

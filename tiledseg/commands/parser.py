@@ -140,13 +140,5 @@ def json_list(text: str) -> list[float]:
     return numbers
 
 
-def json_map(text: str) -> dict[str, Any]:
-    """Parse names and values such as {"width": 16}."""
-    values = json.loads(text)
-    if not isinstance(values, dict):
-        raise ValueError(text)
-    return values
-
-
 def add_format_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="answer's form (default table)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,11 +10,12 @@ from typing import Any
 from tiledseg.architecture.network import ForeignNetwork, Network
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import UNet
+from tiledseg.commands.options import MODEL_KEYS, PIPELINE_KEYS, config_of, value_of
 from tiledseg.commands.parser import flag_of, refuse_given
 from tiledseg.config.checks import MOST, Range
-from tiledseg.config.parallel import REBUILDS, ParallelConfig
+from tiledseg.config.parallel import REBUILDS
 from tiledseg.config.run import ModelConfig
-from tiledseg.errors import ConfigError, install
+from tiledseg.errors import ConfigError, install, renamed
 from tiledseg.geometry.layers.declared import CropGrid
 from tiledseg.planning.answer.report import formula, plan
 from tiledseg.planning.jobs.job import Job, Site, batch_script, find_site, parse_minutes, planned_job, searched_job
@@ -26,14 +26,14 @@ from tiledseg.system.console import say
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.units import MOST_BYTES, parse_bytes
 
-_SEARCHED = (  # flags of settings that a search finds by itself
-    "mesh", "stages", "balance", "micro_batches", "schedule", "recompute", "halo", "memory_budget", "window", "overlap",
-)  # fmt: skip
-_EXACT = (  # flags of plans by tiles, which networks of another stride do not have
-    "memory_budget", "recompute", "mesh", "window", "overlap", "stages", "plot", "emit", "search", "scaling", "machine",
-)  # fmt: skip
-_COUNTS = "size", "grid", "stride", "gpus_per_node", "images", "images_per_step", "gpus", "mesh", "window"
-_MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling", "encoder")
+_SEARCHED = ("mesh", *PIPELINE_KEYS, "recompute", "halo", "memory_budget", "model.window", "model.overlap")
+"""Flags of settings that a search finds by itself."""
+_EXACT = ("mesh", "parallel.stages", "recompute", "memory_budget", "model.window", "model.overlap", "plot", "emit")
+_EXACT += ("search", "scaling", "machine")
+"""Flags of plans by tiles, which networks of another stride do not have."""
+_COUNTS = "size", "grid", "stride", "gpus_per_node", "images", "images_per_step", "gpus", "mesh"
+_PLAIN = (*MODEL_KEYS, *PIPELINE_KEYS, "model.window", "model.overlap")
+_NAMES = {key: flag_of(key) for key in (*_PLAIN, "parallel.recompute")} | {"model.name": "--model"}
 _MOST_STAGES, _MOST_MICRO_BATCHES = 32, 256  # limits of the simulation, which then takes a few seconds
 
 
@@ -104,8 +104,9 @@ def _site_and_minutes(flags: Namespace) -> tuple[Site, int] | None:
     return find_site(flags.emit, flags.site or "generic"), parse_minutes(flags.time or "2:00")
 
 
-def _network(flags: Namespace) -> Network:
-    network = build_network(_model_config(flags), flags.bands, flags.classes)
+def _network(flags: Namespace, window: int | None) -> Network:
+    with renamed(_NAMES):
+        network = build_network(_model_config(flags), flags.bands, flags.classes)
     if not isinstance(network, ForeignNetwork):
         return network
     from tiledseg.tracing.build import known  # here: it imports torch, and runs the code of --build
@@ -113,10 +114,10 @@ def _network(flags: Namespace) -> Network:
     try:
         return known(network)
     except ConfigError as error:
-        if flags.window is None or network.crops is not None:
+        if window is None or network.crops is not None:
             raise
-        say(f"warning: not traced: {error}; planned as with model.window {flags.window}, and --overlap")
-    return known(replace(network, crops=CropGrid(flags.window)))
+        say(f"warning: not traced: {error}; planned as with model.window {window}, and --overlap")
+    return known(replace(network, crops=CropGrid(window)))
 
 
 def _question(flags: Namespace) -> RunQuestion:
@@ -125,7 +126,9 @@ def _question(flags: Namespace) -> RunQuestion:
     if memory and machine.memory and memory > machine.memory:
         say(f"warning: --gpu-memory is {flags.gpu_memory}, but {machine.name} has {machine.memory / 2**30:.4g} GiB")
     memory = machine.memory if memory is None else memory
-    fits_alone = memory is not None and flags.stride == 1 and flags.mesh is None and flags.stages is None
+    fits_alone = (
+        memory is not None and flags.stride == 1 and flags.mesh is None and vars(flags)["parallel.stages"] is None
+    )
     searches = flags.search or flags.scaling is not None
     words = flags.grid or ["auto" if fits_alone or searches else "8"]
     size, grid = _pair("--size", flags.size), None
@@ -140,7 +143,8 @@ def _question(flags: Namespace) -> RunQuestion:
     for name, value in values.items():
         for number in () if value is None else value if isinstance(value, tuple) else (value,):
             Range(1, MOST if name in _COUNTS else MOST_BYTES).check(flag_of(name), number)
-    network, recompute = _network(flags), flags.recompute if flags.recompute in REBUILDS else "auto"
+    window = config_of(flags, _PLAIN).model.window
+    network, recompute = _network(flags, window), flags.recompute if flags.recompute in REBUILDS else "auto"
     if flags.stride != 1 and not isinstance(network, UNet):
         raise ConfigError(
             f"--stride is {flags.stride}, the paper's formula for its U-Nets, but the network is another one; leave "
@@ -152,8 +156,8 @@ def _question(flags: Namespace) -> RunQuestion:
         refuse_given(flags, ("recompute",), "--memory-budget is given, which chooses that", "leave one of them out")
     if grid is None and memory is None and not searches:
         raise ConfigError("--grid is auto, and fits tiles to a GPU; give --gpu-memory, 16GiB say, --machine or a grid")
-    if flags.window is not None and flags.window > min(size):
-        refuse_given(flags, ("window",), f"the raster has {min(size)} px along one side", "give at most so many")
+    if window is not None and window > min(size):
+        refuse_given(flags, ("model.window",), f"the raster has {min(size)} px along one side", "give at most so many")
     if (flags.images_per_step or 0) > flags.images:
         refuse_given(flags, ("images_per_step",), f"--images is {flags.images}", "give at most so many")
     return RunQuestion(
@@ -177,25 +181,19 @@ def _bytes(text: str | None) -> int | None:
 
 def _pipeline(flags: Namespace) -> Parallelism | None:
     """Return the settings of a pipeline, checked like the group `parallel`; None without --stages."""
-    settings = {name: getattr(flags, name) for name in ("balance", "micro_batches", "schedule", "recompute")}
-    settings = {name: value for name, value in settings.items() if value is not None and value not in REBUILDS}
-    if flags.stages is None:
-        refuse_given(flags, settings, "--stages is not given", "give --stages N")
+    own = ("recompute",) if flags.recompute not in (None, *REBUILDS) else ()
+    if vars(flags)["parallel.stages"] is None:
+        refuse_given(flags, (*PIPELINE_KEYS, *own), "--stages is not given", "give --stages N")
         return None
-    Range(1, _MOST_STAGES).check("--stages", flags.stages)
-    Range(1, _MOST_MICRO_BATCHES).check("--micro-batches", settings.get("micro_batches", 1))
-    if re.fullmatch(r"\[\d{1,99}(,\d{1,99})*\]", settings.get("balance", "")):
-        settings["balance"] = [int(word) for word in settings["balance"][1:-1].split(",")]
-    if "recompute" in settings:
-        words = [word.strip() for word in settings["recompute"].strip().strip("[]").split(",")]
-        settings["recompute"] = words[0] if len(words) == 1 else words
-    config = ParallelConfig(stages=flags.stages, **settings)
-    try:
-        if flags.stages > 1:
+    with renamed(_NAMES):
+        config = config_of(flags, _PLAIN).parallel
+        if own:
+            config = replace(config, recompute=value_of("parallel.recompute", flags.recompute, "--recompute"))
+        Range(1, _MOST_STAGES).check("--stages", config.stages)
+        Range(1, _MOST_MICRO_BATCHES).check("--micro-batches", config.micro_batches or 1)
+        if config.stages > 1:
             config.check()
         return parallelism(config)
-    except ConfigError as error:  # name flags in place of keys
-        raise ConfigError(re.sub(r"parallel\.(\w+)", lambda key: flag_of(key[1]), str(error))) from None
 
 
 def _machine(flags: Namespace) -> Machine:
@@ -214,20 +212,16 @@ def _machine(flags: Namespace) -> Machine:
 
 
 def _model_config(flags: Namespace) -> ModelConfig:
-    keys = {key: getattr(flags, key) for key in _MODEL_FLAGS if getattr(flags, key) is not None}
-    preset = PRESETS.get(flags.model)
-    for key, value in keys.items():
-        if (fixed := getattr(preset, key, value)) != value:
-            refuse_given(flags, (key,), f"the preset {flags.model} has {fixed}", "leave one of them out")
-    own = {"build": flags.build, "arguments": flags.arguments or {}, "series": flags.series}
-    if flags.build is None:
-        refuse_given(flags, ("window", "overlap"), "--build is not given")
-    if flags.window is None:
-        refuse_given(flags, ("overlap",), "--window is not given")
-    own |= {} if flags.overlap is None else {"window": flags.window, "overlap": flags.overlap}
-    model = ModelConfig(name=flags.model, **own, **keys)
+    """Return the network's configuration. A module of one input size has crops once an overlap is given."""
+    if vars(flags)["model.build"] is None:
+        refuse_given(flags, ("model.window", "model.overlap"), "--build is not given")
+    model, preset = replace(config_of(flags, _PLAIN).model, name=flags.model), PRESETS.get(flags.model)
     model.check()
-    return model
+    for key in MODEL_KEYS if preset else ():
+        fixed = getattr(preset, key.partition(".")[2], None)
+        if fixed not in (None, getattr(model, key.partition(".")[2])):
+            refuse_given(flags, (key,), f"the preset {flags.model} has {fixed}", "leave one of them out")
+    return model if vars(flags)["model.overlap"] is not None else replace(model, window=None)
 
 
 def _pair(flag: str, values: Sequence[int]) -> tuple[int, int]:

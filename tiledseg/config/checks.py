@@ -284,7 +284,7 @@ def in_words(kind: Any) -> str:
         return " or ".join(dict.fromkeys(order))
     if origin is Literal:
         return " or ".join(map(str, inner))
-    if origin is list:
+    if origin in (list, tuple):
         return _LISTS.get(inner[0], "a list [a,b]")
     if origin is dict:
         return f"a map of name to {'number' if inner[1] is float else 'value'}"

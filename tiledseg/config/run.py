@@ -27,7 +27,7 @@ from tiledseg.config.data import DataConfig
 from tiledseg.config.map_formats import BLENDS, ENDS
 from tiledseg.config.parallel import NONE, MemoryConfig, ParallelConfig
 from tiledseg.config.train import TrainConfig
-from tiledseg.config.words import CONSTANT, read_policy
+from tiledseg.config.words import CONSTANT, ENCODERS, NORMS, PADDINGS, UPSAMPLINGS, read_policy
 from tiledseg.errors import ConfigError
 
 GRID = "auto, a number of at least 1, or [rows, cols]"
@@ -96,12 +96,12 @@ class ModelConfig(Group):
     convs_per_level: int = number(2, 1, 64)
     kernel: int = number(3, 1, 1023)
     base_channels: int = number(64, 1, 2**20)
-    padding: str = "same"
-    norm: str = AUTO
-    upsampling: str = AUTO
+    padding: str = word("same", *PADDINGS)
+    norm: str = word(AUTO, AUTO, *NORMS)
+    upsampling: str = word(AUTO, AUTO, *UPSAMPLINGS)
     dropout: float = number(0.0, 0.0, 1.0, below=True)
     freeze_norm: bool = conditional(False, Need("window", "null", lambda model: model.window is None))
-    encoder: str = AUTO
+    encoder: str = word(AUTO, AUTO, *ENCODERS)
     pretrained: str | None = None
     build: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)

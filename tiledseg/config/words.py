@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tiledseg.config.checks import MOST, Range, one_of, shown
+from tiledseg.config.checks import MOST, Group, Range, number, one_of, shown
 from tiledseg.errors import ConfigError
 
+SYSTEMS = ("slurm", "lsf")  # of batch jobs
 PADDINGS = ("same", "valid")
 UPSAMPLINGS = ("transposed", "nearest", "bilinear")
 NORMS = ("none", "pixel", "instance", "group", "batch")
@@ -167,10 +168,11 @@ def chunk_ranks(schedule: str, stages: int) -> Ranks:
 
 
 LARGEST_SHIFT = 2**20  # pixels
+FACTORS = "[least, largest] factor, from 0.5 to 2, such as [0.8, 1.25]"
 
 
 @dataclass(frozen=True)
-class Augmentation:
+class Augmentation(Group):
     """Changes that are drawn for each raster; by default none.
 
     `reflect`: (rows, columns) in reverse order, each in every other draw. `turn`: 90 for quarter turns, 180 for half
@@ -181,14 +183,20 @@ class Augmentation:
     """
 
     reflect: tuple[bool, bool] = (False, False)
-    turn: int = 0
-    translate: int = 0
-    scale: tuple[float, float] = (1.0, 1.0)
-    rotate: float = 0.0
-    brightness: float = 0.0
-    contrast: float = 0.0
-    noise: float = 0.0
-    drop_bands: float = 0.0
+    turn: int = number(0, 0, 180, remedy="90 (quarter turns) or 180 (half turns)")
+    translate: int = number(0, 0, LARGEST_SHIFT, remedy=f"a number of pixels, at most {LARGEST_SHIFT}")
+    scale: tuple[float, float] = number((1.0, 1.0), 0.5, 2.0, remedy=FACTORS)
+    rotate: float = number(0.0, 0.0, 180.0)
+    brightness: float = number(0.0, 0.0, 1e6)
+    contrast: float = number(0.0, 0.0, 1.0, below=True)
+    noise: float = number(0.0, 0.0, 1e6)
+    drop_bands: float = number(0.0, 0.0, 1.0, below=True)
+
+    def check_together(self) -> None:
+        if self.turn not in (0, 90, 180):
+            raise ConfigError(f"train.augment: turn is {self.turn}; give 90 (quarter turns) or 180 (half turns)")
+        if self.scale[0] > self.scale[1]:
+            raise ConfigError(f"train.augment: scale is {list(self.scale)}; give {FACTORS}")
 
     @property
     def moves(self) -> bool:
@@ -208,19 +216,6 @@ class Augmentation:
         return max(self.brightness, self.contrast, self.noise, self.drop_bands) > 0
 
 
-_SHARE = Range(0.0, 1.0, above=True, below=True)
-_AMOUNTS = {
-    "translate": Range(1, LARGEST_SHIFT, remedy=f"a number of pixels from 1 to {LARGEST_SHIFT}"),
-    "scale": Range(0.5, 2.0, remedy="[least, largest] factor, from 0.5 to 2, such as [0.8, 1.25]"),
-    "rotate": Range(0.0, 180.0, above=True),
-    "brightness": Range(0.0, 1e6, above=True),
-    "contrast": _SHARE,
-    "noise": Range(0.0, 1e6, above=True),
-    "drop_bands": _SHARE,
-}
-_NAMES = ("reflect", "turn", *_AMOUNTS)
-
-
 def augmentation(entries: Sequence[Any]) -> Augmentation:
     """Return the value of a list such as `[{reflect: [row, col]}, turn, {scale: [0.8, 1.25]}]`. Raise ConfigError."""
     values: dict[str, Any] = {}
@@ -228,33 +223,15 @@ def augmentation(entries: Sequence[Any]) -> Augmentation:
         if not entry or not isinstance(entry, Mapping | str):
             raise ConfigError(f"train.augment has the entry {shown(entry)}; give a name, or a map of name to value")
         for name, value in [(entry, None)] if isinstance(entry, str) else entry.items():
-            if name not in _NAMES:
-                raise ConfigError(f"train.augment has '{shown(name)}'; give some of {', '.join(_NAMES)}")
             if name in values:
                 raise ConfigError(f"train.augment has {name} twice; give it once")
-            values[name] = _augmentation_value(name, value)
-    return Augmentation(**values)
-
-
-def _augmentation_value(name: str, value: Any) -> Any:
-    """Return the field of an augmentation. Raise ConfigError for a value that it cannot have."""
-    key = f"train.augment: {name}"
-    if name == "reflect":
+            values[name] = value
+    if "reflect" in values:
+        value = values["reflect"]
         dims = ["row", "col"] if value is None else value if isinstance(value, list) else [value]
         if dims not in (["row"], ["col"], ["row", "col"], ["col", "row"]):
-            raise ConfigError(f"{key} is {shown(value)}; give row, col or [row, col]")
-        return "row" in dims, "col" in dims
-    if name == "turn":
-        if value not in (None, 90, 180):
-            raise ConfigError(f"{key} is {shown(value)}; give 90 (quarter turns) or 180 (half turns)")
-        return int(value or 90)
-    allowed = _AMOUNTS[name]
-    if name != "scale":
-        allowed.check(key, value)
-        return value if allowed.whole else float(value)
-    pair: list[Any] = value if isinstance(value, list) and len(value) == 2 else [None]
-    for factor in pair:
-        allowed.check(key, factor, value)
-    if pair[0] > pair[1]:
-        allowed.check(key, None, value)
-    return float(pair[0]), float(pair[1])
+            raise ConfigError(f"train.augment: reflect is {shown(value)}; give row, col or [row, col]")
+        values["reflect"] = "row" in dims, "col" in dims
+    if "turn" in values and values["turn"] is None:
+        values["turn"] = 90
+    return Augmentation.of("train.augment", values)

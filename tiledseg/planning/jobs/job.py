@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tiledseg.planning.run.question import RunQuestion
     from tiledseg.planning.search import Priced
 
-SYSTEMS = ("slurm", "lsf")
 _WIDTH = 80  # columns of a script
 _MOST_MINUTES = 7 * 24 * 60
 _OWN_FOLDER = "/tmp/$(id -un)-tiledseg"
