@@ -42,18 +42,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ and [Path(each).name for each in config.args] == ["tests"]:
-        _collect_from_another_place(config.args)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if RANK > 0 and reporter is not None:
         reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115  (lives as long as the process)
-
-
-def _collect_from_another_place(paths: list[str]) -> None:
-    """Let each process of a serial run rewrite the assertions of a part, and find those of the others in the cache."""
-    names = sorted([*Path(paths[0]).glob("[a-z]*/"), *Path(paths[0]).glob("test_*.py")])
-    first = int(os.environ["PYTEST_XDIST_WORKER"][2:]) * len(names) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    paths[:] = map(str, names[first:] + names[:first])
 
 
 # Files of few, long tests: they come first, so that the other process of a serial run has work to the end.

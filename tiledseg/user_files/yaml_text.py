@@ -22,65 +22,59 @@ _LONG_NUMBER = re.compile(r"[-+]?(0[xXob])?[0-9a-fA-F_]{300,}")  # too long for 
 _OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")  # octal, or minutes and seconds
 
 
+class _RefusedError(Exception):
+    """A fault with its remedy, and the line (from 1) of the file."""
+
+    def __init__(self, words: str, mark: Any) -> None:
+        super().__init__(words)
+        self.place = f", line {mark.line + 1}"
+
+
 class _Loader(yaml.SafeLoader):
-    """A YAML loader without dates: 2024-06-20 is text, like 2024-06."""
+    """A YAML loader without dates: 2024-06-20 is text, like 2024-06. Each key stands once."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         sign: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-
-class _RefusedError(Exception):
-    """A fault with its remedy, and the line (from 1) of the file."""
-
-    def __init__(self, words: str, mark: Any) -> None:
-        super().__init__(words)
-        self.place = f", line {mark.line + 1}" if mark else ""
-
-
-class _StrictLoader(_Loader):
-    """A loader that raises _RefusedError for YAML that configurations do not need."""
-
-    _depth = 0
-
-    def compose_document(self) -> yaml.Node | None:
-        node = super().compose_document()
-        if not self.check_event(yaml.StreamEndEvent):
-            mark = self.peek_event().start_mark
-            raise _RefusedError("starts a second document, which would be left out; keep one", mark)
-        return node
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event: Any = self.peek_event()  # it is looked at before its node is built
-        plain = event.value if isinstance(event, yaml.ScalarEvent) and event.style is None else ""
-        if event.anchor:
-            words = "uses an alias or an anchor (* or &), which no configuration needs; write it out, or quote it"
-            raise _RefusedError(words, event.start_mark)
-        if _LONG_NUMBER.fullmatch(plain):
-            raise _RefusedError(f"holds a number of {len(plain)} characters; no key needs that", event.start_mark)
-        if words := ambiguity(plain):
-            raise _RefusedError(f"holds {words}", event.start_mark)
-        self._depth += isinstance(event, yaml.CollectionStartEvent)
-        if self._depth > DEEPEST:
-            raise _RefusedError(f"nests lists and maps more than {DEEPEST} deep; no key needs that", event.start_mark)
-        node = super().compose_node(parent, index)
-        self._depth -= isinstance(event, yaml.CollectionStartEvent)
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         known = set()
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        for key, _ in node.value:
             if key.tag == "tag:yaml.org,2002:merge":
                 raise _RefusedError("merges a map with <<, which configurations do not; write it out", key.start_mark)
             if isinstance(key, yaml.ScalarNode) and key.value in known:
                 raise _RefusedError(f"gives the key '{key.value[:40]}' a second time; keep one of them", key.start_mark)
             known.add(str(key.value))
-        return node
+        return super().construct_mapping(node, deep)
+
+
+def _load(text: str) -> Any:
+    """Return the value of a text. Raise _RefusedError for YAML that configurations do not need, before it is built."""
+    depth = documents = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        plain = event.value if isinstance(event, yaml.ScalarEvent) and event.style is None else ""
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        words = f"holds {ambiguity(plain)}" if ambiguity(plain) else ""
+        if documents > 1:
+            words = "starts a second document, which would be left out; keep one"
+        if getattr(event, "anchor", None):
+            words = "uses an alias or an anchor (* or &), which no configuration needs; write it out, or quote it"
+        if _LONG_NUMBER.fullmatch(plain):
+            words = f"holds a number of {len(plain)} characters; no key needs that"
+        if depth > DEEPEST:
+            words = f"nests lists and maps more than {DEEPEST} deep; no key needs that"
+        if words:
+            raise _RefusedError(words, event.start_mark)
+    return yaml.load(text, _Loader)
 
 
 def read_yaml(path: str) -> Any:
     """Read the YAML file `path`. Raise ConfigError, naming the file and the line."""
     text = read_text(path, "the configuration", LARGEST_BYTES, "give a YAML file", ConfigError)
     try:
-        return yaml.load(text, _StrictLoader)
+        return _load(text)
     except _RefusedError as error:
         raise ConfigError(f"{path}{error.place} {error}") from None
     except yaml.YAMLError as error:
@@ -120,7 +114,7 @@ def load_value(text: str) -> Any:
     twice or deep nesting."""
     try:
         strict = any(sign in text for sign in "[{\n") or _LONG_NUMBER.fullmatch(text)
-        return yaml.load(text, _StrictLoader if strict else _Loader)
+        return _load(text) if strict else yaml.load(text, _Loader)
     except _RefusedError as error:
         raise ConfigError(f"{text[:40]!r} {error}") from None
     except (yaml.YAMLError, ValueError):
