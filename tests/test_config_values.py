@@ -69,7 +69,7 @@ def test_a_key_refuses_what_it_cannot_hold(
     good["run"]["output"] = str(root / "out")
     tried, turn, before = 0, KEYS.index((group, key)) % 3, tree(root)
     # Every third value, in turn from key to key; each night all of them.
-    for kind, text in VALUES.items() if NIGHTLY else list(VALUES.items())[turn::3]:
+    for kind, text in VALUES.items() if NIGHTLY or name in FREE_TEXT else list(VALUES.items())[turn::3]:
         if may_hold(name, key, kind):
             continue
         write_yaml(root / "bad.yaml", {**good, group: {**good.get(group, {}), key.name: "VALUE"}})
@@ -83,7 +83,7 @@ def test_a_key_refuses_what_it_cannot_hold(
         tried += 1
     (root / "bad.yaml").unlink(missing_ok=True)
     assert tree(root) == before
-    assert tried >= (6 if NIGHTLY else 1)
+    assert tried >= (3 if NIGHTLY else 1)
     assert time.monotonic() - begun < 120
 
 
