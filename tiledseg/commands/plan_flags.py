@@ -28,8 +28,10 @@ from tiledseg.units import MOST_BYTES, parse_bytes
 
 _SEARCHED = ("mesh", *PIPELINE_KEYS, "recompute", "halo", "memory_budget", "model.window", "model.overlap")
 """Flags of settings that a search finds by itself."""
-_EXACT = ("mesh", "parallel.stages", "recompute", "memory_budget", "model.window", "model.overlap", "plot", "emit")
-_EXACT += ("search", "scaling", "machine")
+_EXACT = (
+    *("mesh", "parallel.stages", "recompute", "memory_budget", "model.window", "model.overlap", "plot", "emit"),
+    *("search", "scaling", "machine"),
+)
 """Flags of plans by tiles, which networks of another stride do not have."""
 _COUNTS = "size", "grid", "stride", "gpus_per_node", "images", "images_per_step", "gpus", "mesh"
 _PLAIN = (*MODEL_KEYS, *PIPELINE_KEYS, "model.window", "model.overlap")
