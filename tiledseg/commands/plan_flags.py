@@ -128,9 +128,8 @@ def _question(flags: Namespace) -> RunQuestion:
     if memory and machine.memory and memory > machine.memory:
         say(f"warning: --gpu-memory is {flags.gpu_memory}, but {machine.name} has {machine.memory / 2**30:.4g} GiB")
     memory = machine.memory if memory is None else memory
-    fits_alone = (
-        memory is not None and flags.stride == 1 and flags.mesh is None and vars(flags)["parallel.stages"] is None
-    )
+    stages = vars(flags)["parallel.stages"]
+    fits_alone = memory is not None and flags.stride == 1 and flags.mesh is None and stages is None
     searches = flags.search or flags.scaling is not None
     words = flags.grid or ["auto" if fits_alone or searches else "8"]
     size, grid = _pair("--size", flags.size), None
@@ -219,10 +218,9 @@ def _model_config(flags: Namespace) -> ModelConfig:
         refuse_given(flags, ("model.window", "model.overlap"), "--build is not given")
     model, preset = replace(config_of(flags, _PLAIN).model, name=flags.model), PRESETS.get(flags.model)
     model.check()
-    for key in MODEL_KEYS if preset else ():
-        fixed = getattr(preset, key.partition(".")[2], None)
-        if fixed not in (None, getattr(model, key.partition(".")[2])):
-            refuse_given(flags, (key,), f"the preset {flags.model} has {fixed}", "leave one of them out")
+    for name, fixed in vars(preset).items() if preset else ():
+        if fixed != getattr(model, name, fixed):
+            refuse_given(flags, (f"model.{name}",), f"the preset {flags.model} has {fixed}", "leave one of them out")
     return model if vars(flags)["model.overlap"] is not None else replace(model, window=None)
 
 
