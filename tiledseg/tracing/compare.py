@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from math import inf, isfinite, prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -40,7 +39,8 @@ LARGE = 1000.0  # pixels are 0 to 10,000
 OUTPUTS = {torch.float64: 1e-11, torch.float32: 2e-5}  # tolerances while tracing, of the largest value
 GRADIENTS = {torch.float64: 1e-9, torch.float32: 1e-3}
 COARSE = 2e-2  # for other dtypes
-SIDES = 64, 128, 256  # pixels of a crop: the first side that the module runs on is used
+SIDES = 64, 256, 1024  # most pixels of a crop's side: the first that the module runs on is used
+SHARES = 1, 2, 4, 8, 16, 32  # of the sides of a window: the first that fits in memory is compared
 EXACT = 1e-8  # tolerance in a run in float64, of the largest value
 ROUNDINGS = 16.0  # tolerance in a run in another dtype, of the largest value, in units of the dtype's epsilon
 SECONDS = 1.0  # most time of comparing calls for images of other sizes
@@ -102,15 +102,11 @@ def differences(
 
 def gap(value: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
     """Return the largest difference of two tensors, and the largest number of the second, over its finite numbers."""
-    if value.shape != reference.shape:
-        return inf, float(reference.abs().max()) if reference.numel() else 0.0
-    if not reference.numel():
-        return 0.0, 0.0
-    is_equal, reference = torch.equal(value, reference), reference.double()
-    apart, size = 0.0 if is_equal else float((value.double() - reference).abs_().max()), float(reference.abs().max())
-    if not isfinite(apart) or not isfinite(size):
-        both = (value.double() - reference).abs().nan_to_num(inf, inf), reference.abs()
-        apart, size = (float(each.where(reference.isfinite(), 0.0).max()) for each in both)
+    if value.shape != reference.shape or not reference.numel():
+        return (inf if value.shape != reference.shape else 0.0), 1.0
+    reference, is_finite = reference.double(), reference.isfinite()
+    both = (value.double() - reference).abs_().nan_to_num_(inf, inf), reference.abs()
+    apart, size = (float(each.where(is_finite, 0.0).max()) for each in both)
     return apart, size
 
 
@@ -191,16 +187,11 @@ def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: b
     trains = network.recorded.module.training
     with in_mode(network, False):
         twin, precise = network, False
-        for double in (True, False):  # in float64 where the module runs in it; on a copy where it can be copied
-            with contextlib.suppress(Exception):  # whatever the module raises
-                twin = copied(network, double)
-                made = values(twin, probes[-1], True, True, False).values() if double else ()
-                if all(
-                    y.dtype == torch.float64 or not y.is_floating_point() for y in made
-                ):  # counts and indices stay integers
-                    precise = double
-                    break
-                twin = network
+        with contextlib.suppress(Exception):  # whatever a module raises that is copied, or run in float64
+            twin = copied(network, False)
+            made = values(wide := copied(network, True), probes[-1], True, True, False).values()
+            if all(y.dtype == torch.float64 or not y.is_floating_point() for y in made):  # counts stay integers
+                twin, precise = wide, True
         dtype = torch.float64 if precise else probes[-1].dtype
         for x_BCHW in (*probes, LARGE * probes[-1]):
             try:
@@ -276,16 +267,17 @@ def verified(
     except Exception as error:  # whatever an attribute of the module raises
         return f"not checked: {name} cannot be copied ({type(error).__name__}: {first_line(error)})"
     x_BCHW = x_BCHW.detach()
-    window_BCHW = _fitted(network, x_BCHW, room)
-    while window_BCHW is not None:
+    for share in SHARES:
+        window_BCHW = _legal_crop(network, x_BCHW, [n // share for n in x_BCHW.shape[2:]])
+        if window_BCHW is None or _bytes(network, window_BCHW) > room:
+            continue
         try:
             _check(network, twin, window_BCHW, room)
         except (RuntimeError, MemoryError) as error:
             if not is_exhausted(error):
                 raise
-            window_BCHW = _fitted(network, window_BCHW, _bytes(network, window_BCHW) // 4)
             continue
-        part = "" if window_BCHW is x_BCHW else f" (of {x_BCHW.shape[2]} x {x_BCHW.shape[3]})"
+        part = "" if window_BCHW.shape == x_BCHW.shape else f" (of {x_BCHW.shape[2]} x {x_BCHW.shape[3]})"
         images = [*sorted(wholes, key=lambda each: -prod(each[1])), (len(x_BCHW), tuple(x_BCHW.shape[2:]))]
         looks = network.recorded.check(network, images, SECONDS)
         line = f"checked: the graph gives what {name} gives on {_size(window_BCHW)}{part}"
@@ -302,24 +294,26 @@ def _check(network: GraphNetwork, twin: GraphNetwork, window_BCHW: torch.Tensor,
     cast = torch.is_autocast_enabled(kind := window_BCHW.device.type)
     epsilon = torch.finfo(torch.get_autocast_dtype(kind) if cast else window_BCHW.dtype).eps
     module_name = type(network.recorded.module).__name__
-    for precise, side in (*itertools.product((True, False), SIDES), (False, 0)):
-        if side:
-            sizes = (range(min(side, n), n) for n in window_BCHW.shape[2:])
-            least = [next((n for n in each if is_legal_size(network.graph, n)), each.stop) for each in sizes]
-            x_BCHW, bound = _crop(window_BCHW, least), EXACT if precise else 1e4 * epsilon
-            rounding = 16 * torch.finfo(torch.float64 if precise else x_BCHW.dtype).eps
-            if compared or _bytes(network, x_BCHW, torch.float64.itemsize * (3 if trains else 1)) > room:
+    crops = ((precise, _legal_crop(network, window_BCHW, (side, side))) for precise in (True, False) for side in SIDES)
+    for precise, x_BCHW in (*crops, (False, window_BCHW)):
+        is_crop = x_BCHW is not window_BCHW
+        if x_BCHW is None or (is_crop and compared):
+            continue
+        if is_crop:
+            if _bytes(network, x_BCHW, torch.float64.itemsize * (3 if trains else 1)) > room:
                 continue
+            bound = EXACT if precise else 1e4 * epsilon
+            rounding = 16 * torch.finfo(torch.float64 if precise else x_BCHW.dtype).eps
         else:
-            x_BCHW, rounding = window_BCHW, 4 * epsilon
-            bound = EXACT if window_BCHW.dtype == torch.float64 else ROUNDINGS * epsilon
+            bound = EXACT if x_BCHW.dtype == torch.float64 else ROUNDINGS * epsilon
+            rounding = 4 * epsilon
         try:
             by = precise_twin if precise else twin
-            apart = differences(by, x_BCHW, bound, precise, trains and side > 0, epsilon=rounding)
+            apart = differences(by, x_BCHW, bound, precise, trains and is_crop, epsilon=rounding)
         except Exception as error:  # whatever the module raises, in float64 or on a small crop
             if is_exhausted(error):
                 raise
-            if side:
+            if is_crop:
                 continue
             what = f"{module_name} does not run on {_size(x_BCHW)} of the data: {type(error).__name__}"
             raise ConfigError(f"{what}: {first_line(error)}; mend it, or choose another size of tiles") from error
@@ -364,16 +358,15 @@ def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: floa
     return places[0] if places else "what it returns, or leaves behind, of nodes that agree"
 
 
-def _fitted(network: GraphNetwork, x_BCHW: torch.Tensor, room: int) -> torch.Tensor | None:
-    """Return the input, or a legal crop whose tensors fill at most `room` bytes; None where no crop does."""
-    sizes = list(x_BCHW.shape[2:])
-    while min(sizes) > 0:
-        tried = (range(n, max(0, n - TRIES), -1) for n in sizes)
-        sizes = [next((n for n in each if is_legal_size(network.graph, n)), 0) for each in tried]
-        if min(sizes) and _bytes(network, x_BCHW[:, :, : sizes[0], : sizes[1]]) <= room:
-            return _crop(x_BCHW, sizes)
-        sizes[sizes.index(max(sizes))] //= 2
-    return None
+def _legal_crop(network: GraphNetwork, x_BCHW: torch.Tensor, most: Sequence[int]) -> torch.Tensor | None:
+    """Return the middle of an image, of the largest legal size up to `most` rows and columns; None where there is none,
+    the image itself where it has this size."""
+    tried = (range(min(pair), max(0, min(pair) - TRIES), -1) for pair in zip(most, x_BCHW.shape[2:], strict=True))
+    rows, cols = (next((n for n in each if is_legal_size(network.graph, n)), 0) for each in tried)
+    if not rows or not cols:
+        return None
+    top, left = (x_BCHW.shape[2] - rows) // 2, (x_BCHW.shape[3] - cols) // 2
+    return x_BCHW[:, :, top : top + rows, left : left + cols]
 
 
 def _bytes(network: GraphNetwork, x_BCHW: torch.Tensor, width: int | None = None) -> int:
@@ -381,14 +374,6 @@ def _bytes(network: GraphNetwork, x_BCHW: torch.Tensor, width: int | None = None
     batch, _, *size = x_BCHW.shape
     shapes = tensor_shapes(network.graph, network.bands, *size)
     return 3 * batch * (width or x_BCHW.element_size()) * sum(count * rows * cols for count, rows, cols in shapes) // 2
-
-
-def _crop(x_BCHW: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """Return the middle of an image, or the image itself where it has this size."""
-    if list(x_BCHW.shape[2:]) == size:
-        return x_BCHW
-    top, left = ((have - want) // 2 for have, want in zip(x_BCHW.shape[2:], size, strict=True))
-    return x_BCHW[:, :, top : top + size[0], left : left + size[1]]
 
 
 def _size(x_BCHW: torch.Tensor) -> str:
