@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.pixelwise import stilled
 
 INPUT = "input"
 Value = TypeVar("Value")
@@ -224,7 +225,7 @@ class Graph:
 
     def with_still_statistics(self) -> Graph:
         """Return the graph with running statistics that are constant, also in training."""
-        return replace(self, nodes=tuple(replace(node, layer=node.layer.stilled) for node in self.nodes))
+        return replace(self, nodes=tuple(replace(node, layer=stilled(node.layer)) for node in self.nodes))
 
 
 @lru_cache(maxsize=16)

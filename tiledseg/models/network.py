@@ -17,10 +17,9 @@ from tiledseg.geometry.graph import OFFLOAD, Graph, MemoryPolicy
 from tiledseg.geometry.memory_policy import keep_all
 from tiledseg.geometry.shapes import PooledBranch, tensor_channels, total_stride
 from tiledseg.models.blocks import BUILDERS, ModuleSite
-from tiledseg.models.layers.block import BlockModule, BlockPlace, Places, whole_place
+from tiledseg.models.layers.block import BlockModule, BlockPlace, Places
 from tiledseg.models.layers.joins import BinMeans
 from tiledseg.models.layers.resampling import Resampled, dim_taps
-from tiledseg.models.normalise import Ranks
 
 if TYPE_CHECKING:
     from tiledseg.memory.saved import Hooks
@@ -233,18 +232,12 @@ class PooledBranchModule(BlockModule):
     the layers' weights are a rank's share, as of any layer; those of the means are summed over the ranks.
     """
 
-    rows: PooledBranch
-    cols: PooledBranch
-
     def __init__(self, rows: PooledBranch, cols: PooledBranch, modules: Sequence[nn.Module]) -> None:
         super().__init__(rows, cols)
         self.inner = nn.ModuleList(modules)
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.on_block(whole_place(x_BCHW, (self.rows.factor, self.cols.factor)), None, x_BCHW)
-
-    def on_block(self, place: BlockPlace, ranks: Ranks | None, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Compute a block. Collective over `ranks`, backward too, in the order of the nodes: it cannot deadlock."""
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        (x_BCHW,) = inputs_BCHW
         dims, among = ((place.row, self.rows), (place.col, self.cols)), None if place.is_whole else ranks
         shares = []  # weight of each owned position in each bin's mean: (bins, positions), float64
         for dim, layer in dims:

@@ -7,14 +7,15 @@ checkpoints do not depend on how the image is spread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.layers.pixelwise import stilled
 from tiledseg.geometry.layers.resampling import PixelShuffle, PixelUnshuffle
-from tiledseg.models.layers.block import BlockModule
+from tiledseg.models.layers.block import computes_blocks
 from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
 from tiledseg.models.layers.pixelwise import Computed
 from tiledseg.models.layers.pooling import AveragePoolModule, MaxPoolModule
@@ -61,20 +62,18 @@ def convert_layers(network: GraphNetwork, ranks: Iterable[Ranks]) -> ConvertedNe
     named = zip(graph.names[1:], network.layers.values(), ranks, strict=False)
     layers = tuple(convert_layer(*each) for each in named)
     still = [layer.is_still for layer in graph.layers]
-    dims = ([layer.descriptions[dim] for layer in layers] for dim in (0, 1))
-    rows, cols = (graph.with_layers([d.stilled if s else d for d, s in zip(each, still, strict=True)]) for each in dims)
+    dims = (zip([layer.descriptions[dim] for layer in layers], still, strict=True) for dim in (0, 1))
+    rows, cols = (graph.with_layers([stilled(layer) if is_still else layer for layer, is_still in dim]) for dim in dims)
     return ConvertedNetwork(layers, rows, cols)
 
 
 def convert_layer(name: str, module: nn.Module, ranks: Ranks) -> SpatialLayer:
     """Return the spatial twin of a layer. Raises ConfigError, with the layer's name and the reason, if it has none."""
     kind = type(module) if not isinstance(module, Computed) else type(module).__bases__[1]
-    if isinstance(module, BlockModule) and module.speaks_for_blocks():
-        return SpatialLayer(
-            lambda place, *inputs_BCHW: module.on_block(place, ranks, *inputs_BCHW),
-            *(module.rows, module.cols),
-            fill=module.fill,
-        )
+    if computes_blocks(module):
+        own: Any = module
+        dims = own.rows, own.cols
+        return SpatialLayer(lambda place, *inputs: own.on_block(place, ranks, *inputs), *dims, fill=own.fill)
     if kind in WHOLE_IMAGE_TWINS:
         return WHOLE_IMAGE_TWINS[kind](name, module, ranks)
     if kind in TWINS:

@@ -28,7 +28,7 @@ from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.declared import Crop, CropGrid, Crops
 from tiledseg.memory.allocations import is_exhausted, kept_for
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, whole_place
+from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.mirrored_reader import mirrored_positions, prefetch
@@ -126,8 +126,6 @@ class CropModule(BlockModule):
     """The module of the layer `Crops`. Each thread runs its own copy of the user's module, with shared weights, since a
     forward may pass tensors by attributes."""
 
-    rows: Crops
-
     def __init__(self, layer: Crops, module: nn.Module, layout: torch.memory_format) -> None:
         super().__init__(layer)
         self.module, self.layout = module, layout
@@ -138,11 +136,9 @@ class CropModule(BlockModule):
             line = torch.tensor(layer.grid.weights, dtype=torch.float64)
             self._weights_HW = torch.outer(line, line).clamp(min=1e-3 if layer.grid.blend == "gaussian" else 0.0)
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.on_tile(whole_place(x_BCHW), x_BCHW)
-
-    def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         """Return the blended scores of a tile at `place`; in training the scores of a batch of windows."""
+        (x_BCHW,) = inputs_BCHW
         if self.training or self.rows.grid is None:
             here, keys = x_BCHW.device, self.draws.keys if self.training else ()
             with torch.random.fork_rng([] if here.type == "cpu" else [here], bool(keys), device_type=here.type):

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from tiledseg.errors import ConfigError
-from tiledseg.models.layers.block import BlockModule
+from tiledseg.models.layers.block import computes_blocks
 from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import OutputPlace
 from tiledseg.spatial.convert import TWINS, WHOLE_IMAGE_TWINS
@@ -137,7 +137,7 @@ def is_unit(module: nn.Module, opened: bool) -> bool:
     """Return True for a unit: a module that is recorded as one call, whatever functions it calls. `opened`: declared
     modules are no units."""
     kind = type(module)
-    own = (isinstance(module, BlockModule) and module.speaks_for_blocks()) or declaration(module) is not None
+    own = computes_blocks(module) or declaration(module) is not None
     special = kind in RESIZING or getattr(module, "return_indices", False) or getattr(module, "ceil_mode", False)
     known = (kind in TWINS and not special) or kind in WHOLE_IMAGE_TWINS or kind in POINTWISE
     return known or (own and not opened)

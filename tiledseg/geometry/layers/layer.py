@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tiledseg.geometry.box import Interval
 
@@ -25,20 +25,38 @@ Shape = tuple[int, int, int]  # (channels, height, width)
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that works pixel by pixel on one tensor: geometry and channels unchanged, no weights."""
+    """A layer that works pixel by pixel on one tensor: geometry and channels unchanged, no weights.
 
+    The attributes are those of a kind of layer; a kind whose fields decide has a property in place of one.
+    """
+
+    arity: ClassVar[Any] = 1  # the number of inputs
+    # Geometry.
     asks_place: ClassVar[bool] = False  # depends on its place in the image, which a tile or block must pass
+    sees_all: ClassVar[bool] = False  # each output depends on all positions of the later inputs, sent rank by rank
+    window_grid: ClassVar[Any] = 1  # a part of its input must begin at a multiple of this
+    usual_grid: ClassVar[Any] = 1  # tiles best begin at multiples of this
+    is_padded: ClassVar[Any] = False  # it pads: positions that it loses at the input's end are no remainder
+    padding_after: ClassVar[Any] = 0  # positions at its output's end that are padding alone: the next may lose them
+    pads_with_zeros: ClassVar[Any] = False  # it takes positions beyond the tensor's ends as zero
+    clamps: ClassVar[Any] = False  # it computes positions beyond the tensor's ends from those within alone
+    keeps_zero: ClassVar[Any] = False  # pixelwise, and maps zero to zero: it may then come after zero padding
+    # Statistics.
+    statistics: ClassVar[Any] = None  # of each `image`, or of the `batch`; None: at most of a pixel's channels
+    tracks: ClassVar[Any] = False  # training updates running statistics
+    is_still: ClassVar[Any] = False  # running statistics are constant, also in training
+    # Autograd.
+    hands_on: ClassVar[Any] = False  # it returns its input itself
     overwrites: ClassVar[bool] = False  # can overwrite its input by its output, and then keeps only this tensor
+    kept_inputs: ClassVar[Any] = ()  # the inputs that the backward pass needs
     keeps_output: ClassVar[bool] = False  # the backward pass needs its output
+    gradient: ClassVar[Any] = "new"  # of its inputs: `new`, the `same` as its output's, `parts` of it, or `none`
     owns_gradient: ClassVar[bool] = False  # its inputs' gradients are new tensors that may be written to
     straightens_gradient: ClassVar[bool] = False  # its backward pass copies an output's gradient of another layout
-    can_rebuild: ClassVar[bool] = True  # one rank alone can recompute its output (norms keep their statistics)
+    returns_view: ClassVar[Any] = False  # the backward pass copies the gradient of an in-place layer after it
     is_flat: ClassVar[bool] = False  # all pixels of its output share one value in memory
-    sees_all: ClassVar[bool] = False  # each output depends on all positions of the later inputs, sent rank by rank
-
-    @property
-    def arity(self) -> int:
-        return 1
+    can_rebuild: ClassVar[bool] = True  # one rank alone can recompute its output (norms keep their statistics)
+    is_cheap: ClassVar[Any] = True  # recomputing it takes a few operations a value
 
     # Geometry.
 
@@ -58,16 +76,6 @@ class Layer:
         """Return the place in the output of an edge between two ranks' inputs."""
         return edge
 
-    @property
-    def window_grid(self) -> int:
-        """A part of its input must begin at a multiple of this."""
-        return 1
-
-    @property
-    def usual_grid(self) -> int:
-        """Tiles best begin at multiples of this."""
-        return 1
-
     def scale(self, *scales: Fraction) -> Fraction:
         """Return the scale (image pixels a position) of its output before its own stride, from those of its inputs."""
         return max(scales)
@@ -79,31 +87,6 @@ class Layer:
     def computed(self, read: int, given: int) -> int:
         """Return the number of outputs computed from `read` positions of a cut dim; all but `given` are cropped."""
         return given
-
-    @property
-    def is_padded(self) -> bool:
-        """True if it pads: positions that it loses at the input's end are then padding, no remainder."""
-        return False
-
-    @property
-    def padding_after(self) -> int:
-        """Positions at the end of its output that are only padding: the next layer may lose as many."""
-        return 0
-
-    @property
-    def pads_with_zeros(self) -> bool:
-        """True if it takes positions beyond the tensor's ends as zero."""
-        return False
-
-    @property
-    def clamps(self) -> bool:
-        """True if it computes positions beyond the tensor's ends from those within: it reads no others."""
-        return False
-
-    @property
-    def keeps_zero(self) -> bool:
-        """True if it is pixelwise and maps zero to zero: it may then come after zero padding."""
-        return False
 
     def crop(self, index: int) -> int:
         """Return the pixels that it cuts from each side of input `index`."""
@@ -128,26 +111,6 @@ class Layer:
 
     # Statistics.
 
-    @property
-    def statistics(self) -> str | None:
-        """The scope of its statistics: `image`, each image; `batch`, all images; None: at most a pixel's channels."""
-        return None
-
-    @property
-    def tracks(self) -> bool:
-        """True if training updates running statistics."""
-        return False
-
-    @property
-    def is_still(self) -> bool:
-        """True if running statistics are constant, also in training."""
-        return False
-
-    @property
-    def stilled(self) -> Layer:
-        """The layer with constant running statistics."""
-        return self
-
     def in_words(self, module: str | None) -> str:
         """Return the words for its statistics: of `module` in a user's network, or (None) of a configuration's key."""
         return f"{module or 'the network'} takes statistics"
@@ -159,35 +122,9 @@ class Layer:
     # Autograd.
 
     @property
-    def hands_on(self) -> bool:
-        """True if it returns its input itself."""
-        return False
-
-    @property
-    def kept_inputs(self) -> tuple[int, ...]:
-        """The inputs that the backward pass needs."""
-        return ()
-
-    @property
     def protects_output(self) -> bool:
         """True if no other layer may overwrite its output."""
         return self.keeps_output or self.overwrites
-
-    @property
-    def gradient(self) -> str:
-        """The kind of its inputs' gradients: `new` tensors, the `same` as the output's, `parts` (views) of it, or
-        `none`."""
-        return "new"
-
-    @property
-    def returns_view(self) -> bool:
-        """True if its output is a view: the backward pass copies the gradient of an in-place layer after it."""
-        return False
-
-    @property
-    def is_cheap(self) -> bool:
-        """True if recomputing it takes a few operations a value."""
-        return True
 
     def kept_besides(self, shape: Shape, width: int) -> int:
         """Return the bytes kept besides inputs and output, for an output of `shape` and `width` bytes a value."""

@@ -237,10 +237,6 @@ class Norm(Layer):
     def is_still(self) -> bool:
         return self.still
 
-    @property
-    def stilled(self) -> Norm:
-        return replace(self, still=True) if self.tracks else self
-
     def in_words(self, module: str | None) -> str:
         return f"model.norm is {self.kind}" if module is None else f"'{module}' is a norm of kind {self.kind}"
 
@@ -287,3 +283,8 @@ class Norm(Layer):
 
     def output_width(self, at_hand: int, width: int) -> int:
         return self.input_width(at_hand, width)
+
+
+def stilled(layer: Layer) -> Layer:
+    """Return the layer with constant running statistics."""
+    return replace(layer, still=True) if isinstance(layer, Norm) and layer.tracks else layer

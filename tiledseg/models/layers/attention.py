@@ -26,7 +26,6 @@ from tiledseg.models.layers.block import (
     cropped,
     gradient_of_part,
     part_of,
-    whole_place,
 )
 from tiledseg.models.normalise import Ranks, Slices, summed
 
@@ -48,25 +47,21 @@ class AttentionOverImage(BlockModule):
         super().__init__(rows, cols)
         self.heads, self.factor = rows.heads, rows.factor
 
-    def forward(self, q_BCHW: torch.Tensor, k_BCHW: torch.Tensor, v_BCHW: torch.Tensor) -> torch.Tensor:
-        queries, keys, values = (_tokens(x, self.heads) for x in (q_BCHW, k_BCHW, v_BCHW))
-        return _image(functional.scaled_dot_product_attention(queries, keys, values, scale=self.factor), q_BCHW)
+    def forward(self, *qkv_BCHW: torch.Tensor) -> torch.Tensor:
+        queries, keys, values = (_tokens(x_BCHW, self.heads) for x_BCHW in qkv_BCHW)
+        made = functional.scaled_dot_product_attention(queries, keys, values, scale=self.factor)
+        return _image(made, qkv_BCHW[0])
 
-    def on_block(
-        self, place: BlockPlace, ranks: PassingRanks, q_BCHW: torch.Tensor, k_BCHW: torch.Tensor, v_BCHW: torch.Tensor
-    ) -> torch.Tensor:
-        """Compute a block. Collective over `ranks`, as in the module's docstring."""
+    def on_block(self, place: BlockPlace, ranks: Any, *qkv_BCHW: torch.Tensor) -> torch.Tensor:
         if place.is_whole:
-            return self.forward(q_BCHW, k_BCHW, v_BCHW)
-        own = [self._own(at, layer) for at, layer in ((place.row, self.rows), (place.col, self.cols))]
-        parts = q_BCHW, *(cropped(x, *own) for x in (k_BCHW, v_BCHW))
-        tokens = [_tokens(x, self.heads) for x in parts]
-        rows, cols = (
-            [layer.required_input(block, 1).size for block in at.blocks]
-            for at, layer in ((place.row, self.rows), (place.col, self.cols))
-        )
+            return self.forward(*qkv_BCHW)
+        dims = (place.row, self.rows), (place.col, self.cols)
+        own = [self._own(at, layer) for at, layer in dims]
+        parts = qkv_BCHW[0], *(cropped(x_BCHW, *own) for x_BCHW in qkv_BCHW[1:])
+        tokens = [_tokens(x_BCHW, self.heads) for x_BCHW in parts]
+        rows, cols = ([layer.required_input(block, 1).size for block in at.blocks] for at, layer in dims)
         counts = [height * width for height in rows for width in cols]
-        return _image(_Passing.apply(*tokens, self.factor, counts, ranks), q_BCHW)
+        return _image(_Passing.apply(*tokens, self.factor, counts, ranks), parts[0])
 
     def _own(self, at: DimPlace, layer: Any) -> slice:
         """Return the place of the rank's own keys in its local tensor."""
@@ -203,15 +198,9 @@ class WholeImageProducts(BlockModule):
         super().__init__(layer)
         self.heads = layer.heads
 
-    def forward(self, a_BCHW: torch.Tensor, b_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.on_block(whole_place(a_BCHW), None, a_BCHW, b_BCHW)
-
-    def on_block(
-        self, place: BlockPlace, ranks: Ranks | None, a_BCHW: torch.Tensor, b_BCHW: torch.Tensor
-    ) -> torch.Tensor:
-        """Compute a block. Collective over `ranks`, backward too, in the order of the nodes: it cannot deadlock."""
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         among = None if place.is_whole else ranks
-        made: torch.Tensor = _Products.apply(a_BCHW, b_BCHW, place.owned(a_BCHW), self.heads, among)
+        made: torch.Tensor = _Products.apply(*inputs_BCHW, place.owned(inputs_BCHW[0]), self.heads, among)
         return made
 
 

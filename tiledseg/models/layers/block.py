@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -70,13 +71,6 @@ class BlockPlace:
         return cropped(y_BCHW, row.slice, col.slice)
 
 
-def whole_place(x_BCHW: torch.Tensor, factors: tuple[int, int] = (1, 1)) -> BlockPlace:
-    """Return the place of a layer on a whole tensor, whose output has `factors` times as many rows and columns."""
-    sizes = zip(map(int, x_BCHW.shape[2:]), factors, strict=True)
-    whole = [(Interval(0, size), size, size * factor) for size, factor in sizes]
-    return BlockPlace(*(DimPlace(read, Interval(0, out), read, (size, out), True) for read, size, out in whole))
-
-
 def part_of(x_BCHW: torch.Tensor, owned: Slices | None) -> torch.Tensor:
     """Return the owned part of a tensor; None: all of it."""
     return x_BCHW if owned is None else x_BCHW[owned]
@@ -116,28 +110,40 @@ def _place(source: ContextPart, made: ContextPart) -> DimPlace:
 
 
 class BlockModule(nn.Module):
-    """A module that also computes a rank's block of its output. `rows` and `cols` describe the layer along rows and
-    columns.
+    """A module that computes a tensor, or a rank's block of it. `rows` and `cols` describe the layer along rows and
+    columns. `fill`: the value beyond the tensor's ends.
 
-    `on_block(place, ranks, *inputs)` returns the outputs `place.given` from the windows of the inputs (`place.read` of
-    the first). It is collective over `ranks`, those of the image, if it takes statistics of the image. `on_tile(place,
-    *inputs)` returns all outputs of a tile at `place`, without communication, for a layer that depends on its place.
-    `fill`: the value beyond the tensor's ends.
+    A kind of module defines `on_block`, or `forward` if all its blocks are computed as whole tensors are, or both.
     """
 
     fill = 0.0
-    on_block: Callable[..., torch.Tensor]
-    on_tile: Callable[..., torch.Tensor]
+    rows: Any
+    cols: Any
 
     def __init__(self, rows: Layer, cols: Layer | None = None) -> None:
         super().__init__()
         self.rows, self.cols = rows, cols or rows
 
-    @classmethod
-    def speaks_for_blocks(cls) -> bool:
-        """Return True if one class defines both `forward` and `on_block`: a subclass may change one of them alone."""
-        provider = next(base for base in cls.__mro__ if "forward" in vars(base) or "on_block" in vars(base))
-        return {"forward", "on_block"} <= vars(provider).keys()
+    def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        sizes = zip((self.rows, self.cols), map(int, inputs_BCHW[0].shape[2:]), strict=True)
+        whole = [(Interval(0, size), layer.output_size(size, size), size) for layer, size in sizes]
+        dims = (DimPlace(read, Interval(0, made), read, (size, made), True) for read, made, size in whole)
+        return self.on_block(BlockPlace(*dims), None, *inputs_BCHW)
+
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the outputs `place.given` from the windows of the inputs (`place.read` of the first). Collective over
+        `ranks`, those of the image, if the layer takes statistics of the image: backward too, and in the order of the
+        nodes, so it cannot deadlock."""
+        return self.forward(*inputs_BCHW)
+
+    def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return all outputs of a tile at `place`, without communication, of a layer that depends on its place."""
+        return self.on_block(place, None, x_BCHW)
+
+
+def computes_blocks(module: nn.Module) -> bool:
+    """Return True for this library's modules that compute blocks; a user's subclass may compute anything."""
+    return isinstance(module, BlockModule) and type(module).__module__.startswith("tiledseg.")
 
 
 def cropped(x_BCHW: torch.Tensor, rows: slice, cols: slice) -> torch.Tensor:

@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from tiledseg.geometry.layers.convolutions import FixedFilters
 from tiledseg.models.layers.block import BlockModule, BlockPlace
-from tiledseg.models.normalise import Ranks
 
 Pair = tuple[int, ...]
 Convolve = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Pair, Pair | str, Pair, int], torch.Tensor]
@@ -171,9 +170,6 @@ class FilterBank(BlockModule):
         kernels = torch.tensor(bank.filters, dtype=torch.float64)[:, None].repeat(channels, 1, 1, 1)
         self.register_buffer("filters", kernels.to(torch.get_default_dtype()), persistent=False)
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return functional.conv2d(x_BCHW, self.filters, padding=self.padding, groups=self.channels)
-
-    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         padding = place.own_padding(self.padding)
-        return functional.conv2d(x_BCHW, self.filters, padding=padding, groups=self.channels)
+        return functional.conv2d(inputs_BCHW[0], self.filters, padding=padding, groups=self.channels)

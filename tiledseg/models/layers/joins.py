@@ -14,7 +14,7 @@ from torch.nn import functional
 from tiledseg.geometry.layers import joins as geometry
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.memory.device import sent
-from tiledseg.models.layers.block import BlockModule, BlockPlace, cropped, gradient_of_part, part_of, whole_place
+from tiledseg.models.layers.block import BlockModule, BlockPlace, cropped, gradient_of_part, part_of
 from tiledseg.models.normalise import Ranks, Slices, summed
 
 JOINS: dict[type[geometry.Join], Callable[..., torch.Tensor]] = {
@@ -35,7 +35,7 @@ class JoinModule(BlockModule):
         sides = ((x_BCHW, slice(crop, -crop or None)) for x_BCHW, crop in zip(inputs_BCHW, self.crops, strict=True))
         return self.join([cropped(x_BCHW, side, side) for x_BCHW, side in sides])
 
-    def on_block(self, place: BlockPlace, ranks: Ranks, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         return self.join(inputs_BCHW)
 
 
@@ -46,10 +46,8 @@ class WholeImageMean(BlockModule):
         super().__init__(ImageMean(total))
         self.total = total
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.on_block(whole_place(x_BCHW), None, x_BCHW)
-
-    def on_block(self, place: BlockPlace, ranks: Ranks | None, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        (x_BCHW,) = inputs_BCHW
         weight = 1.0 if self.total else 1 / (place.row.sizes[0] * place.col.sizes[0])
         shares = torch.ones(1, place.row.owned.size).double() * weight, torch.ones(1, place.col.owned.size).double()
         among = None if place.is_whole else ranks
@@ -107,11 +105,8 @@ class WholeImageMax(BlockModule):
         super().__init__(ImageMax(even))
         self.even = even
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.on_block(whole_place(x_BCHW), None, x_BCHW)
-
-    def on_block(self, place: BlockPlace, ranks: Ranks | None, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Compute a block. Collective over `ranks`, backward too, in the order of the nodes: it cannot deadlock."""
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        (x_BCHW,) = inputs_BCHW
         start, among = (place.row.owned.start, place.col.owned.start), None if place.is_whole else ranks
         result: torch.Tensor = _Max.apply(x_BCHW, place.owned(x_BCHW), start, place.col.sizes[0], among, self.even)
         return result

@@ -28,7 +28,6 @@ from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace
 from tiledseg.models.layers.convolution import TorchConvolution
 from tiledseg.models.layers.times import TimesBatchNorm, TimesConvolution, TimesGroupNorm, TimesTransposed
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
-from tiledseg.models.normalise import Ranks
 
 NAMESPACES = (functional, torch, torch.Tensor)
 
@@ -45,9 +44,6 @@ class PixelFunction(BlockModule):
         tensors = [to_layout(x, layout) for x, layout in zip(inputs_BCHW, self.layer.before, strict=True)]
         y = computed(self.layer, self.given.tensors(), tensors)
         return from_layout(y, self.layer.after, tuple(inputs_BCHW[0].shape))
-
-    def on_block(self, place: BlockPlace, ranks: Ranks, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.forward(*inputs_BCHW)
 
 
 class Weights(nn.Module):
@@ -84,12 +80,10 @@ class OnePixel(BlockModule):
         super().__init__(description)
         self.module = module
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        (x_BCHW,) = inputs_BCHW
         y_BC11: torch.Tensor = self.module(x_BCHW[:, :, :1, :1])
         return y_BC11.expand(-1, -1, *x_BCHW.shape[2:])
-
-    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.forward(x_BCHW)
 
 
 def resolve(name: str) -> Any:
@@ -225,8 +219,6 @@ class DeclaredModule(BlockModule):
     returns a tensor in that layout, or a tuple that begins with one. `depths`: its rates of stochastic depth, by path.
     """
 
-    rows: DeclaredLeaf | WholeLeaf
-    cols: DeclaredLeaf | WholeLeaf
     channels = 0  # of the input
 
     def __init__(
@@ -245,7 +237,8 @@ class DeclaredModule(BlockModule):
         self.depths = [LeafDepth(path, rate) for path, rate in depths.items()]
         self.drawn = nn.ModuleList(self.depths)
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        (x_BCHW,) = inputs_BCHW
         batch, _, *size = x_BCHW.shape
         more = () if self.more is None else self.more(self.leaf, *size)
         with self._drawing(batch) if self.depths and self.training else nullcontext():
@@ -271,10 +264,11 @@ class DeclaredModule(BlockModule):
             for (modules, name), depth, module in zip(places, self.depths, theirs, strict=True):
                 modules[name], depth.name, depth.images, depth.calls = module, "", 0, 0
 
-    def on_block(self, place: BlockPlace, ranks: Any, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         """Compute the windows of `place.given`. The leaf's windows begin at its input's first pixel, so the input is
         padded with zeros to whole unshifted windows. Windows in `place.given` contain only zeros that the leaf masks.
         Does not communicate, except for a leaf over the whole image."""
+        (x_BCHW,) = inputs_BCHW
         if isinstance(self.rows, WholeLeaf):
             # Collective. Each rank differentiates its own outputs: gradients of weights add up over ranks.
             return self(x_BCHW) if place.is_whole else place.crop(self(gathered(x_BCHW, place, ranks)), (0, 0))
@@ -297,8 +291,5 @@ def _beside(place: DimPlace, layer: Any) -> tuple[int, int]:
 class ReturnedModule(BlockModule):
     """The identity: see `geometry.layers.declared.Returned`."""
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return x_BCHW
-
-    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return x_BCHW
+    def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        return inputs_BCHW[0]

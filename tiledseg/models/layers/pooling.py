@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from tiledseg.geometry.layers import resampling as geometry
 from tiledseg.models.layers.block import BlockModule, BlockPlace
-from tiledseg.models.normalise import Ranks
 
 Pair = tuple[int, int]
 Sizes = tuple[Pair, Pair, Pair, Pair]  # kernel, stride, padding, dilation
@@ -102,14 +101,9 @@ class MaxIndicesModule(BlockModule):
         super().__init__(geometry.MaxIndices(kernel, stride, padding, dilation))
         self.sizes = kernel, stride, padding, dilation
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self._found(x_BCHW, (self.sizes[2],) * 2)
-
-    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self._found(x_BCHW, place.own_padding((self.sizes[2],) * 2))
-
-    def _found(self, x_BCHW: torch.Tensor, padding: Pair) -> torch.Tensor:
-        kernel, stride, _, dilation = self.sizes
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        (x_BCHW,), (kernel, stride, own, dilation) = inputs_BCHW, self.sizes
+        padding = place.own_padding((own, own))
         with torch.no_grad():
             found_BCHW = functional.max_pool2d(x_BCHW, kernel, stride, padding, dilation, return_indices=True)[1]
             rows_H, cols_W = (
@@ -128,14 +122,8 @@ class MaxUnpoolModule(BlockModule):
         super().__init__(geometry.MaxUnpool(kernel))
         self.kernel = kernel
 
-    def forward(self, x_BCHW: torch.Tensor, indices_BCHW: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _Unpooled.apply(x_BCHW, indices_BCHW, self.kernel)
-        return result
-
-    def on_block(
-        self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor, indices_BCHW: torch.Tensor
-    ) -> torch.Tensor:
-        return place.crop_given(self.forward(x_BCHW, indices_BCHW), self.kernel)
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        return place.crop_given(_Unpooled.apply(*inputs_BCHW, self.kernel), self.kernel)
 
 
 class _Unpooled(torch.autograd.Function):

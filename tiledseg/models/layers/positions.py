@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from tiledseg.geometry.layers.pixelwise import Formula, FormulaSlot, Layout, Positions
-from tiledseg.models.layers.block import BlockModule, BlockPlace, whole_place
+from tiledseg.models.layers.block import BlockModule, BlockPlace
 from tiledseg.models.layers.pixelwise import Weights, filled, from_layout, resolve
-from tiledseg.models.normalise import Ranks
 
 Size = tuple[int, int]
 
@@ -80,10 +79,8 @@ class PositionModule(BlockModule):
         # The last image's state, constants, and whole tensor, for the other tiles of the image.
         self._last: tuple[object, list[torch.Tensor], torch.Tensor] | None = None
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.on_tile(whole_place(x_BCHW), x_BCHW)
-
-    def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        (x_BCHW,) = inputs_BCHW
         size = place.row.sizes[0], place.col.sizes[0]
         program: Any = self.programs[self.dtypes.index(x_BCHW.dtype) if x_BCHW.dtype in self.dtypes else 0]
         device, given = x_BCHW.device, program.given.tensors()
@@ -99,6 +96,3 @@ class PositionModule(BlockModule):
             self._last = None if torch.compiler.is_compiling() else last
         part_BCHW = last[2][:, :, place.row.given.slice, place.col.given.slice]
         return part_BCHW.clone().expand(len(x_BCHW), -1, -1, -1)
-
-    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.on_tile(place, x_BCHW)

@@ -20,8 +20,8 @@ from torch.nn import functional
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers import resampling as geometry
 from tiledseg.memory.device import is_gpu, sent
-from tiledseg.models.layers.block import BlockModule, BlockPlace, whole_place
-from tiledseg.models.normalise import Ranks, at_least_single
+from tiledseg.models.layers.block import BlockModule, BlockPlace
+from tiledseg.models.normalise import at_least_single
 
 Pair = tuple[int, int]
 
@@ -79,18 +79,11 @@ class AlignedUpsampleModule(BlockModule):
 
     def __init__(self, factors: Pair) -> None:
         super().__init__(*map(geometry.AlignedUpsample, factors))
-        self.factors = factors
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.on_tile(whole_place(x_BCHW, self.factors), x_BCHW)
-
-    def on_tile(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         taps = (dim_taps(dim.read, dim.given, dim.sizes) for dim in (place.row, place.col))
-        result: torch.Tensor = Resampled.apply(x_BCHW, *taps)
+        result: torch.Tensor = Resampled.apply(*inputs_BCHW, *taps)
         return result
-
-    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.on_tile(place, x_BCHW)
 
 
 class Taps(NamedTuple):
@@ -187,17 +180,12 @@ def _sums(x: torch.Tensor, dim: int, taps: Taps) -> torch.Tensor:
 class BorderModule(BlockModule):
     """The module of two `geometry.layers.resampling.Border`s of one mode, along rows and along columns."""
 
-    rows: geometry.Border
-    cols: geometry.Border
-
     def __init__(self, rows: geometry.Border, cols: geometry.Border) -> None:
         super().__init__(rows, cols)
         self.fill = rows.value
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self._padded(x_BCHW, (self.cols.before, self.cols.after, self.rows.before, self.rows.after))
-
-    def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        (x_BCHW,) = inputs_BCHW
         if self.rows.clamps:  # pixels are mirrored at the image's ends, where their originals are local
             dims = (place.row, self.rows), (place.col, self.cols)
             wanted = [layer.required_input(dim.given) for dim, layer in dims]
