@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.geometry.drawn import chain, law, layers, line, networks, partitions, unets
+from tests.geometry.drawn import law, layers, line, networks, partitions, unets
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
@@ -81,6 +81,7 @@ def test_thin_halos_compute_nothing_twice_in_padded_unets(drawn: tuple[UNet, Par
     """E = 1: each rank gives its own block of every tensor; but activations, which have no multiply-adds, work on the
     halo too where it is there already."""
     unet, partition = drawn
+    assert settle(unet.graph(), partition) == partition
     for at in layer_windows(unet.graph(), partition, 1):
         assert at.given == at.output.blocks or at.node.layer.keeps_zero
         assert not (isinstance(at.node.layer, Concatenate | Pool) and at.exchanges)
@@ -173,36 +174,18 @@ def test_a_plan_can_be_carried_out_by_every_rank(
         assert not any(at.exchanges or at.given != at.output.blocks for at in alone)
 
 
-@law
-@given(networks(), partitions(), padded_unets())
-def test_settling_keeps_blocks_and_those_on_the_alignment(
-    sequence: Graph, partition: Partition, drawn: tuple[UNet, Partition]
-) -> None:
-    """Where no place fits, the edge stays; never does one pass another."""
-    settled = settle(sequence, partition)
-    assert (settled.parts, settled.size) == (partition.parts, partition.size)
-    assert settle(drawn[0].graph(), drawn[1]) == drawn[1]
-
-
 @pytest.mark.parametrize(
-    ("graph", "edges", "fusion", "words"),
+    ("nodes", "edges", "words"),
     [
         (
-            Graph((Node("stash", Mark()), Node("pool", MaxPool()), Node("up", Upsample()), JOIN)),
+            (Node("stash", Mark()), Node("pool", MaxPool()), Node("up", Upsample()), JOIN),
             (0, 4, 9),
-            1,
             "layer 'pop': it joins tensors of 9 and 8 positions.* another input size",
         ),
-        (
-            chain((f"pool{i}", MaxPool()) for i in range(3)),
-            (0, 4, 6, 24),
-            1,
-            "'pool2' gives 3 positions along a dim that 3 ranks share",
-        ),
+        ((Node("pool", MaxPool()),), (0, 3, 4, 5), "'pool' gives 2 .* 3 ranks share, and none .* rank 1 .* use fewer"),
+        ((Node("conv", Convolution(1, 7)),), (0, 2, 3), "'conv' gives 0 positions"),
     ],
 )
-def test_what_cannot_be_spread_is_refused_by_name(
-    graph: Graph, edges: tuple[int, ...], fusion: int, words: str
-) -> None:
+def test_what_cannot_be_spread_is_refused_by_name(nodes: tuple[Node, ...], edges: tuple[int, ...], words: str) -> None:
     with pytest.raises(GeometryError, match=words):
-        layer_windows(graph, Partition(edges), fusion)
+        layer_windows(Graph(nodes), Partition(edges))

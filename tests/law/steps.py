@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.law.cases import IGNORED, KEY, ArrayReader, Case, difference, one_rank
-from tests.models.test_rebuild import POLICIES
+from tests.models.test_rebuild import policies
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import OptimizerConfig, ParallelConfig
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, own_state
@@ -91,7 +91,7 @@ class Steps:
 
     def network(self) -> GraphNetwork:
         network = freeze(self.case.network(PARAMETER_DTYPES[self.precision]), self.factors)
-        return network.follow(POLICIES[self.policy](network.graph, network.bands)) if self.policy else network
+        return network.follow(policies(network.graph)[self.policy]) if self.policy else network
 
     def optimizer(self, network: GraphNetwork) -> torch.optim.Optimizer:
         rate, decay = (0.01, 0.1) if self.update == "adamw" else (0.05, 0.0)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
 
-from tests.geometry.drawn import chain
 from tests.law.every_layer import EveryLayer, ForeignLayers
 from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy
+from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy, Node
 from tiledseg.geometry.layers.convolutions import Convolution
-from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Sigmoid
 from tiledseg.geometry.memory_policy import can_rebuild, held, homes, keep_all, recomputation, spread
 from tiledseg.memory.allocations import AllocationMeter
@@ -37,17 +33,17 @@ def drawn(graph: Graph, seed: int) -> MemoryPolicy:
     return spread(graph, words.__getitem__, inside)
 
 
-def everything(graph: Graph, bands: int) -> MemoryPolicy:
+def everything(graph: Graph) -> MemoryPolicy:
     """All that can be rebuilt, from the network's input on."""
-    words = [REBUILD if can_rebuild(graph, home) else KEEP for home in range(len(graph.names))]
-    return spread(graph, words.__getitem__, [REBUILD if layer.can_rebuild else KEEP for layer in graph.layers])
+    inside = [REBUILD if layer.can_rebuild else KEEP for layer in graph.layers]
+    return spread(graph, lambda home: REBUILD if can_rebuild(graph, home) else KEEP, inside)
 
 
-POLICIES: dict[str, Callable[[Graph, int], MemoryPolicy]] = {
-    "recomputation": lambda graph, bands: recomputation(graph),
-    "everything": everything,
-    **{f"drawn{seed}": lambda graph, bands, seed=seed: drawn(graph, seed) for seed in range(2)},
-}
+def policies(graph: Graph) -> dict[str, MemoryPolicy]:
+    each = {"recomputation": recomputation(graph), "everything": everything(graph)}
+    return each | {f"drawn{seed}": drawn(graph, seed) for seed in range(2)}
+
+
 NETWORKS: dict[str, tuple[Network, tuple[int, int]]] = {
     "unet": (UNet(3, base_channels=4, dropout=0.3), (32, 48)),
     "unet-valid-batch": (UNet(3, base_channels=4, norm="batch", padding="valid", upsampling="bilinear"), (60, 68)),
@@ -60,29 +56,20 @@ NETWORKS: dict[str, tuple[Network, tuple[int, int]]] = {
     "every": (EveryLayer(whole=True), (32, 48)),
     "foreign": (ForeignLayers(whole=True), (32, 48)),
 }
-PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+PRECISIONS = {"fp32": slice(None), "bf16": slice(None, None, 2), "fp64": slice(2, 3)}  # with which of the policies
 
 
-@dataclass
-class Found:
-    """Of two steps."""
-
-    outputs: list[torch.Tensor]
-    gradients: dict[str, torch.Tensor]
-    buffers: dict[str, torch.Tensor]
-
-
-def steps(network: GraphNetwork, x_BCHW: torch.Tensor, autocast: bool = False) -> Found:
-    outputs, source = [], x_BCHW.clone().requires_grad_()
-    for _ in range(2):
+def steps(network: GraphNetwork, x_BCHW: torch.Tensor, autocast: bool = False) -> dict[str, torch.Tensor]:
+    """Outputs, gradients and buffers of two steps."""
+    found, source = dict[str, torch.Tensor](), x_BCHW.clone().requires_grad_()
+    for step in range(2):
         with torch.autocast("cpu", torch.bfloat16, autocast):
             made = network(source)
         made = made[0] if isinstance(made, tuple) else made
-        outputs.append(made.detach().clone())
+        found[f"output {step}"] = made.detach().clone()
         (made.double() ** 2).mean().backward()
-    assert source.grad is not None
-    gradients = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
-    return Found(outputs, gradients | {"input": source.grad}, dict(network.named_buffers()))
+    gradients = {f"gradient of {name}": p.grad for name, p in [*network.named_parameters(), ("input", source)]}
+    return found | {name: each for name, each in gradients.items() if each is not None} | dict(network.named_buffers())
 
 
 def built(name: str, precision: str = "fp32") -> tuple[GraphNetwork, torch.Tensor]:
@@ -94,12 +81,9 @@ def built(name: str, precision: str = "fp32") -> tuple[GraphNetwork, torch.Tenso
     return modules.to(memory_format=torch.channels_last), x_BCHW.contiguous(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def check_same(found: Found, expected: Found) -> None:
-    for one, other in zip(found.outputs, expected.outputs, strict=True):
-        assert torch.equal(one, other)
-    for one, other in ((found.gradients, expected.gradients), (found.buffers, expected.buffers)):
-        assert one.keys() == other.keys()
-        assert [name for name in one if not torch.equal(one[name], other[name])] == []
+def check_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -107,10 +91,9 @@ def check_same(found: Found, expected: Found) -> None:
 def test_the_same_gradients_to_the_last_bit(name: str, precision: str) -> None:
     network, x_BCHW = built(name, precision)
     expected = steps(network, x_BCHW, precision == "bf16")
-    policies = list(POLICIES.values())
-    for policy in {"fp32": policies, "bf16": policies[::2], "fp64": policies[2:3]}[precision]:
+    for policy in list(policies(network.graph).values())[PRECISIONS[precision]]:
         network, x_BCHW = built(name, precision)
-        network.follow(policy(network.graph, network.bands))
+        network.follow(policy)
         check_same(steps(network, x_BCHW, precision == "bf16"), expected)
 
 
@@ -132,12 +115,10 @@ def test_autograd_holds_what_the_policy_keeps() -> None:
 
 
 def test_a_chain_is_rebuilt_without_recursion_and_each_node_a_few_times_at_most() -> None:
-    layers: list[tuple[str, Layer]] = [("conv", Convolution(2, 1))]
-    layers += [(f"gate{index}", Sigmoid()) for index in range(400)]
-    graph = chain(layers)
+    graph = Graph((Node("conv", Convolution(2, 1)), *(Node(f"gate{index}", Sigmoid()) for index in range(400))))
     x_BCHW = torch.randn(1, 2, 4, 4)
     gradients, runs = [], list[int]()
-    for policy in (keep_all(graph), everything(graph, 2)):
+    for policy in (keep_all(graph), everything(graph)):
         network = build_network(graph, 2, seed=0).follow(policy)
         for module in network.layers.values():
             module.register_forward_hook(lambda *_: runs.append(len(traceback.extract_stack())))
@@ -151,7 +132,7 @@ def test_a_chain_is_rebuilt_without_recursion_and_each_node_a_few_times_at_most(
 
 def test_nothing_is_left_after_steps_and_after_an_exception() -> None:
     network, x_BCHW = built("unet-instance")
-    network.follow(everything(network.graph, network.bands))
+    network.follow(everything(network.graph))
     with AllocationMeter([*network.parameters(), *network.buffers(), x_BCHW]) as meter:
         for _ in range(20):
             network(x_BCHW).sum().backward()
@@ -167,7 +148,7 @@ def test_nothing_is_left_after_steps_and_after_an_exception() -> None:
 def test_a_backward_pass_that_is_made_twice() -> None:
     network, x_BCHW = built("unet-group")
     found = []
-    for policy in (keep_all(network.graph), everything(network.graph, network.bands)):
+    for policy in (keep_all(network.graph), everything(network.graph)):
         network.zero_grad()
         made = network.follow(policy)(x_BCHW)
         made.sum().backward(retain_graph=True)
@@ -180,8 +161,7 @@ def test_a_backward_pass_that_is_made_twice() -> None:
 def test_what_is_written_over_before_the_backward_pass_is_said(word: str) -> None:
     """As autograd says it: of the input, of a weight, of a tensor that is kept."""
     network, x_BCHW = built("unet-group")
-    policy = everything(network.graph, network.bands) if word == REBUILD else drawn(network.graph, 1)
-    network.follow(policy)
+    network.follow(everything(network.graph) if word == REBUILD else drawn(network.graph, 1))
     for spoil in (x_BCHW, next(iter(network.parameters()))):
         made = network(x_BCHW)
         with torch.no_grad():
@@ -193,13 +173,13 @@ def test_what_is_written_over_before_the_backward_pass_is_said(word: str) -> Non
 def test_dropout_that_draws_in_order_draws_once() -> None:
     """A network that somebody calls by himself: torch's generator, other channels at each call."""
     found = []
-    for policy in (keep_all, lambda graph: everything(graph, 4)):
+    for policy in (keep_all, everything):
         network, x_BCHW = built("unet")
         set_dropout_key(network.follow(policy(network.graph)))
         torch.manual_seed(3)
         found.append(steps(network, x_BCHW))
     check_same(*found)
-    assert not torch.equal(*found[0].outputs)
+    assert not torch.equal(found[0]["output 0"], found[0]["output 1"])
 
 
 def test_kept_tensors_go_to_the_hooks_around_and_offloaded_ones_to_theirs() -> None:
