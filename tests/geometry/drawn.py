@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -21,9 +19,9 @@ CHANNELS = 4  # of every tensor of a drawn network
 law = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 
 
-def chain(layers: Iterable[tuple[str, Layer]]) -> Graph:
-    """A graph of nodes one after the other."""
-    return Graph(tuple(Node(name, layer) for name, layer in layers))
+def line(*layers: Layer) -> Graph:
+    """Nodes one after the other, called by their kind and number."""
+    return Graph(tuple(Node(f"{type(layer).__name__} {number}", layer) for number, layer in enumerate(layers)))
 
 
 @st.composite
@@ -169,8 +167,3 @@ def _body(draw: st.DrawFn, drawing: _Drawing, depth: int) -> None:
                 if kind == "gate":
                     shortcut = drawing.add(Sigmoid())
                 drawing.add(Add() if kind == "sum" else Multiply(), branch, shortcut)
-
-
-def line(*layers: Layer) -> Graph:
-    """Nodes one after the other, called by their kind and number."""
-    return chain((f"{type(layer).__name__} {number}", layer) for number, layer in enumerate(layers))

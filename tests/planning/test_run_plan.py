@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.geometry.drawn import chain
+from tests.geometry.drawn import line
 from tests.planning.asked import asked_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import ParallelConfig
@@ -224,5 +224,5 @@ def test_what_cannot_run_at_once_is_refused_or_left(given: dict[str, Any], words
 
 def test_tiles_that_must_know_their_place_run_alone() -> None:
     """Each has a place of its own in the image, by which its weights differ."""
-    graph = chain([("pool", MaxPool()), ("up", AlignedUpsample()), ("head", Convolution(2, 1))])
-    assert "'up' depends on its place" in (why_alone(graph, Spread(), True) or "")
+    graph = line(MaxPool(), AlignedUpsample(), Convolution(2, 1))
+    assert "'AlignedUpsample 1' depends on its place" in (why_alone(graph, Spread(), True) or "")
