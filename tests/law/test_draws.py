@@ -44,6 +44,7 @@ pytestmark = pytest.mark.usefixtures("without_plots")
 H, W, BANDS, SIDE, NODATA = 64, 48, 3, 24, -99
 PLACES: list[Any] = ["reflect", "turn", {"translate": 7}]
 VALUES: list[Any] = [{"brightness": 0.3}, {"contrast": 0.3}, {"noise": 0.2}, {"drop_bands": 0.3}]
+ALIGNED = ModelConfig(build="tests.foreign.modules:build_aligned")
 CHANGES: list[Any] = ["reflect", "turn", {"brightness": 0.4}, {"contrast": 0.4}]
 
 
@@ -203,23 +204,18 @@ def by_hand(config: Config, image_CHW: NDArray, labels_HW: NDArray, steps: int) 
     return found
 
 
-@pytest.mark.parametrize("augment", [[], CHANGES], ids=["plain", "augmented"])
-def test_exact_windows_are_trained_on_as_parts_of_the_whole_raster(augment: list[Any], tmp_path: Path) -> None:
-    """Rows and columns are multiples of the alignment, so that the raster is its own context."""
+@pytest.mark.parametrize(
+    ("augment", "model", "blocks"),
+    [([], None, "none"), (CHANGES, None, "none"), (["turn"], ALIGNED, "none"), (["turn"], ALIGNED, 2)],
+)
+def test_exact_windows_are_trained_on_as_parts_of_the_whole_raster(
+    augment: list[Any], model: ModelConfig | None, blocks: str | int, tmp_path: Path
+) -> None:
+    """Rows and columns are multiples of the alignment, so that the raster is its own context. Weights of aligned
+    corners depend on the place, turned or not."""
     image = scene(tmp_path, whole=True)
-    own = windows(tmp_path, "run", augment=augment)
-    found = losses(run(own, one_rank()))
-    assert len(found) == 2 * 2
-    assert found == pytest.approx(by_hand(own, *image, steps=4), rel=1e-12)
-
-
-@pytest.mark.parametrize("blocks", ["none", 2])
-def test_a_window_knows_its_place_in_the_whole_raster(blocks: str | int, tmp_path: Path) -> None:
-    """Of a network that brings tensors up with aligned corners, by weights that depend on the place, turned or not."""
-    image = scene(tmp_path, whole=True)
-    own = windows(tmp_path, "run", augment=["turn"], epochs=3)
-    own = replace(own, model=ModelConfig(build="tests.foreign.modules:build_aligned"))
-    own = replace(own, memory=MemoryConfig(blocks=blocks))
+    own = windows(tmp_path, "run", augment=augment, epochs=3)
+    own = replace(own, model=model or own.model, memory=MemoryConfig(blocks=blocks))
     assert losses(run(own, one_rank())) == pytest.approx(by_hand(own, *image, steps=6), rel=1e-12)
 
 

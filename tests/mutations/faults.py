@@ -288,8 +288,8 @@ bicubic upsampling has torch's gradient
 -return mode in KERNELS and device != "cpu" and deterministic
 +return False
 a border's reflection has torch's gradient
--reflected: torch.Tensor = Reflected.apply(x_BCHW, pads)
-+reflected: torch.Tensor = functional.pad(x_BCHW, pads, mode="reflect")
+-return Reflected.apply(x_BCHW, pads)
++return functional.pad(x_BCHW, pads, mode="reflect")
 == models/layers/pooling.py | pretend_gpu/test_gpu_path.py
 average pooling on a GPU counts padding
 -if count_include_pad or divisor_override is not None:

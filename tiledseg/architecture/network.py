@@ -159,8 +159,7 @@ class ForeignNetwork:
     @property
     def keywords(self) -> dict[str, Any]:
         """The function's arguments besides bands and classes."""
-        keywords: dict[str, Any] = json.loads(self.arguments)
-        return keywords
+        return json.loads(self.arguments)
 
     @property
     def in_words(self) -> str:

@@ -72,8 +72,7 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
         raise ConfigError(f"model.arguments: {wrong[0]} is {shown(model.arguments[wrong[0]])}; give true or false")
     if preset is not None:
         options |= {key: getattr(preset, key) for key in ("levels", "convs_per_level", "norm")}
-    network: Network = kind(**options, bands=bands, classes=classes)
-    return network
+    return kind(**options, bands=bands, classes=classes)
 
 
 def crop_grid(model: ModelConfig) -> CropGrid | None:

@@ -60,8 +60,7 @@ def _whole(network: GraphNetwork) -> Callable[[torch.Tensor, dict[int, torch.Ten
 
     def run(x_BCHW: torch.Tensor, kept: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
-            made: torch.Tensor = modules[k].dropped(inputs[0], kept[k]) if k in kept else modules[k](*inputs)
-            return made
+            return modules[k].dropped(inputs[0], kept[k]) if k in kept else modules[k](*inputs)
 
         tensors = {0: x_BCHW}
         run_nodes(graph, compute, tensors, 0, len(graph))

@@ -178,8 +178,7 @@ class GraphNetwork(nn.Module):
         modules: list[Any] = list(self.layers.values())
 
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
-            made: torch.Tensor = modules[k].on_tile(places[k], *inputs) if k in places else modules[k](*inputs)
-            return made
+            return modules[k].on_tile(places[k], *inputs) if k in places else modules[k](*inputs)
 
         if not self.memory.keeps_all:
             run_nodes(self.graph, self.by_policy(self.graph, compute), tensors, first, stop)
@@ -256,8 +255,7 @@ class PooledBranchModule(BlockModule):
         ]
         layout = torch.channels_last if x_BCHW.is_contiguous(memory_format=torch.channels_last) else None
         made_BCHW = made_BCHW.contiguous(memory_format=layout or torch.contiguous_format)
-        result: torch.Tensor = Resampled.apply(made_BCHW, *taps)
-        return result
+        return Resampled.apply(made_BCHW, *taps)
 
 
 def with_channels_last(module: nn.Module) -> Any:

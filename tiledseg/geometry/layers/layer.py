@@ -96,18 +96,15 @@ class Layer:
 
     def output_channels(self, channels: int, *others: int) -> int:
         """Return the channels of its output for inputs of these channels: its field `out_channels` if it has one."""
-        made: int = getattr(self, "out_channels", channels)
-        return made
+        return getattr(self, "out_channels", channels)
 
     def parameters(self, channels: int) -> int:
         """Count its weights: its field `weights` if it has one."""
-        weights: int = getattr(self, "weights", 0)
-        return weights
+        return getattr(self, "weights", 0)
 
     def multiply_adds(self, channels: int) -> int:
         """Count the multiply-adds of an output pixel: its field `work` if it has one."""
-        work: int = getattr(self, "work", 0)
-        return work
+        return getattr(self, "work", 0)
 
     # Statistics.
 

@@ -142,11 +142,6 @@ def _cut_each(graph: Graph, ranks: Partition, parts: int) -> Partition:
     last = graph.results[0]
     outputs = graph.fold(size, lambda k, sizes: graph.layers[k].output_size(*sizes))[last]
     covered = min(size, int(outputs * scales(graph)[last]))
-    if parts > covered:
-        raise GeometryError(
-            f"{parts} blocks of an image whose outputs cover {covered} of {size} pixels along a dim; use fewer blocks, "
-            "or larger images"
-        )
     ahead = (size - covered) // 2
     return Partition((0, *(ahead + edge for edge in Partition.even(covered, parts).edges[1:-1]), size))
 

@@ -162,8 +162,7 @@ def _parts(queries: torch.Tensor, keys: torch.Tensor, ranks: int) -> Iterator[sl
 def gathered(x_BCHW: torch.Tensor, place: BlockPlace, ranks: PassingRanks) -> torch.Tensor:
     """Return the whole image from the blocks of all ranks. Collective over `ranks`, backward too."""
     own_BCHW = part_of(x_BCHW, place.owned(x_BCHW))
-    made: torch.Tensor = _Gathered.apply(own_BCHW, place.row.blocks, place.col.blocks, ranks)
-    return made
+    return _Gathered.apply(own_BCHW, place.row.blocks, place.col.blocks, ranks)
 
 
 class _Gathered(torch.autograd.Function):
@@ -200,8 +199,7 @@ class WholeImageProducts(BlockModule):
 
     def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         among = None if place.is_whole else ranks
-        made: torch.Tensor = _Products.apply(*inputs_BCHW, place.owned(inputs_BCHW[0]), self.heads, among)
-        return made
+        return _Products.apply(*inputs_BCHW, place.owned(inputs_BCHW[0]), self.heads, among)
 
 
 class _Products(torch.autograd.Function):

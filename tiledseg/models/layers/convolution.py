@@ -54,8 +54,7 @@ def convolve_transposed(
     """Convolve as `functional.conv_transpose2d` does, by oneDNN if it can."""
     if groups > 1 or any(output_padding) or not _has_steady_kernel(x_BCHW, weight):
         return functional.conv_transpose2d(x_BCHW, weight, bias, stride, padding, output_padding, groups, dilation)
-    made: torch.Tensor = _Transposed.apply(x_BCHW, weight, bias, stride, padding, dilation)
-    return made
+    return _Transposed.apply(x_BCHW, weight, bias, stride, padding, dilation)
 
 
 class _Transposed(torch.autograd.Function):
@@ -74,8 +73,7 @@ class _Transposed(torch.autograd.Function):
         ctx.options = padding, stride, dilation
         ctx.save_for_backward(x_BCHW, weight)
         convolution = torch.ops.mkldnn._convolution_transpose_pointwise
-        made: torch.Tensor = convolution(x_BCHW, weight, bias, padding, (0, 0), stride, dilation, 1, "none", [], "")
-        return made
+        return convolution(x_BCHW, weight, bias, padding, (0, 0), stride, dilation, 1, "none", [], "")
 
     @staticmethod
     @torch.autograd.function.once_differentiable

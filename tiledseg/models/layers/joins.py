@@ -51,8 +51,7 @@ class WholeImageMean(BlockModule):
         weight = 1.0 if self.total else 1 / (place.row.sizes[0] * place.col.sizes[0])
         shares = torch.ones(1, place.row.owned.size).double() * weight, torch.ones(1, place.col.owned.size).double()
         among = None if place.is_whole else ranks
-        made: torch.Tensor = BinMeans.apply(x_BCHW, place.owned(x_BCHW), *shares, among, weight)
-        return made
+        return BinMeans.apply(x_BCHW, place.owned(x_BCHW), *shares, among, weight)
 
 
 class BinMeans(torch.autograd.Function):
@@ -108,8 +107,7 @@ class WholeImageMax(BlockModule):
     def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         (x_BCHW,) = inputs_BCHW
         start, among = (place.row.owned.start, place.col.owned.start), None if place.is_whole else ranks
-        result: torch.Tensor = _Max.apply(x_BCHW, place.owned(x_BCHW), start, place.col.sizes[0], among, self.even)
-        return result
+        return _Max.apply(x_BCHW, place.owned(x_BCHW), start, place.col.sizes[0], among, self.even)
 
 
 class _Max(torch.autograd.Function):

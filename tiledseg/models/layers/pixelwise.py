@@ -149,8 +149,7 @@ def computed(formula: Any, weights: Sequence[torch.Tensor], tensors: Sequence[to
     arguments = filled(formula.arguments, tensors, weights)
     keywords = {name: filled(value, tensors, weights) for name, value in formula.keywords}
     made = resolve(formula.function)(*arguments, **keywords)
-    result: torch.Tensor = made if formula.part is None else made[formula.part]
-    return result
+    return made if formula.part is None else made[formula.part]
 
 
 def filled(

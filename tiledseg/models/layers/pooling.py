@@ -32,8 +32,7 @@ def max_pool(x_BCHW: torch.Tensor, sizes: Sizes) -> torch.Tensor:
     """Return the maxima of windows; padding counts as minus infinity."""
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and x_BCHW.requires_grad):
         return functional.max_pool2d(x_BCHW, *sizes)
-    result: torch.Tensor = _MaxPooled.apply(x_BCHW, sizes)
-    return result
+    return _MaxPooled.apply(x_BCHW, sizes)
 
 
 def pair(value: int | Sequence[int]) -> Pair:

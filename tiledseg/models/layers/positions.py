@@ -58,8 +58,7 @@ class Program(nn.Module):
             self.largest, self.peak = max(self.largest, counts[-1]), max(self.peak, sum(counts))
             for slot in ended:
                 made[slot] = None
-        result: torch.Tensor = made[-1].to(device)
-        return result
+        return made[-1].to(device)
 
 
 def _slots(value: Any) -> list[int]:

@@ -43,8 +43,7 @@ def upsample(x_BCHW: torch.Tensor, factors: Pair, mode: str) -> torch.Tensor:
     """Upsample a tensor or a block by whole factors (row, col): nearest, bilinear or bicubic, without align_corners."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     if takes_own_adjoint(mode, x_BCHW.device.type, deterministic):
-        made: torch.Tensor = Interpolated.apply(x_BCHW, factors, mode)
-        return made
+        return Interpolated.apply(x_BCHW, factors, mode)
     align = False if mode in KERNELS else None
     scale = float(factors[0]), float(factors[1])
     return functional.interpolate(x_BCHW, scale_factor=scale, mode=mode, align_corners=align)
@@ -65,8 +64,7 @@ class Interpolated(torch.autograd.Function):
             dim_taps(Interval(0, side), Interval(0, out), (side, out), mode)
             for side, out in zip(x_BCHW.shape[2:], size, strict=True)
         ]
-        made: torch.Tensor = KERNELS[mode](x_BCHW, size, False, float(factors[0]), float(factors[1]))
-        return made
+        return KERNELS[mode](x_BCHW, size, False, float(factors[0]), float(factors[1]))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -82,8 +80,7 @@ class AlignedUpsampleModule(BlockModule):
 
     def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         taps = (dim_taps(dim.read, dim.given, dim.sizes) for dim in (place.row, place.col))
-        result: torch.Tensor = Resampled.apply(*inputs_BCHW, *taps)
-        return result
+        return Resampled.apply(*inputs_BCHW, *taps)
 
 
 class Taps(NamedTuple):
@@ -206,8 +203,7 @@ class BorderModule(BlockModule):
         if self.rows.mode == "constant":
             return functional.pad(x_BCHW, pads, value=self.fill)
         if self.rows.mode == "reflect":
-            reflected: torch.Tensor = Reflected.apply(x_BCHW, pads)
-            return reflected
+            return Reflected.apply(x_BCHW, pads)
         return functional.pad(x_BCHW, pads, mode=self.rows.mode)
 
 
