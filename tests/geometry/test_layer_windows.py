@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from tests.geometry.drawn import law, layers, line, networks, partitions, unets
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Concatenate
-from tiledseg.geometry.layers.pixelwise import Mark, Norm
+from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.layers.resampling import MaxPool, Pool, Upsample
 from tiledseg.geometry.shapes import is_legal_size, total_stride
 from tiledseg.geometry.sharing.decomposition import Partition
@@ -116,25 +115,6 @@ def test_settled_edges_leave_halos_to_convolutions_and_bilinear_upsampling(drawn
         bilinear = isinstance(at.node.layer, Upsample) and at.node.layer.mode == "bilinear"
         assert not at.exchanges or isinstance(at.node.layer, Convolution) or at.node.layer.keeps_zero or bilinear
         assert at.given == at.output.blocks or at.node.layer.keeps_zero
-
-
-def test_a_norm_sees_the_pixels_that_later_layers_drop() -> None:
-    sequence = line(Norm("batch"), Convolution(1, 1, 3))
-    partition = Partition((0, 5, 11))
-    plan = layer_windows(sequence, partition)
-    assert plan[0].inputs[0].read == partition.blocks
-    assert plan[1].inputs[0].read == (Interval(0, 4), Interval(6, 10))
-    follow(sequence, plan, partition)
-
-
-def test_a_skip_cut_elsewhere_than_its_tensor_travels() -> None:
-    """With nothing that needs a halo between them, and with nothing before the skip that could bring it along."""
-    sequence = Graph((Node("stash", Mark()), Node("half", Convolution(1, 1, 2)), Node("up", Upsample()), JOIN))
-    partition = Partition((0, 5, 10))
-    plan = layer_windows(sequence, partition)
-    assert [at.exchanges for at in plan] == [False, False, False, True]
-    assert plan[-1].inputs[0].exchange(0).receives[1] == Interval(5, 6)
-    follow(sequence, plan, partition)
 
 
 @law

@@ -7,29 +7,13 @@ import torch
 
 from tests.law.cases import Case, relative, tiled_logits, undivided
 from tests.law.every_layer import EveryLayer, ForeignLayers
-from tiledseg.geometry.box import Interval
-from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.halo import minimum_halo
 from tiledseg.geometry.layers.joins import ImageAttention
 from tiledseg.geometry.layers.layer import Layer
-from tiledseg.geometry.shapes import count_parameters, required_input, tensor_shapes
+from tiledseg.geometry.shapes import count_parameters, tensor_shapes
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.blocks import BUILDERS
 from tiledseg.models.network import build_modules
 from tiledseg.planning.walk.step_memory import training_memory
-
-
-def test_the_network_has_every_layer() -> None:
-    """Activation and dropout are built by what is known of their node; what sees the whole image is in the second."""
-    layers = {
-        type(layer)
-        for kind in (EveryLayer, ForeignLayers)
-        for whole in (False, True)
-        for layer in kind(whole).graph().layers
-    }
-    assert set(BUILDERS) - {ImageAttention} <= layers, (
-        "attention, which no blocks have: tests/spatial/test_attention.py"
-    )
 
 
 @pytest.mark.parametrize("kind", [EveryLayer, ForeignLayers])
@@ -42,28 +26,6 @@ def test_the_module_has_the_shapes_and_weights_that_its_layers_say(kind: type[Ev
     network(torch.randn(1, 2, 24, 16))
     assert found == list(tensor_shapes(graph, 2, 24, 16)[1:])
     assert sum(parameter.numel() for parameter in network.parameters()) == count_parameters(graph, 2)
-
-
-def test_the_halo_is_the_support_of_the_gradient() -> None:
-    """Maxima are taken as means here: through them a gradient goes to one input of each window alone."""
-    graph: Graph = EveryLayer().graph()
-    network = build_modules(EveryLayer(), seed=0).double().eval()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.fill_(0.1)
-    reached = set[int]()
-    out = Interval(64, 68)
-    for seed in range(40):
-        x_BCHW = torch.rand(1, 2, 128, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        x_BCHW.requires_grad_()
-        network(x_BCHW)[:, :, out.start : out.stop].sum().backward()
-        assert x_BCHW.grad is not None
-        reached.update(x_BCHW.grad.abs().sum((0, 1, 3)).nonzero()[:, 0].tolist())
-    need = required_input(graph, out)
-    before, after = minimum_halo(graph)
-    assert min(reached) >= need.start >= out.start - before
-    assert max(reached) < need.stop <= out.stop + after
-    assert (min(reached), max(reached) + 1) == (need.start, need.stop), "no position is asked for in vain"
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 2), (3, 2), (4, 4)])
@@ -92,9 +54,12 @@ def kinds(layer: type[Layer] = Layer) -> set[str]:
     return {layer.__name__}.union(*map(kinds, layer.__subclasses__()))
 
 
-def test_every_layer_has_a_module() -> None:
+def test_every_layer_has_a_module_and_is_in_a_network_here() -> None:
     bases = {"Layer", "SlidingWindow", "Enlarging", "_Weighted", "Pool", "Join", "ImageLayer", "Leaf"}
     # Steps of the planner's walk; what tracing alone makes, with its modules, or takes over.
     elsewhere = {"MovedLayer", "PooledBranch", "ZeroAtZero", "DeclaredLeaf", "WholeLeaf", "Positions"}
     elsewhere |= {"Returned", "Crops"}
     assert kinds() - bases - elsewhere == {layer.__name__ for layer in BUILDERS}
+    graphs = [kind(whole).graph() for kind in (EveryLayer, ForeignLayers) for whole in (False, True)]
+    # Attention, which no blocks have: tests/spatial/test_attention.py.
+    assert set(BUILDERS) - {ImageAttention} <= {type(layer) for graph in graphs for layer in graph.layers}
