@@ -17,19 +17,11 @@ from tiledseg.geometry.layers.convolutions import FixedFilters
 from tiledseg.models.layers.block import BlockModule, BlockPlace
 
 Pair = tuple[int, ...]
-Convolve = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Pair, Pair | str, Pair, int], torch.Tensor]
 
 
-def convolve(
-    x_BCHW: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Pair,
-    padding: Pair | str,
-    dilation: Pair,
-    groups: int,
-) -> torch.Tensor:
-    """Convolve as `functional.conv2d` does, by oneDNN if it can."""
+def convolve(x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any) -> torch.Tensor:
+    """Convolve as `functional.conv2d` does, by oneDNN if it can. `how`: stride, padding, dilation and groups."""
+    stride, padding, dilation, groups = how
     x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
     if isinstance(padding, str) or groups > 1 or not _has_steady_kernel(x_BCHW, weight):
         return functional.conv2d(x_BCHW, weight, bias, stride, padding, dilation, groups)
@@ -42,18 +34,13 @@ def convolve(
 
 
 def convolve_transposed(
-    x_BCHW: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Pair,
-    padding: Pair,
-    output_padding: Pair,
-    groups: int,
-    dilation: Pair,
+    x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any
 ) -> torch.Tensor:
-    """Convolve as `functional.conv_transpose2d` does, by oneDNN if it can."""
+    """Convolve as `functional.conv_transpose2d` does, by oneDNN if it can. `how`: stride, padding, output padding,
+    groups and dilation."""
+    stride, padding, output_padding, groups, dilation = how
     if groups > 1 or any(output_padding) or not _has_steady_kernel(x_BCHW, weight):
-        return functional.conv_transpose2d(x_BCHW, weight, bias, stride, padding, output_padding, groups, dilation)
+        return functional.conv_transpose2d(x_BCHW, weight, bias, *how)
     return _Transposed.apply(x_BCHW, weight, bias, stride, padding, dilation)
 
 
@@ -61,15 +48,8 @@ class _Transposed(torch.autograd.Function):
     """oneDNN's transposed convolution of one group, differentiated as the adjoint of a convolution."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x_BCHW: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        stride: Pair,
-        padding: Pair,
-        dilation: Pair,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x_BCHW: torch.Tensor, weight: torch.Tensor, bias: Any, *how: Pair) -> torch.Tensor:
+        stride, padding, dilation = how
         ctx.options = padding, stride, dilation
         ctx.save_for_backward(x_BCHW, weight)
         convolution = torch.ops.mkldnn._convolution_transpose_pointwise
@@ -91,12 +71,10 @@ class _Transposed(torch.autograd.Function):
         return dx_BCHW, dweight, g_BCHW.sum((0, 2, 3)) if wants_bias else None, None, None, None
 
 
-def by_torch(
-    x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Pair, padding: Pair | str, *more: Any
-) -> torch.Tensor:
-    """Convolve by `functional.conv2d`, with torch's choice of kernel; `more`: dilation and groups."""
-    x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
-    return functional.conv2d(x_BCHW, weight, bias, stride, padding, *more)
+def by_torch(x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any) -> torch.Tensor:
+    """Convolve by `functional.conv2d`, with torch's choice of kernel; `how` as for `convolve`."""
+    x_BCHW, stride = thinned(x_BCHW, weight, *how[:2])
+    return functional.conv2d(x_BCHW, weight, bias, stride, *how[1:])
 
 
 _VECTOR = 16  # float32 values in the widest register
@@ -128,7 +106,7 @@ def _has_steady_kernel(x_BCHW: torch.Tensor, weight: torch.Tensor) -> bool:
 class ChosenConvolution(nn.Conv2d):
     """nn.Conv2d by `compute`."""
 
-    compute: Convolve
+    compute: Callable[..., torch.Tensor]
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return self.compute(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
@@ -153,7 +131,7 @@ class OneDnnTransposed(nn.ConvTranspose2d):
         if output_size is not None or self.padding_mode != "zeros":
             return super().forward(input, output_size)
         how = self.stride, self.padding, self.output_padding, self.groups, self.dilation
-        return convolve_transposed(input, self.weight, self.bias, *how)  # type: ignore[arg-type]  # a str is refused
+        return convolve_transposed(input, self.weight, self.bias, *how)
 
 
 class FilterBank(BlockModule):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.geometry.layers.convolutions import OverTimes
-from tiledseg.models.layers.convolution import ChosenConvolution, Pair, convolve, convolve_transposed
+from tiledseg.models.layers.convolution import ChosenConvolution, convolve, convolve_transposed
 
 
 class TimeSeries(nn.Module):
@@ -43,21 +43,14 @@ class TimesConvolution(ChosenConvolution):
     times: OverTimes
     along: tuple[int, Any, int]  # stride, padding, dilation
 
-    def compute(
-        self,
-        x_BCHW: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        stride: Pair,
-        padding: Pair | str,
-        dilation: Pair,
-        groups: int,
-    ) -> torch.Tensor:
+    def compute(self, x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any) -> torch.Tensor:
+        """Convolve; `how` as for `convolve`, of rows and columns."""
+        stride, padding, dilation, groups = how
         volume = x_BCHW.unflatten(1, (self.times.read, -1))
         step, ahead, gap = self.along
         if weight.dim() == 4 or (weight.shape[2], step, ahead) in ((1, 1, 0), (1, 1, "same")):
             each = weight if weight.dim() == 4 else weight.squeeze(2)
-            return _at_each(volume, lambda x: convolve(x, each, bias, stride, padding, dilation, groups))
+            return _at_each(volume, lambda x: convolve(x, each, bias, *how))
         x = volume.transpose(1, 2)
         if isinstance(ahead, str) and not isinstance(padding, str):  # on a block, whose rows and columns are padded
             total = gap * (weight.shape[2] - 1) if ahead == "same" else 0
@@ -75,27 +68,17 @@ class TimesTransposed(nn.ConvTranspose2d):
     along: tuple[int, int, int, int]
 
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
-        how: Any = self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        how = self.stride, self.padding, self.output_padding, self.groups, self.dilation
         return self.compute(input, self.weight, self.bias, *how)
 
-    def compute(
-        self,
-        x_BCHW: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        stride: Pair,
-        padding: Pair,
-        output_padding: Pair,
-        groups: int,
-        dilation: Pair,
-    ) -> torch.Tensor:
-        """Convolve; arguments are those of `functional.conv_transpose2d`, of rows and columns."""
+    def compute(self, x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any) -> torch.Tensor:
+        """Convolve; `how` as for `convolve_transposed`, of rows and columns."""
+        stride, padding, output_padding, groups, dilation = how
         volume = x_BCHW.unflatten(1, (self.times.read, -1))
         if weight.dim() == 4:
-            how = weight, bias, stride, padding, output_padding, groups, dilation
-            return _at_each(volume, lambda x: convolve_transposed(x, *how))
-        own: Any = stride, padding, output_padding
-        one: Any = [(first, *each) for first, each in zip(self.along, (*own, dilation), strict=True)]
+            return _at_each(volume, lambda x: convolve_transposed(x, weight, bias, *how))
+        pairs = zip(self.along, (stride, padding, output_padding, dilation), strict=True)
+        one: Any = [(first, *each) for first, each in pairs]
         y = functional.conv_transpose3d(volume.transpose(1, 2), weight, bias, one[0], one[1], one[2], groups, one[3])
         return y.transpose(1, 2).flatten(1, 2)
 
