@@ -7,7 +7,7 @@ from tiledseg.config.run import ModelConfig
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Concatenate
-from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, Norm
+from tiledseg.geometry.layers.pixelwise import Activation, Mark, Norm
 from tiledseg.geometry.layers.resampling import MaxPool, Upsample
 
 NETWORKS = ("paper", "ours")
@@ -34,7 +34,7 @@ def paper_graph(poolings: int, base_channels: int = 64, classes: int = 1) -> Gra
             for i, width in enumerate(widths)
             for kind, layer in (
                 ("conv", Convolution(width, 3, padding=1, bias=False)),
-                ("dropout", Dropout()),
+                ("dropout", Mark()),
                 ("norm", Norm("instance")),
                 ("act", Activation()),
             )

@@ -89,7 +89,7 @@ _SHRINK = (MaxPool(), AveragePool(3, 2, 1), Convolution(CHANNELS, 1, 2), Convolu
 _BEFORE: tuple[tuple[Layer, ...], ...] = (
     (),
     (Activation(),),
-    (Dropout(0.5), Norm(), Activation()),
+    (Dropout(0.5), Mark(), Activation()),
     (Norm("batch"), Activation()),
 )
 _EDGES = (((-1.0, 0.0, 1.0),) * 3,)

@@ -14,10 +14,10 @@ from tiledseg.geometry.layers.pixelwise import (
     FormulaSlot,
     Layout,
     Mark,
-    Norm,
     OfOnePixel,
     Pixelwise,
     Sigmoid,
+    norm_or_mark,
 )
 from tiledseg.geometry.layers.resampling import (
     AlignedUpsample,
@@ -62,7 +62,7 @@ class EveryLayer(_Described):
         return Graph(
             (
                 Node("stem", Convolution(4, 3, padding=1, bias=not self.whole)),  # a norm has its own shift
-                Node("stem.norm", Norm(self.norm)),
+                Node("stem.norm", norm_or_mark(self.norm)),
                 Node("stem.act", Activation()),
                 Node("indices", MaxIndices()),
                 Node("pool", MaxPool(), ("stem.act",)),

@@ -39,7 +39,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters
 from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMean, Multiply
-from tiledseg.geometry.layers.pixelwise import Activation, FormulaSlot, Norm, Pixelwise, Sigmoid
+from tiledseg.geometry.layers.pixelwise import Activation, FormulaSlot, Pixelwise, Sigmoid, norm_or_mark
 from tiledseg.geometry.layers.resampling import AveragePool
 from tiledseg.geometry.shapes import resized
 
@@ -153,11 +153,13 @@ class GatedSCNN:
         """Return stream * (1 + a), with a computed from the stream and `gating`; then a 1 x 1 convolution."""
         return [
             Node(f"{name}.join", Concatenate(), (stream, gating)),
-            Node(f"{name}.norm0", Norm(self.norm)),
+            Node(f"{name}.norm0", norm_or_mark(self.norm)),
             Node(f"{name}.conv0", Convolution(width + 1, 1)),
             Node(f"{name}.act", Activation(0.0)),
             Node(f"{name}.conv1", Convolution(1, 1)),
-            Node(f"{name}.norm1", Norm("none" if self.norm == "pixel" else self.norm)),  # of one channel: its sign
+            Node(
+                f"{name}.norm1", norm_or_mark("none" if self.norm == "pixel" else self.norm)
+            ),  # of one channel: its sign
             Node(f"{name}.alpha", Sigmoid()),
             Node(f"{name}.gated", Multiply(), (stream, f"{name}.alpha")),
             Node(f"{name}.sum", Add(), (f"{name}.gated", stream)),
@@ -168,11 +170,10 @@ class GatedSCNN:
         deep, width = self.trunk.output(self.taps[4]), 4 * self.base_channels
         joined = []
         if self.image_mean:
-            norm = "none" if self.norm == "none" else "pixel"
             nodes += [
                 Node("pyramid.mean", ImageMean(), (deep,)),
                 Node("pyramid.mean.conv", Convolution(width, 1, bias=self.norm == "none")),
-                Node("pyramid.mean.norm", Norm(norm)),
+                Node("pyramid.mean.norm", norm_or_mark("none" if self.norm == "none" else "pixel")),
                 Node("pyramid.mean.act", Activation(0.0)),
             ]
             joined.append("pyramid.mean.act")

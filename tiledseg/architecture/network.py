@@ -17,7 +17,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.declared import CropGrid
-from tiledseg.geometry.layers.pixelwise import Activation, Norm
+from tiledseg.geometry.layers.pixelwise import Activation, norm_or_mark
 
 
 class Network(Protocol):
@@ -70,10 +70,9 @@ def groups_of(channels: int) -> int:
 
 def unit(name: str, number: int | str, layer: Convolution, norm: str, source: str = "") -> list[Node]:
     """Return a convolution, its norm and its activation."""
-    groups = groups_of(layer.out_channels)
     return [
         Node(f"{name}.conv{number}", layer, (source,) if source else ()),
-        Node(f"{name}.norm{number}", Norm(norm, groups=groups)),
+        Node(f"{name}.norm{number}", norm_or_mark(norm, groups_of(layer.out_channels))),
         Node(f"{name}.act{number}", Activation(0.0)),
     ]
 

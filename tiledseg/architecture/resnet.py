@@ -15,7 +15,7 @@ from tiledseg.architecture.network import groups_of
 from tiledseg.geometry.graph import INPUT, Node
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Add
-from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, Norm
+from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, norm_or_mark
 from tiledseg.geometry.layers.resampling import MaxPool
 
 BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}  # of layer1 to layer4
@@ -70,7 +70,7 @@ class ResNet:
         return self.norm == "none"
 
     def normed(self, name: str, channels: int) -> Node:
-        return Node(name, Norm(self.norm, groups=groups_of(channels)))
+        return Node(name, norm_or_mark(self.norm, groups_of(channels)))
 
     def _block(self, name: str, source: str, channels: int, made: int, stride: int, dilation: int) -> Iterator[Node]:
         narrow = made // self.expansion
@@ -145,7 +145,7 @@ class WideResNet:
                 before = module.widths[-1]
 
     def normed(self, name: str, channels: int) -> list[Node]:
-        return [Node(f"{name}.0", Norm(self.norm, groups=groups_of(channels))), Node(f"{name}.1", Activation(0.0))]
+        return [Node(f"{name}.0", norm_or_mark(self.norm, groups_of(channels))), Node(f"{name}.1", Activation(0.0))]
 
     def _convolution(self, width: int, kernel: int, stride: int = 1, dilation: int = 1) -> Convolution:
         padding = dilation * (kernel // 2)

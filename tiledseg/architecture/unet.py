@@ -14,7 +14,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.layers.joins import Concatenate
-from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, Norm
+from tiledseg.geometry.layers.pixelwise import Activation, Dropout, Mark, norm_or_mark
 from tiledseg.geometry.layers.resampling import MaxPool, Upsample
 
 
@@ -76,8 +76,8 @@ class UNet:
         for i in range(self.convs_per_level):
             units += [
                 Node(f"{prefix}.conv{i}", Convolution(channels, self.kernel, padding=padding, bias=bias)),
-                Node(f"{prefix}.dropout{i}", Dropout(self.dropout)),
-                Node(f"{prefix}.norm{i}", Norm(self.norm, groups=groups_of(channels))),
+                Node(f"{prefix}.dropout{i}", Dropout(self.dropout) if self.dropout else Mark()),
+                Node(f"{prefix}.norm{i}", norm_or_mark(self.norm, groups_of(channels))),
                 Node(f"{prefix}.act{i}", Activation()),
             ]
         return units

@@ -46,7 +46,6 @@ class ModuleSite(NamedTuple):
 
 
 NORMS: dict[str, Callable[[Norm, int], nn.Module]] = {
-    "none": lambda norm, channels: nn.Identity(),
     "pixel": lambda norm, channels: PixelNorm(channels),
     "instance": lambda norm, channels: InstanceNorm(channels, affine=True),
     "group": lambda norm, channels: GroupNorm(norm.groups, channels),

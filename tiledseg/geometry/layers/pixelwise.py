@@ -162,21 +162,13 @@ class Mark(Layer):
 
 @dataclass(frozen=True)
 class Dropout(Layer):
-    """Dropout of whole channels with `probability`, the same over the whole image; `of_images`: of all channels at
-    once."""
+    """Dropout of whole channels with `probability` (more than 0), the same over the whole image; `of_images`: of all
+    channels at once."""
 
-    probability: float = 0.0
+    probability: float
     of_images: bool = False
 
     keeps_zero = True
-
-    @property
-    def hands_on(self) -> bool:
-        return self.probability == 0
-
-    @property
-    def gradient(self) -> str:
-        return "same" if self.hands_on else "new"
 
     def kept_besides(self, shape: Shape, width: int) -> int:
         return width * (1 if self.of_images else shape[0])  # a factor for each draw
@@ -205,25 +197,23 @@ class Sigmoid(Layer):
 
 @dataclass(frozen=True)
 class Norm(Layer):
-    """A norm of `kind` none, pixel (channels of each pixel), instance, group or batch.
+    """A norm of `kind` pixel (channels of each pixel), instance, group or batch.
 
     `affine`: it has weights. `running`: a batch norm has running statistics; `still`: these are constant, also in
     training. `times`: a channel's weight serves this many times.
     """
 
-    kind: str = "none"
+    kind: str
     groups: int = 1
     affine: bool = True
     running: bool = True
     still: bool = False
     times: int = 1
 
-    @property
-    def keeps_zero(self) -> bool:
-        return self.hands_on
+    kept_inputs = (0,)
 
     def parameters(self, channels: int) -> int:
-        return 2 * channels // self.times if self.affine and not self.hands_on else 0
+        return 2 * channels // self.times if self.affine else 0
 
     @property
     def statistics(self) -> str | None:
@@ -249,18 +239,6 @@ class Norm(Layer):
         return ((1 + 2 * sets) * ranks, 2 * sets) if self.statistics else (0, 0)
 
     @property
-    def hands_on(self) -> bool:
-        return self.kind == "none"
-
-    @property
-    def kept_inputs(self) -> tuple[int, ...]:
-        return () if self.hands_on else (0,)
-
-    @property
-    def gradient(self) -> str:
-        return "same" if self.hands_on else "new"
-
-    @property
     def returns_view(self) -> bool:
         return self.kind == "pixel"  # computed in another layout
 
@@ -279,7 +257,7 @@ class Norm(Layer):
         return max(input_bytes, norm_work_bytes(*shape)) if self.statistics else input_bytes
 
     def input_width(self, at_hand: int, width: int) -> int:
-        return at_hand if self.hands_on else norm_bytes(self.kind, width)
+        return norm_bytes(self.kind, width)
 
     def output_width(self, at_hand: int, width: int) -> int:
         return self.input_width(at_hand, width)
@@ -288,3 +266,8 @@ class Norm(Layer):
 def stilled(layer: Layer) -> Layer:
     """Return the layer with constant running statistics."""
     return replace(layer, still=True) if isinstance(layer, Norm) and layer.tracks else layer
+
+
+def norm_or_mark(kind: str, groups: int = 1) -> Layer:
+    """Return the norm of a kind, or for `none` the identity: a network then has as many nodes."""
+    return Mark() if kind == "none" else Norm(kind, groups)
