@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.graph import INPUT, Graph, Node
+from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMean, Multiply
 from tiledseg.geometry.layers.layer import Layer
@@ -107,63 +107,47 @@ _KEEP = (
 )
 
 
-class _Drawing:
-    """Nodes drawn one after the other; `at` is the last one's name."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.at = INPUT
-
-    def add(self, layer: Layer, *inputs: str) -> str:
-        self.nodes.append(Node(f"{len(self.nodes)} {type(layer).__name__}", layer, inputs or (self.at,)))
-        self.at = self.nodes[-1].name
-        return self.at
-
-
 @st.composite
 def networks(draw: st.DrawFn, depth: int = 2) -> Graph:
     """Nodes whose outputs are as many as their inputs, if those are a multiple of 4; with skips, nested or not, sums,
     gates, means of the image, and pooling that is undone by its indices."""
-    drawing = _Drawing()
-    drawing.add(Mark())
-    _body(draw, drawing, depth)
-    return Graph(tuple(drawing.nodes))
+    nodes: list[Node] = []
 
+    def add(layer: Layer, *inputs: str) -> str:
+        nodes.append(Node(f"{len(nodes)} {type(layer).__name__}", layer, inputs))
+        return nodes[-1].name
 
-def _body(draw: st.DrawFn, drawing: _Drawing, depth: int) -> None:
-    kinds = ["keep", "scale", "unpool", "skip", "crop", "sum", "gate", "mean"] if depth else ["keep"]
-    for _ in range(draw(st.integers(1, 3))):
-        kind, start = draw(st.sampled_from(kinds)), drawing.at
-        if kind == "keep":
-            for layer in (*draw(st.sampled_from(_BEFORE)), draw(st.sampled_from(_KEEP))):
-                drawing.add(layer)
-        elif kind == "scale":
-            drawing.add(draw(st.sampled_from(_SHRINK)))
-            _body(draw, drawing, depth - 1)
-            drawing.add(draw(st.sampled_from(_GROW)))
-        elif kind == "unpool":
-            indices = drawing.add(MaxIndices())
-            drawing.add(MaxPool(), start)
-            _body(draw, drawing, depth - 1)
-            drawing.add(MaxUnpool(), drawing.at, indices)
-        elif kind == "mean":
-            drawing.add(ImageMean())
-            drawing.add(Concatenate(), start, drawing.at)
-            drawing.add(Convolution(CHANNELS, 1))
-        elif kind == "crop":  # an unpadded convolution, what it takes off cropped from the skip, and padding again
-            drawing.add(Convolution(CHANNELS, 3))
-            drawing.add(Concatenate((1, 0)), start, drawing.at)
-            drawing.add(Convolution(CHANNELS, 3, padding=2))
-        else:
-            _body(draw, drawing, depth - 1)
-            if kind == "skip":
-                drawing.add(Concatenate(), start, drawing.at)
-                drawing.add(Convolution(CHANNELS, 1))
+    def body(depth: int) -> str:
+        kinds = ["keep", "scale", "unpool", "skip", "crop", "sum", "gate", "mean"] if depth else ["keep"]
+        for _ in range(draw(st.integers(1, 3))):
+            kind, start = draw(st.sampled_from(kinds)), nodes[-1].name
+            if kind == "keep":
+                for layer in (*draw(st.sampled_from(_BEFORE)), draw(st.sampled_from(_KEEP))):
+                    add(layer)
+            elif kind == "scale":
+                add(draw(st.sampled_from(_SHRINK)))
+                body(depth - 1)
+                add(draw(st.sampled_from(_GROW)))
+            elif kind == "unpool":
+                indices = add(MaxIndices())
+                add(MaxPool(), start)
+                add(MaxUnpool(), body(depth - 1), indices)
+            elif kind == "mean":
+                add(Concatenate(), start, add(ImageMean()))
+                add(Convolution(CHANNELS, 1))
+            elif kind == "crop":  # an unpadded convolution, what it takes off cropped from the skip, and padding again
+                add(Concatenate((1, 0)), start, add(Convolution(CHANNELS, 3)))
+                add(Convolution(CHANNELS, 3, padding=2))
+            elif kind == "skip":
+                add(Concatenate(), start, body(depth - 1))
+                add(Convolution(CHANNELS, 1))
             else:  # a shortcut with a convolution of its own, written after the branch that it joins
-                branch = drawing.at
-                shortcut = drawing.add(
-                    draw(st.sampled_from([Convolution(CHANNELS, 1), Convolution(CHANNELS, 3, padding=1)])), start
-                )
-                if kind == "gate":
-                    shortcut = drawing.add(Sigmoid())
-                drawing.add(Add() if kind == "sum" else Multiply(), branch, shortcut)
+                branch, kernel = body(depth - 1), draw(st.sampled_from([1, 3]))
+                shortcut = add(Convolution(CHANNELS, kernel, padding=kernel // 2), start)
+                shortcut = add(Sigmoid()) if kind == "gate" else shortcut
+                add(Add() if kind == "sum" else Multiply(), branch, shortcut)
+        return nodes[-1].name
+
+    add(Mark())
+    body(depth)
+    return Graph(tuple(nodes))
