@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given
 
+from tests.geometry.drawn import law, unets
 from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
@@ -15,27 +14,6 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.shapes import is_legal_size, output_size, tensor_channels, total_stride
-
-
-def _drawn(norm: str, base_channels: int, **options: Any) -> UNet:
-    """Three channels do not double into groups of eight."""
-    return UNet(norm=norm, base_channels=4 if norm == "group" else base_channels, **options)
-
-
-networks = st.builds(
-    _drawn,
-    levels=st.integers(1, 6),
-    convs_per_level=st.integers(1, 3),
-    kernel=st.sampled_from([1, 3, 5]),
-    base_channels=st.integers(1, 4),
-    padding=st.sampled_from(["same", "valid"]),
-    norm=st.sampled_from(["none", "pixel", "instance", "group", "batch"]),
-    upsampling=st.sampled_from(["transposed", "nearest", "bilinear"]),
-    dropout=st.sampled_from([0.0, 0.5]),
-    bands=st.integers(1, 8),
-    classes=st.integers(2, 9),
-)
-law = settings(derandomize=True, max_examples=30, deadline=None)
 
 
 def test_a_norm_takes_the_place_of_the_bias() -> None:
@@ -69,7 +47,7 @@ def test_impossible_options_name_the_key_and_the_value(make: Callable[[], object
 
 
 @law
-@given(networks)
+@given(unets)
 def test_a_unet_has_the_papers_count_of_layers_and_fits_at_every_legal_size(unet: UNet) -> None:
     graph, step = unet.graph(), 2 ** (unet.levels - 1)
     n, poolings = unet.convs_per_level, unet.levels - 1
