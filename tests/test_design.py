@@ -20,10 +20,9 @@ from tiledseg.config.run import Config
 from tiledseg.config.words import chunk_ranks
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import minimum_halo, network_footprint
-from tiledseg.geometry.tiling import make_tiling
+from tiledseg.geometry.tiling import deal, make_tiling
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import ChunkMap, chunk_routes, program
-from tiledseg.raster.samples.sampling import deal
 
 PAGE = (ROOT / "docs" / "design.md").read_text()
 ROWS = re.findall(r"^\| ([^|]+?) \| [^|]+ \| ([\d,]+) \| [\d,]+ \|$", PAGE, re.MULTILINE)
@@ -164,7 +163,7 @@ def test_tile_is_as_drawn() -> None:
     assert "49 nodes" in READING
     assert "gives 22 pixels" in READING
     assert (TILING.footprint.alignment, TILING.footprint.before) == (4, 24)
-    shares = deal(TILING.tiles, 2, lambda tile: tile.context.area)
+    shares = deal(TILING.contexts, 2)
     assert [len(share) for share in shares] == [8, 8]
 
 

@@ -122,7 +122,7 @@ def plans(steps: Steps, ranks: int) -> tuple[Spread, PipelinePlan | None]:
     blocks = None if steps.blocks is None else BlockSettings(steps.blocks)
     given = {"precision": "fp64", "images_per_step": images, "blocks": blocks}
     spread = choose_spread(RunQuestion(steps.case.unet, (), ranks, 2**60, asked, **given), tilings)
-    largest = micro_batch_size(spread, graph, tilings, len(tilings[0]) * images, images, 8)
+    largest = micro_batch_size(spread, graph, tilings, tilings[0].contexts * images, images, 8)
     return spread, plan_pipeline(asked, graph, bands, largest, None) if asked.stages > 1 else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.geometry.shapes import count_parameters, tensor_channels
 from tiledseg.geometry.sharing.decomposition import Partition, decompose
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.geometry.tiling import make_tiling
@@ -24,9 +25,9 @@ from tiledseg.planning.walk.mode_cost import (
     DEPTHS,
     Task,
     choose_fusion,
-    gradient_bytes,
+    exchange_cost,
     layer_cost,
-    mode_cost,
+    read_cost,
     settled,
 )
 from tiledseg.planning.walk.rank_steps import SentBytes, Traffic, rank_steps
@@ -73,25 +74,17 @@ def test_layer_mode_sends_the_volume_of_the_formula(levels: int, base: int) -> N
 def test_exchange_mode_sends_the_volume_of_the_formula() -> None:
     """An interior tile: c_in ((q + 2h)^2 - q^2) values, once."""
     q, h = 512, 96
-    cost = mode_cost(task_of(UNet(), (3 * q, 3 * q), (3, 3)), MACHINE, "exchange")
+    cost = exchange_cost(task_of(UNet(), (3 * q, 3 * q), (3, 3)), MACHINE)
     assert cost.busiest == Traffic(SentBytes(8, 4 * 4 * ((q + 2 * h) ** 2 - q**2)), SentBytes())
-
-
-@pytest.mark.parametrize(("q", "percent"), [(512, 89), (4992, 8)])
-def test_extra_work_of_an_interior_tile_is_that_of_the_table(q: int, percent: int) -> None:
-    """For a halo of 96 px."""
-    task = task_of(UNet(), (3 * q, 3 * q), (3, 3))
-    cost = mode_cost(task, MACHINE, "read")
-    assert round(100 * (cost.work_max * 9 / task.undivided_work - 1)) == percent
-    assert cost.work_max * q * q * 9 == task.undivided_work * (q + 2 * 96) ** 2
 
 
 @pytest.mark.parametrize(("padding", "upsampling"), [("same", "bilinear"), ("valid", "transposed")])
 def test_layer_mode_computes_nothing_twice(padding: str, upsampling: str) -> None:
     """E is exactly 1 with a fusion of 1, and rises with the fusion."""
-    task = task_of(UNet(3, base_channels=2, padding=padding, upsampling=upsampling), (203, 331), (3, 4))
+    unet = UNet(3, base_channels=2, padding=padding, upsampling=upsampling)
+    task = task_of(unet, (203, 331), (3, 4))
     costs = [layer_cost(task, MACHINE, fusion) for fusion in (1, 2, WHOLE)]
-    assert task.undivided_work == costs[0].work < costs[1].work < costs[2].work
+    assert work(unet, task.decomposition.whole.shape) == costs[0].work < costs[1].work < costs[2].work
     assert costs[0].traffic.step.messages > costs[1].traffic.step.messages > costs[2].traffic.step.messages
 
 
@@ -113,14 +106,13 @@ def test_costs_are_sums_and_maxima_over_all_ranks(
     places = list(itertools.product(range(mesh[0]), range(mesh[1])))
 
     tiles = {at: [tile.context.shape for tile in task.decomposition.tiles(*at)] for at in places}
-    read, exchange = mode_cost(task, MACHINE, "read"), mode_cost(task, MACHINE, "exchange")
-    of_tiles = {at: sum(work(unet, shape) for shape in tiles[at]) for at in places}
-    assert read.work == exchange.work == sum(of_tiles.values())
-    assert read.work_max == exchange.work_max == max(of_tiles.values())
+    tiling = task.decomposition.tiling
+    whole = replace(task, decomposition=decompose(tiling, (1, 1)), images=2)
+    read, exchange = read_cost(whole, MACHINE, 3), exchange_cost(task, MACHINE)
+    assert read.work == exchange.work == sum(work(unet, shape) for shapes in tiles.values() for shape in shapes)
     assert read.memory == max(training_memory(task.graph, 4, s).total for shapes in tiles.values() for s in shapes)
     assert read.memory <= exchange.memory
-    inside = [sum(pixels_of_raster(task, t.context) for t in task.decomposition.tiles(*at)) for at in places]
-    assert (read.read, read.read_max) == (sum(inside), max(inside))
+    assert read.read == sum(pixels_of_raster(task, tile.context) for tile in tiling.tiles)
 
     cost = layer_cost(task, MACHINE, fusion)
     cut_rows, cut_cols = settled(task.graph, task.decomposition)
@@ -131,20 +123,20 @@ def test_costs_are_sums_and_maxima_over_all_ranks(
     assert cost.read_max >= cost.read / len(places)
     walks = [rank_walk(task.graph, 4, rows[i], cols[j], task.ranks, 4) for i, j in places]
     works, traffics = [walk.work for walk in walks], [walk.traffic for walk in walks]
-    assert (cost.work, cost.work_max) == (sum(works), max(works))
+    assert cost.work == sum(works)
     assert cost.traffic == sum(traffics, Traffic())
     assert cost.busiest.step.bytes == max(t.step.bytes for t in traffics)
     assert cost.traffic.forward.messages >= cost.traffic.backward.messages
     assert cost.memory == max(memory_of(walk).total + walk.besides for walk in walks)
     seconds = [6 * w / MACHINE.flops + MACHINE.message_seconds(t.step) for w, t in zip(works, traffics, strict=True)]
-    assert cost.seconds == pytest.approx(max(seconds) + MACHINE.all_reduce_seconds(1, gradient_bytes(task), task.ranks))
+    assert cost.seconds == pytest.approx(
+        max(seconds) + MACHINE.all_reduce_seconds(1, 8 * count_parameters(task.graph, 4), task.ranks)
+    )
 
 
 def test_gradients_and_norms() -> None:
     unet = UNet(3, base_channels=4, norm="instance")
     task = task_of(unet, (200, 200), (2, 2))
-    parameters = sum(c.parameters for c in layer_costs(unet.graph(), 4, (16, 16)))
-    assert gradient_bytes(task) == 8 * parameters
     channels = [4, 4, 8, 8, 16, 16, 8, 8, 4, 4]
     forward = SentBytes(len(channels), 8 * 4 * sum(1 + 2 * c for c in channels))
     expected = Traffic(forward, SentBytes(len(channels), 8 * sum(2 * c for c in channels)))

@@ -111,6 +111,6 @@ def test_the_largest_micro_batch_is_one_that_the_network_takes(halo: str, paddin
     asked = RunQuestion(unet, (Extent(tiling.raster),), 4, 2**60, parallelism(parallel))
     plans = choose_spread(asked, [tiling])
     assert (plans.mesh.ranks, plans.mesh.stages) == (4, 2)
-    largest = micro_batch_size(plans, unet.graph(), [tiling], 16, 1, 4)
+    largest = micro_batch_size(plans, unet.graph(), [tiling], tiling.contexts, 1, 4)
     assert largest.count == {"read": 8, "exchange": 8, "layer": 1}[halo]
     plan_pipeline(parallelism(parallel), unet.graph(), 4, largest, None)

@@ -89,9 +89,10 @@ def test_a_step_that_needs_more_than_there_is_is_told() -> None:
 @pytest.mark.parametrize("balance", ["auto", "modelled"])
 def test_the_plan_has_the_balance(balance: str) -> None:
     asked = question(stages=2, balance=balance, memory=1 << 30, grid=(2, 2))
-    pipeline = plan_run(asked).pipeline
-    assert pipeline is not None
-    assert sum(pipeline.balance) == len(asked.network.graph())
+    plan = plan_run(asked)
+    assert plan.pipeline is not None
+    assert sum(plan.pipeline.balance) == len(asked.network.graph())
+    assert plan.memory == plan.pipeline.memory, "of the stage that needs most, micro-batches in flight included"
 
 
 def test_the_time_of_a_step_in_stages_is_that_of_its_replay() -> None:

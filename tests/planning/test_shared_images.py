@@ -14,14 +14,13 @@ from tests.planning.spread import UNETS, Run, cut, open_run_axes, spread
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Axes, Mesh
 from tiledseg.comm.point_to_point import Work
-from tiledseg.config.words import NORMS
 from tiledseg.geometry.sharing.decomposition import Partition, context_exchange
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.planning.walk.cost import rank_walk, tile_walk
 from tiledseg.planning.walk.mode_cost import input_traffic, statistic_sums
 from tiledseg.planning.walk.rank_steps import SentBytes, rank_steps
-from tiledseg.planning.walk.step_memory import memory_of, training_memory
+from tiledseg.planning.walk.step_memory import memory_of
 from tiledseg.spatial.halo_exchange import exchanged
 
 CASES = [
@@ -196,16 +195,3 @@ def test_what_is_rebuilt_is_counted(axes: Axes, unet: UNet, fusion: int, share: 
     """Within 2 %, on the rank that is off most; more settings: benchmarks/planned_memory/peaks_of_ranks.py."""
     ((_, error),) = errors(part(unet, axes, fusion), (share,))
     assert abs(error) < 0.02
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("padding", ["same", "valid"])
-@pytest.mark.parametrize("value_bytes", [2, 4, 8])
-def test_one_rank_needs_what_a_context_does(padding: str, norm: str, value_bytes: int) -> None:
-    unet = UNet(3, base_channels=4, padding=padding, norm=norm)
-    layers, size = unet.graph(), {"same": 64, "valid": 92}[padding]
-    (steps,) = rank_steps(layers, Partition((0, size)))
-    walk = rank_walk(layers, unet.bands, steps, steps, 1, value_bytes)
-    memory = memory_of(walk)
-    assert memory == training_memory(layers, unet.bands, (size, size), value_bytes)
-    assert walk.besides == 0

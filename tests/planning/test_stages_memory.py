@@ -14,7 +14,7 @@ from tests.tracing.networks import Mixed, Outer, Pointed
 from tests.tracing.styles import ChannelNorm, Inverted, Shuffled, Unpooling
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.words import NORMS, UPSAMPLINGS
-from tiledseg.geometry.memory_policy import keep_all, named_policy
+from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.network import GraphNetwork, build_modules, build_network
 from tiledseg.pipeline.balance import cuts
@@ -22,9 +22,7 @@ from tiledseg.pipeline.chunk import Chunk
 from tiledseg.pipeline.partition import NetworkCut, cut_network
 from tiledseg.pipeline.schedule import Route
 from tiledseg.planning.run.pipeline import stage_memory
-from tiledseg.planning.walk.cost import layer_costs, tile_walk
-from tiledseg.planning.walk.items import price
-from tiledseg.planning.walk.step_memory import network_walk, training_memory
+from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.tracing.trace import trace
 
 CONTEXTS = {"same": (48, 64), "valid": (44, 52)}
@@ -158,18 +156,6 @@ def test_recomputed_stages_keep_their_inputs_and_need_the_rest_once(norm: str) -
         assert -128 <= more <= 128 + memory.inputs + walk.costs[stop - 1].output_bytes
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_where_all_is_kept_the_items_are_those_of_the_stage(norm: str) -> None:
-    unet = UNet(3, base_channels=4, norm=norm, classes=3, dropout=0.1)
-    graph = unet.graph()
-    walk = tile_walk(graph, unet.bands, CONTEXTS["same"])
-    for run in cuts(BALANCES[1]):
-        found, memory = network_walk(walk, run=run), stage_memory(walk)(*run)
-        kept = found.needed_words(keep_all(graph))
-        assert found.kept(kept) == memory.activations
-        assert price(found, kept).peak == memory.activations + memory.backward
-
-
 @pytest.mark.parametrize(("norm", "balance"), [*zip(NORMS, cycle((BALANCES[0], (24, 25))), strict=False)])
 def test_stages_by_a_policy(norm: str, balance: tuple[int, ...]) -> None:
     """What is kept of a micro-batch, and the peak, within 2 %."""
@@ -183,31 +169,3 @@ def test_stages_by_a_policy(norm: str, balance: tuple[int, ...]) -> None:
         memory = stage_memory(walk)(*run)
         assert found.kept == pytest.approx(memory.activations, rel=0.02)
         assert found.kept + found.backward == pytest.approx(memory.activations + memory.backward, rel=0.02)
-
-
-@pytest.mark.parametrize("width", [2, 4, 8])
-def test_one_stage_is_the_whole_network(width: int) -> None:
-    unet = UNet(4, base_channels=4, norm="instance")
-    layers = unet.graph()
-    whole = training_memory(layers, unet.bands, (48, 64), width)
-    walk = tile_walk(layers, unet.bands, (48, 64), width)
-    assert stage_memory(walk)(0, len(layers)).needed(1) == whole.total
-    assert stage_memory(walk)(0, len(layers)).inputs == unet.bands * 48 * 64 * width
-
-
-def test_a_stage_receives_its_input_and_each_foreign_skip_once() -> None:
-    unet = UNet(3, base_channels=4)
-    layers = unet.graph()
-    costs = layer_costs(layers, unet.bands, (48, 64))
-    walk = tile_walk(layers, unet.bands, (48, 64))
-    (made1, pop1), (made0, pop0) = layers.skips
-    stash1, stash0 = made1 - 1, made0 - 1
-    assert walk.tensor_bytes(stash0 + 1) == 4 * 4 * 48 * 64
-    assert walk.received(0, len(layers)) == 0
-    first = stash1 + 2  # after the inner level's pooling
-    skips = costs[stash1].output_bytes + costs[stash0].output_bytes
-    assert walk.received(first, len(layers)) == costs[first - 1].output_bytes + skips
-    assert walk.received(stash1, pop0) == sum(costs[stash1].input_bytes)
-    assert pop1 < pop0
-    # The inner level's pooling, and its concatenation, take one mark: it comes once.
-    assert walk.received(stash1 + 1, len(layers)) == skips

@@ -132,19 +132,6 @@ def test_peak_of_any_network_on_any_context(unet: UNet, more_rows: int, more_col
     assert planned(layers, unet.bands, context)[1] == pytest.approx(found, rel=0.01, abs=2048)
 
 
-def test_totals_and_states() -> None:
-    unet = UNet(3, base_channels=8)
-    parameters = sum(p.numel() for p in build_modules(unet).parameters())
-    single = training_memory(unet.graph(), 4, (64, 64), 4)
-    assert (single.weights, single.gradients, single.optimizer) == (4 * parameters, 8 * parameters, 8 * parameters)
-    assert single.total == 20 * parameters + single.activations + single.backward
-    double = training_memory(unet.graph(), 4, (64, 64), 8)
-    assert double.gradients == 8 * parameters
-    half = training_memory(unet.graph(), 4, (64, 64), 2)
-    assert (half.weights, half.gradients) == (6 * parameters, 8 * parameters)
-    assert half.activations < single.activations < double.activations
-
-
 def after_a_convolution(layer: Layer, out: int = 2, channels: int = 8) -> Graph:
     first = Convolution(channels, 3, padding=1)
     return Graph((Node("first", first), Node("it", layer), Node("last", Convolution(out, 1))))

@@ -146,7 +146,6 @@ def test_images_that_go_together_need_what_the_plan_says(images: int, batch: int
     spread = Spread("layer", MeshShape(1, 1, 1), together=images > 1)
     meter, _ = two_steps(unet, samples, precision, {}, spread, batch)
     question = RunQuestion(unet, (Extent((side, side)),), 1, 1 << 40, precision=precision, images_per_step=images)
-    planned = step_cost(
-        question, spread, spread.mesh, [make_tiling((side, side), (1, 1), network_footprint(unet.graph()))], batch
-    ).memory
+    tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
+    planned = step_cost(question, spread, [tiling], batch).memory
     assert 0.97 <= planned / meter.peak <= 1.15

@@ -28,7 +28,7 @@ from tiledseg.raster.samples.content import (
     tile_units,
 )
 from tiledseg.raster.samples.draws import Drawer
-from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Position, Sampler, TileReference, deal
+from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Position, Sampler, TileReference
 
 counts = st.lists(st.integers(1, 12), min_size=1, max_size=8).map(tuple)
 law = settings(derandomize=True, max_examples=100, deadline=None)
@@ -50,20 +50,6 @@ def test_every_tile_occurs_once_an_epoch(
     else:
         assert [len(step) for step in steps[:-1]] == [number] * (len(steps) - 1)
         assert 1 <= len(steps[-1]) <= number
-
-
-@law
-@given(st.lists(st.integers(1, 3000), max_size=70), st.integers(1, 80))
-def test_the_ranks_together_load_the_step(costs: list[int], size: int) -> None:
-    step = tuple(enumerate(costs))
-    shares = deal(step, size, lambda tile: tile[1])
-    assert len(shares) == size
-    assert sorted(tile for share in shares for tile in share) == list(step)
-    assert all(list(share) == sorted(share) for share in shares)
-    assert shares == deal(step, size, lambda tile: tile[1])
-    heaviest = max(sum(tile[1] for tile in share) for share in shares)
-    least = max([-(-sum(costs) // size), *costs], default=0)
-    assert heaviest <= 4 / 3 * least + max(costs, default=0) / 3  # Graham's bound, loosened to integers
 
 
 def test_the_order_is_the_documented_one() -> None:

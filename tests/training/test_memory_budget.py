@@ -22,7 +22,7 @@ from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.walk.cost_model import Machine
-from tiledseg.planning.walk.mode_cost import Task, mode_cost
+from tiledseg.planning.walk.mode_cost import Task, layer_cost
 from tiledseg.training.offloading import suggesting_settings
 
 UNETS = UNet(3, base_channels=8, norm="instance"), UNet(4, base_channels=4, norm="none")
@@ -102,9 +102,8 @@ def test_a_plan_fits_the_memory_of_all_ranks_of_an_image(network: UNet, fusion: 
         assert plan.memory == plan.rebuilt.peak <= budget
         assert plan.rebuilt.kept == kept.memory
         by_policy = replace(network.graph(), memory=plan.rebuilt.policy)
-        again = mode_cost(
-            Task(by_policy, network.bands, decompose(plan.tilings[0], (2, 3))), Machine(), "layer", fusion
-        )
+        task = Task(by_policy, network.bands, decompose(plan.tilings[0], (2, 3)))
+        again = layer_cost(task, Machine(), fusion)
         assert again.memory == plan.memory
     overlapped = plan_run(replace(asked, memory=budget, parallel=replace(asked.parallel, overlap=True, fusion=1)))
     assert overlapped.rebuilt is None or set(overlapped.rebuilt.policy.inside) == {KEEP}

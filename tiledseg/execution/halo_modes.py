@@ -12,10 +12,10 @@ rank owns, for training, validation and prediction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -25,12 +25,12 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, context_exchange, decompose
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
-from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.geometry.tiling import Tile, Tiling, batches, deal
 from tiledseg.models.layers.block import cropped, tile_places
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.draws import Draw
-from tiledseg.raster.samples.sampling import TileReference, deal, deal_runs
+from tiledseg.raster.samples.sampling import TileReference
 
 if TYPE_CHECKING:
     from tiledseg.models.compiled import CompiledNetwork
@@ -83,11 +83,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class ReadMode:
-    """The mode `read`: tiles are dealt to ranks (with stages, to pipelines) by their size, from any place.
-
-    `batch`: the most tiles of one shape that run at once. Batches follow from the step alone and are dealt whole, so
-    that float32 gradients, which a kernel sums over a batch, do not depend on the number of ranks.
-    """
+    """The mode `read`: tiles are dealt to ranks (with stages, to pipelines) by their size, from any place. `batch`: the
+    most tiles of one shape that run at once."""
 
     network: GraphNetwork
     mesh: Mesh
@@ -108,11 +105,10 @@ class ReadMode:
     def dealt(self, step: Sequence[TileReference]) -> tuple[tuple[Part, ...], ...]:
         """Return the parts of each rank; with stages, of each pipeline."""
         tiles = [Part(r.image, self._tile(r), r.draw) for r in step]
-        batches = _batches(tiles, self.batch, lambda part: part.tile.context.shape)
         owners = self.mesh.size if self.axes is None else self.axes.shape.replicas
-        dealt = deal_runs if self.network.graph.is_untraced else deal  # runs: `tracing.crops.kept_between_tiles`
-        each = dealt(batches, owners, lambda batch: sum(part.tile.context.area for part in batch))
-        return tuple(tuple(part for batch in own for part in batch) for own in each)
+        contexts = [part.tile.context.shape for part in tiles]
+        shares = deal(contexts, owners, self.batch, in_runs=self.network.graph.is_untraced)
+        return tuple(tuple(tiles[number] for number in share) for share in shares)
 
     def _tile(self, reference: TileReference) -> Tile:
         tile = reference.tile
@@ -157,18 +153,6 @@ class ReadMode:
     def speaks(self, parts: Sequence[Part]) -> bool:
         """Return True if this rank's buffers count in `agreement.agree_on_buffers` after a step with `parts`."""
         return len(parts) > 0
-
-
-def _batches(parts: Sequence[Part], most: int, shape: Callable[[Part], Any]) -> list[tuple[Part, ...]]:
-    """Make batches of at most `most` parts of one shape, ordered by shape; batches of one keep the parts' order."""
-    if most == 1:
-        return [(part,) for part in parts]
-    by_shape: dict[Any, list[Part]] = {}
-    for part in parts:
-        by_shape.setdefault(shape(part), []).append(part)
-    return [
-        tuple(own[first : first + most]) for _, own in sorted(by_shape.items()) for first in range(0, len(own), most)
-    ]
 
 
 class ExchangeMode(ReadMode):
@@ -235,8 +219,9 @@ class LayerMode(ReadMode):
     def batches(self, parts: Sequence[Part]) -> list[tuple[Part, ...]]:
         """Return the images of a step, or of this rank's `share`, in batches that run at once: the same on all ranks of
         an image, though blocks of two images may have one shape on one rank and not on another."""
-        cuts = [(image.rows.edges, image.cols.edges) for image in self._images]
-        return _batches(parts, self.batch, lambda part: cuts[part.image])
+        images = (self._images[part.image] for part in parts)
+        cuts = [(image.rows.edges, image.cols.edges) for image in images]
+        return [tuple(parts[number] for number in batch) for batch in batches(cuts, self.batch)]
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
         image = self._images[micro_batch.image]

@@ -2,15 +2,19 @@
 
 Core edges lie on multiples of the network's alignment, so the pooling grids of every tile are those of the whole
 raster. A raster with other sides is extended to the next multiple by mirroring its last rows and columns; the extension
-is context, never core. "The network on the whole raster" means the context of the tiling with grid 1 x 1.
+is context, never core. "The network on the whole raster" means the context of the tiling with grid 1 x 1. Runs, their
+plans and rehearsals deal tiles to ranks by one function, `deal`.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
@@ -91,6 +95,11 @@ class Tiling:
     @property
     def context_max(self) -> tuple[int, int]:
         return max(span.context.size for span in self.rows), max(span.context.size for span in self.cols)
+
+    @property
+    def contexts(self) -> list[tuple[int, int]]:
+        """The (height, width) of each tile's context."""
+        return [(row.context.size, col.context.size) for row, col in itertools.product(self.rows, self.cols)]
 
 
 def hull_of(intervals: Sequence[Interval]) -> Interval:
@@ -187,3 +196,41 @@ def tiling_efficiency(tiling: Tiling) -> float:
     """Return the efficiency E of a tiling: context pixels over core pixels. Ideally 1."""
     context = sum(span.context.size for span in tiling.rows) * sum(span.context.size for span in tiling.cols)
     return context / (tiling.raster[0] * tiling.raster[1])
+
+
+def batches(shapes: Sequence[Any], most: int) -> list[tuple[int, ...]]:
+    """Return the numbers of parts that run at once: at most `most` of one shape. They are ordered by shape; batches of
+    one keep the parts' order."""
+    numbers = range(len(shapes))
+    if most == 1:
+        return [(number,) for number in numbers]
+    by_shape = itertools.groupby(sorted(numbers, key=shapes.__getitem__), key=shapes.__getitem__)
+    alike = (list(same) for _, same in by_shape)
+    return [tuple(same[first : first + most]) for same in alike for first in range(0, len(same), most)]
+
+
+def deal(
+    contexts: Sequence[tuple[int, int]], owners: int, batch: int = 1, in_runs: bool = False
+) -> list[tuple[int, ...]]:
+    """Deal a step's tiles, with contexts of (height, width), to `owners`: ranks, or pipelines of stages. Return the
+    numbers of each owner's tiles; some owners may get none. Every rank computes the same.
+
+    Batches of at most `batch` tiles follow from the step alone and are dealt whole, so that float32 gradients, which a
+    kernel sums over a batch, do not depend on the number of ranks. Greedy: the batch of most pixels first, each to the
+    least loaded owner (Graham 1969: at most 4/3 of the optimum). `in_runs`: neighbours go to one owner instead, for
+    modules that keep crops between tiles (`tracing.crops.kept_between_tiles`).
+    """
+    together = batches(contexts, batch)
+    pixels = [len(each) * math.prod(contexts[each[0]]) for each in together]
+    shares: list[list[int]] = [[] for _ in range(owners)]
+    if in_runs:
+        ends = list(itertools.accumulate(pixels))
+        for number, end in enumerate(ends):
+            shares[(2 * end - pixels[number]) * owners // (2 * ends[-1])].append(number)  # by its middle
+    else:
+        loads = [(0, owner) for owner in range(owners)]  # a heap
+        for number in sorted(range(len(pixels)), key=pixels.__getitem__, reverse=True):
+            load, owner = loads[0]
+            shares[owner].append(number)
+            heapq.heapreplace(loads, (load + pixels[number], owner))
+    return [tuple(tile for number in sorted(share) for tile in together[number]) for share in shares]

@@ -28,7 +28,7 @@ from tiledseg.planning.run.grid import near_squares
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism, norm_fault, of_steps
-from tiledseg.planning.walk.cost_model import Prices, StepTime
+from tiledseg.planning.walk.cost_model import Prices
 from tiledseg.planning.walk.mode_cost import fusion_word, mode_words
 from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
@@ -106,15 +106,10 @@ class Candidate:
 
 
 class Priced(NamedTuple):
-    """Settings with their plan. `seconds`: of a step by the clock. `time`: their terms on the slowest rank. `memory`:
-    bytes of the rank that needs most. `ranks`: those that have work."""
+    """Settings with their plan."""
 
     candidate: Candidate
     plan: RunPlan
-    seconds: float
-    time: StepTime
-    memory: int
-    ranks: int
 
 
 class Discarded(NamedTuple):
@@ -143,7 +138,7 @@ class Searched(NamedTuple):
         winner, other = self.winner, self.other or (self.best[1] if len(self.best) > 1 else None)
         if other is None:
             return f"nothing but {winner.candidate.in_words} can be"
-        less = f"{round(100 * (1 - winner.seconds / other.seconds)) or 'under 1'} % less"
+        less = f"{round(100 * (1 - winner.plan.cost.seconds / other.plan.cost.seconds)) or 'under 1'} % less"
         return f"{winner.candidate.in_words} takes {less} time than {other.candidate.in_words}"
 
 
@@ -226,11 +221,11 @@ def _staged(
                 yield Candidate(replace(plain, **pipeline, micro_batches=flush), grid)  # type: ignore[arg-type]
 
 
-class Pricing:
-    """The costs of settings for one question, on its largest image; on an assumed machine where none is known."""
+class Estimates:
+    """Quick estimates of settings for one question, on its largest image."""
 
     def __init__(self, question: RunQuestion) -> None:
-        self.question, self.graph = replace(question, machine=question.figures), question.graph
+        self.question, self.graph = question, question.graph
         self.shape, self.bands, width = question.shape, question.network.bands, question.value_bytes
         self.footprint = network_footprint(self.graph, question.halo, question.parallel.exact)
         self.prices = Prices(self.graph, self.bands, width, question.figures, question.ranks)
@@ -246,76 +241,54 @@ class Pricing:
     def refusal(self, candidate: Candidate) -> Discarded | None:
         """Return why a candidate surely cannot be: a norm would see something else, or a step is by far too large."""
         question, parallel, memory = self.question, candidate.parallel, self.question.memory
-        layers, needed = parallel.halo == "layer", 0
+        layers, needed, most, what = parallel.halo == "layer", 0, _MOST_OVER * memory, ""
         together = parallel.stages == 1 and (layers or (candidate.blocks and candidate.tiles == 1))
         images = 1 if together else question.images_per_step
         fault = norm_fault(self.graph, parallel.halo, candidate.tiles, images, question.trains, question.keyed)
         if fault and parallel.exact:
             return Discarded(candidate, fault)
         if parallel.stages > 1:
-            needed = self._weights // parallel.stages
-            return Discarded(candidate, f"needs {size(needed)} for its weights") if needed > memory else None
-        if not (layers or candidate.blocks or question.store):
+            needed, most, what = self._weights // parallel.stages, memory, " for its weights"
+        elif not (layers or candidate.blocks or question.store):
             context, width = self._contexts(candidate.grid)[0], self.question.value_bytes
             needed = training_memory(self.graph, self.bands, context, width).total
-        return Discarded(candidate, f"needs {size(needed)}", needed) if needed > _MOST_OVER * memory else None
+        return Discarded(candidate, f"needs {size(needed)}{what}", None if what else needed) if needed > most else None
 
-    def passes(self, candidate: Candidate) -> StepTime:
-        """Estimate the passes of the busiest rank, or pipeline: its contexts one after the other, and in mode `layer`
-        their messages, but no halo."""
-        ranks, images, mesh = self.question.ranks, self.question.images_per_step, candidate.parallel.mesh
-        grid, layers = candidate.grid, candidate.parallel.halo == "layer"
-        turns = -(-candidate.tiles * images // (ranks // candidate.parallel.stages))
+    def estimate(self, candidate: Candidate) -> float:
+        """Estimate the seconds of a step: the contexts of the busiest rank or pipeline one after the other, in mode
+        `layer` with their messages, but no halo. In a pipeline one micro-batch passes through all layers, the others
+        follow at the pace of the slowest stage."""
+        parallel, prices, ranks = candidate.parallel, self.prices, self.question.ranks
+        images, mesh, grid, layers = self.question.images_per_step, parallel.mesh, candidate.grid, False
+        turns = -(-candidate.tiles * images // (ranks // parallel.stages))
         if mesh is not None:
+            layers = parallel.halo == "layer"
             grid = mesh if layers else grid
             turns = -(-images // max(1, min(images, ranks // math.prod(mesh))))
             turns *= math.prod(-(-tiles // parts) for tiles, parts in zip(grid, mesh, strict=True))
         (height, width), mean = self._contexts(grid)
-        owned = math.prod(self.shape) // math.prod(grid)
-        share = (owned if layers else mean if turns > 1 else height * width) / (height * width)
-        messages = self.prices.machine.message_seconds(SentBytes(_MESSAGES * len(self.graph)), ranks) if layers else 0.0
-        return self._tile((height, width), owned).times(share)._replace(messages=messages).times(turns)
-
-    def estimate(self, candidate: Candidate) -> float:
-        """Estimate the seconds of a step. In a pipeline one micro-batch passes through all layers, the others follow
-        at the pace of the slowest stage."""
-        parallel, ranks, time = candidate.parallel, self.question.ranks, self.passes(candidate)
         if parallel.stages > 1:
             again = parallel.recompute[0] == "always"
-            layers = [(1 + again) * f + b for f, b in self._nodes(self._contexts(candidate.grid)[0])]
-            passes = -(-candidate.tiles * self.question.images_per_step // (ranks // parallel.stages))
-            flush = min(parallel.micro_batches or passes, passes)
-            pace = max(sum(layers) / parallel.stages, *layers)
-            seconds = -(-passes // flush) * (sum(layers) + (flush - 1) * pace)
-            return seconds * self.prices.machine.taking_turns(ranks)
-        return self.prices.seconds(self.prices.step(time, 1, time.backward)) * (_BLOCKS_MORE if candidate.blocks else 1)
+            each = [(1 + again) * f + b for f, b in self._nodes((height, width))]
+            flush = min(parallel.micro_batches or turns, turns)
+            pace = max(sum(each) / parallel.stages, *each)
+            return -(-turns // flush) * (sum(each) + (flush - 1) * pace) * prices.machine.taking_turns(ranks)
+        owned = math.prod(self.shape) // math.prod(grid)
+        share = (owned if layers else mean if turns > 1 else height * width) / (height * width)
+        messages = prices.machine.message_seconds(SentBytes(_MESSAGES * len(self.graph)), ranks) if layers else 0.0
+        time = self._tile((height, width), owned).times(share)._replace(messages=messages).times(turns)
+        return prices.seconds(prices.step(time, 1, time.backward)) * (_BLOCKS_MORE if candidate.blocks else 1)
 
-    def price(self, candidate: Candidate) -> Priced | Discarded:
-        """Plan a run with these settings, and return its price, or why it cannot be."""
-        question, parallel, step = candidate.question(self.question), candidate.parallel, self.passes(candidate)
-        try:
-            plan = plan_run(question)
-        except InputError as error:
-            return Discarded(candidate, str(error))
-        memory, waiting, ranks = plan.memory, 0.0, plan.spread.mesh.ranks
-        if parallel.stages > 1:  # the ranks wait where they do not compute; the plan's seconds recompute nothing
-            assert plan.pipeline, "a plan of stages has a pipeline"
-            assert plan.seconds is not None, "stages are searched on known machines only"
-            time = StepTime(step.forward / parallel.stages, step.backward / parallel.stages)
-            waiting = plan.seconds - self.prices.seconds(time)
-            memory = plan.rebuilt.peak if plan.rebuilt else plan.pipeline.memory
-        elif parallel.mesh is None:
-            time = self.prices.step(step, 1, step.backward / max(1, candidate.tiles // question.ranks))
-            ranks = min(question.ranks, candidate.tiles * question.images_per_step)
-        else:
-            time = plan.cost.time
-        if memory > question.memory:
-            return Discarded(candidate, f"needs {size(memory)} of {size(question.memory)}", memory)
-        short = plan.blocks or plan.rebuilt
-        again = short.extra * (time.forward + time.backward) if short else 0.0
-        time = time._replace(again=again, waiting=waiting)
-        planned = replace(candidate, parallel=replace(parallel, fusion=plan.spread.fusion))
-        return Priced(planned, plan, self.prices.seconds(time), time, memory, ranks)
+
+def price(question: RunQuestion, candidate: Candidate) -> Priced | Discarded:
+    """Plan a run with these settings; return its price, or why it cannot be."""
+    try:
+        plan = plan_run(candidate.question(question))
+    except InputError as error:
+        return Discarded(candidate, str(error))
+    if plan.memory > question.memory:
+        return Discarded(candidate, f"needs {size(plan.memory)} of {size(question.memory)}", plan.memory)
+    return Priced(replace(candidate, parallel=replace(candidate.parallel, fusion=plan.spread.fusion)), plan)
 
 
 def search(question: RunQuestion, host: int, free: Collection[str] = FREE) -> Searched:
@@ -326,8 +299,9 @@ def search(question: RunQuestion, host: int, free: Collection[str] = FREE) -> Se
 
     Raises ConfigError where no settings can be, with the bytes that are lacking.
     """
-    pricing = Pricing(question)
-    space = candidates(pricing.question, pricing.footprint, host, free)
+    question = replace(question, machine=question.figures)
+    estimates = Estimates(question)
+    space = candidates(question, estimates.footprint, host, free)
     if not space:
         plan_run(question)  # which may refuse the given settings
         given = {name: getattr(question.parallel, name) for name in sorted(FREE - set(free))}
@@ -336,15 +310,15 @@ def search(question: RunQuestion, host: int, free: Collection[str] = FREE) -> Se
             f"no search combines {', '.join(fixed) or 'what is given'} for {question.ranks} ranks: pipelines need "
             "parallel.halo read with one word of recompute for all stages; leave one of them out"
         )
-    refusals, priced = {each: pricing.refusal(each) for each in space}, list[Priced]()
+    refusals, priced = {each: estimates.refusal(each) for each in space}, list[Priced]()
     discarded = [refusal for refusal in refusals.values() if refusal]
-    ordered = sorted((each for each in space if not refusals[each]), key=pricing.estimate)
+    ordered = sorted((each for each in space if not refusals[each]), key=estimates.estimate)
     kinds = {(each.parallel.halo, each.blocks, each.parallel.stages > 1): each for each in reversed(ordered)}
     first = sorted(kinds.values(), key=ordered.index)
     for place, candidate in enumerate(dict.fromkeys((*first, *ordered))):
         if len(priced) >= PLANNED or (priced and place >= MOST_PLANNED):
             break
-        result = pricing.price(candidate)
+        result = price(question, candidate)
         priced += [result] if isinstance(result, Priced) else []
         discarded += [result] if isinstance(result, Discarded) else []
     if not priced:
@@ -355,6 +329,6 @@ def search(question: RunQuestion, host: int, free: Collection[str] = FREE) -> Se
             f"nearest, {nearest.candidate.in_words}: {nearest.reason}{lacks}; use memory.blocks with memory.store, a "
             f"folder on a local disk, more memory or ranks, or a smaller model{question.or_bf16}"
         )
-    priced.sort(key=lambda each: each.seconds)
+    priced.sort(key=lambda each: each.plan.cost.seconds)
     other = next((each for each in priced if each.candidate.kind != priced[0].candidate.kind), None)
     return Searched(tuple(priced[:BEST]), other, len(space))

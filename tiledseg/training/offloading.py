@@ -102,11 +102,10 @@ def suggesting_settings(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
 
         if not is_exhausted(error):
             raise
-        planned = plan.rebuilt.peak if plan.rebuilt else 0 if plan.pipeline else plan.memory
-        what = f"memory has run out; {f'a step was planned to take {planned} bytes; ' if planned else ''}"
-        limit = int(0.8 * min(planned or plan.memory, question.memory))
+        limit = int(0.8 * min(plan.memory, question.memory))
         raise MemoryLimitError(
-            f"{what}{remedy(question, plan, limit, (1.0, 0.75, 0.5))} ({first_line(error)})"
+            f"memory has run out; a step was planned to take {plan.memory} bytes; "
+            f"{remedy(question, plan, limit, (1.0, 0.75, 0.5))} ({first_line(error)})"
         ) from error
 
 

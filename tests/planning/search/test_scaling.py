@@ -30,16 +30,16 @@ def test_strong_scaling_is_the_best_of_one_mode_and_weak_scaling_keeps_a_ranks_w
         alike = question(point.ranks, parallel=Parallelism(halo=mode))
         best = search(alike, 1, free=FREE - {"halo", "stages"}).winner
         assert point.priced.candidate.parallel.halo == mode, "an efficiency compares a mode with itself"
-        assert point.priced.seconds == best.seconds
+        assert point.priced.plan.cost.seconds == best.plan.cost.seconds
         assert point.images == 1
-        ideal = 2 * strong[0].priced.seconds / point.ranks
-        assert point.efficiency == pytest.approx(ideal / point.priced.seconds)
+        ideal = 2 * strong[0].priced.plan.cost.seconds / point.ranks
+        assert point.efficiency == pytest.approx(ideal / point.priced.plan.cost.seconds)
     assert strong[0].limit is None
     assert strong[-1].efficiency < 1
     assert strong[-1].limit is not None
     assert [point.images for point in weak] == [1, 2], "of 8 ranks there would be more images than an epoch has"
     assert len({point.priced.candidate for point in weak}) == 1
-    assert weak[1].priced.time.forward == pytest.approx(weak[0].priced.time.forward)
+    assert weak[1].priced.plan.cost.time.forward == pytest.approx(weak[0].priced.plan.cost.time.forward)
     assert 0.5 < weak[1].efficiency <= 1.0
 
 
@@ -49,7 +49,7 @@ def test_pipelines_are_looked_at_where_a_rank_cannot_hold_the_weights() -> None:
         scaling(asked, (2, 4), 1)
     points = scaling(asked, (2, 4), 4)["strong"]
     assert all(point.priced.candidate.parallel.stages > 1 for point in points)
-    assert points[1].priced.seconds < points[0].priced.seconds
+    assert points[1].priced.plan.cost.seconds < points[0].priced.plan.cost.seconds
 
 
 def test_slow_links_limit_by_the_all_reduce() -> None:

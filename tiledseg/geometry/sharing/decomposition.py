@@ -22,8 +22,6 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import Node
 from tiledseg.geometry.tiling import Tile, TileSpan, Tiling, hull_of
 
-TileSizes = tuple[tuple[int, int], ...]
-
 
 @dataclass(frozen=True)
 class Partition:
@@ -167,14 +165,6 @@ class Decomposition:
         core = Box(hull_of([span.core for span in rows]), hull_of([span.core for span in cols]))
         output = Box(hull_of([span.output for span in rows]), hull_of([span.output for span in cols]))
         return Tile(row * self.cols.parts + col, (row, col), core, self.owned(row, col), output)
-
-    def tile_sizes(self) -> tuple[list[TileSizes], list[TileSizes]]:
-        """Return the sizes (context, core) of each block's tiles, along rows and along columns."""
-        rows, cols = (
-            [tuple((span.context.size, span.core.size) for span in self.spans(dim, i)) for i in range(self.shape[dim])]
-            for dim in (0, 1)
-        )
-        return rows, cols
 
     def context_windows(self) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
         """Return the hull of the contexts of each block's tiles, along rows and columns, in positions of `whole`."""

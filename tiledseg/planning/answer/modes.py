@@ -10,24 +10,17 @@ from typing import Any
 
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.errors import ConfigError, InputError
-from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.answer.text import (
-    PlannedStep,
-    Section,
-    epoch_steps,
-    machine_words,
-    milliseconds,
-    tabled,
-    time_of,
-)
+from tiledseg.planning.answer.text import Section, machine_words, milliseconds, tabled, time_of
 from tiledseg.planning.run.grid import finer_grid
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.walk.mode_cost import Task, fusion_word, gradient_bytes, label
+from tiledseg.planning.walk.cost import tile_walk
+from tiledseg.planning.walk.mode_cost import fusion_word, mode_words
 from tiledseg.system.console import counted
-from tiledseg.units import size
+from tiledseg.units import DOUBLE_BYTES, size
 
 Shape = tuple[int, int]
 
@@ -59,12 +52,8 @@ class ModePlans:
 
     @property
     def at_work(self) -> int:
-        """GPUs that have work."""
-        images, ranks = self.question.images_per_step, self.question.ranks
-        if self.mesh is None:
-            return min(ranks, images * len(self.tiling))
-        alone = math.prod(self.mesh)
-        return min(images, ranks // alone) * alone
+        """GPUs that have work in the mode that keeps most busy."""
+        return max([plan.cost.ranks for plan in self.plans], default=self.question.ranks)
 
     @property
     def remedy(self) -> str:
@@ -81,15 +70,11 @@ class ModePlans:
             return "no mode takes a tile whole on this mesh"
         if self.best is None:
             return "no mode can compute this exactly on this mesh; use fewer ranks an image, or another norm"
-        mode = label(self.best.cost)
+        mode = mode_words(self.best.cost.mode, fusion_word(self.best.cost.fusion))
         if self.fitting:
             return f"{mode} takes the least predicted time of those that fit and are exact"
         least = f"{mode} needs least, {size(self.best.memory)}"
         return f"no mode fits {size(self.question.memory)} a rank: {least}; {self.remedy}"
-
-    def step(self, plan: RunPlan) -> PlannedStep:
-        epoch = epoch_steps(self.question) * plan.cost.seconds
-        return PlannedStep(self.question, self.at_work, plan.memory, plan.cost.seconds, epoch, plan.rebuilt)
 
 
 def with_step(question: RunQuestion, tiles: int) -> RunQuestion:
@@ -125,8 +110,8 @@ def modes_part(modes: ModePlans) -> Section:
     """Return a training step in each halo mode, and the choice; bytes, whole messages, milliseconds."""
     question, mesh = modes.question, modes.mesh or modes.tiling.grid
     machine, graph, bands = question.figures, question.graph, question.network.bands
-    task = Task(graph, bands, decompose(modes.tiling, mesh), question.value_bytes)
-    undivided, sums = task.undivided_work, gradient_bytes(task)
+    undivided = tile_walk(graph, bands, modes.tiling.whole.shape).work
+    sums = DOUBLE_BYTES * count_parameters(graph, bands, trained=True)  # of gradients, in float64 (docs/decisions/0003)
     reduce = {"bytes": sums, "milliseconds": milliseconds(machine.all_reduce_seconds(1, sums, modes.at_work))}
     chosen, reason = modes.best if modes.fitting else None, modes.reason
     figures: dict[str, Any] = {"flops": machine.flops, "bandwidth": machine.bandwidth, "latency": machine.latency}

@@ -29,7 +29,7 @@ from tiledseg.planning.answer import text
 from tiledseg.planning.answer.modes import ModePlans, mode_plans, modes_part
 from tiledseg.planning.answer.rebuilding import blocks_within, rebuilding_part
 from tiledseg.planning.answer.stages import stage_pipeline, stages_part
-from tiledseg.planning.answer.text import PlannedStep, Row, Section, duration, listed, words, wrapped
+from tiledseg.planning.answer.text import PlannedStep, Row, Section, duration, listed, step_of, words, wrapped
 from tiledseg.planning.run.grid import check_tiles, finer_grid
 from tiledseg.planning.run.pipeline import StagedPipeline
 from tiledseg.planning.run.plan import run_grid
@@ -286,7 +286,7 @@ def summary_part(
         "px at most",
     }
     better = [] if staged else _better(question, modes)
-    step = staged[0] if staged else modes.step(best) if best else None
+    step = staged[0] if staged else step_of(modes.question, best) if best else None
     if step is None:
         reason = next(iter(modes.impossible.values()), "no mode is exact on this grid")
         values |= {"fits": False, "reason": reason, "modes": []}
@@ -335,7 +335,7 @@ def _mode(mode: str, fusion: int) -> dict[str, Any]:
 def _better(question: RunQuestion, here: ModePlans) -> list[dict[str, Any]]:
     """Return a narrower precision, and a finer grid unless the GPUs are counted, that fit and take a shorter epoch."""
     proposals, footprint = list[dict[str, Any]](), here.tiling.footprint
-    longest = SHORTER * here.step(here.best).epoch_seconds if here.best and here.fitting else math.inf
+    longest = SHORTER * step_of(here.question, here.best).epoch_seconds if here.best and here.fitting else math.inf
     question = replace(question, recompute="none" if question.recompute == "auto" else question.recompute)
     others = list[tuple[str, RunQuestion, Tiling]]()
     if usual := text.better_precision(question):
@@ -347,7 +347,7 @@ def _better(question: RunQuestion, here: ModePlans) -> list[dict[str, Any]]:
     for flags, other, tiling in others:
         with suppress(InputError):
             modes = mode_plans(other, tiling)
-            if modes.best and modes.fitting and (step := modes.step(modes.best)).epoch_seconds < longest:
+            if modes.best and modes.fitting and (step := step_of(modes.question, modes.best)).epoch_seconds < longest:
                 mode, figures = _mode(modes.best.cost.mode, modes.best.cost.fusion), ("memory", "gpus", "epoch_seconds")
                 proposals.append({"flags": flags, **mode, **{key: step.values[key] for key in figures}})
     return proposals

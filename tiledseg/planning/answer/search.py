@@ -10,10 +10,10 @@ from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.planning.answer import text
 from tiledseg.planning.answer.modes import with_step
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.planning.answer.text import PlannedStep, Section, epoch_steps, network_text, rounded, time_of, words
+from tiledseg.planning.answer.text import Section, epoch_steps, network_text, rounded, step_of, time_of, words
 from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.search import FREE, TERMS, Discarded, Priced, Pricing, Searched, search
+from tiledseg.planning.search import FREE, TERMS, Discarded, Priced, Searched, price, search
 from tiledseg.planning.walk.cost_model import disk_of, store_of
 from tiledseg.units import size
 
@@ -60,17 +60,12 @@ def with_stores(question: RunQuestion) -> RunQuestion:
     return replace(question, store=store_of(machine), blocks=blocks)
 
 
-def priced_step(question: RunQuestion, priced: Priced) -> PlannedStep:
-    epoch = epoch_steps(question) * priced.seconds
-    return PlannedStep(question, priced.ranks, priced.memory, priced.seconds, epoch, priced.plan.rebuilt)
-
-
 def search_part(question: RunQuestion, result: Searched, proposed: bool) -> Section:
     """Return a row for each of the best settings, one for the best of another kind, and the reason of the choice;
     bytes, milliseconds, seconds an epoch. `proposed`: the plan has chosen the images of a step."""
     best = [_row(question, each) for each in result.best]
     other = None if result.other is None else _row(question, result.other)
-    narrow, winner = text.better_precision(question), priced_step(question, result.winner)
+    narrow, winner = text.better_precision(question), step_of(question, result.winner.plan)
     values = {
         "network": network_text(question),
         "size": list(question.shape),
@@ -125,7 +120,7 @@ def search_part(question: RunQuestion, result: Searched, proposed: bool) -> Sect
 
 
 def _row(question: RunQuestion, priced: Priced) -> dict[str, Any]:
-    candidate, plan = priced.candidate, priced.plan
+    candidate, plan, cost = priced.candidate, priced.plan, priced.plan.cost
     return {
         "settings": candidate.in_words,
         "grid": list(candidate.grid),
@@ -133,11 +128,11 @@ def _row(question: RunQuestion, priced: Priced) -> dict[str, Any]:
         "memory_keys": memory_keys(question, priced),
         "away": plan.offloaded.kept if plan.offloaded else 0,
         "recomputes": plan.rebuilt is not None or candidate.parallel.recompute[0] != "never",
-        "ranks": priced.ranks,
-        "milliseconds": round(1000 * priced.seconds, 6),
-        "epoch_seconds": round(epoch_steps(question) * priced.seconds, 6),
-        "by_term": {name: text.milliseconds(seconds) for name, seconds in zip(TERMS, priced.time, strict=True)},
-        "memory": priced.memory,
+        "ranks": cost.ranks,
+        "milliseconds": round(1000 * cost.seconds, 6),
+        "epoch_seconds": round(epoch_steps(question) * cost.seconds, 6),
+        "by_term": {name: text.milliseconds(seconds) for name, seconds in zip(TERMS, cost.time, strict=True)},
+        "memory": cost.memory,
     }
 
 
@@ -187,7 +182,7 @@ def scaling(question: RunQuestion, numbers: Sequence[int], host: int) -> dict[st
     weak = strong[:1]
     for ranks, more in ((ranks, images * ranks // numbers[0]) for ranks in numbers[1:]):
         if more <= question.images:
-            result = Pricing(replace(question, ranks=ranks, images_per_step=more)).price(first.candidate)
+            result = price(replace(question, ranks=ranks, images_per_step=more), first.candidate)
             if isinstance(result, Discarded):
                 raise ConfigError(f"{first.candidate.in_words} on {ranks} ranks: {result.reason}")
             weak.append((ranks, more, result))
@@ -196,13 +191,13 @@ def scaling(question: RunQuestion, numbers: Sequence[int], host: int) -> dict[st
 
 def _point(first: tuple[int, int, Priced], ranks: int, images: int, priced: Priced) -> Point:
     """Return a point. Without losses a term would take 1 / `times` of its seconds on the first number."""
-    times, start = ranks / first[0] * first[1] / images, first[2]
-    lost = {name: mine - one / times for name, mine, one in zip(TERMS, priced.time, start.time, strict=True)}
-    most, idle = max(lost, key=lambda name: lost[name]), 1 - priced.ranks / ranks
-    limit = TERMS[most] if lost[most] > 0.001 * priced.seconds else None
+    times, start, cost = ranks / first[0] * first[1] / images, first[2].plan.cost, priced.plan.cost
+    lost = {name: mine - one / times for name, mine, one in zip(TERMS, cost.time, start.time, strict=True)}
+    most, idle = max(lost, key=lambda name: lost[name]), 1 - cost.ranks / ranks
+    limit = TERMS[most] if lost[most] > 0.001 * cost.seconds else None
     if limit and most in ("forward", "backward"):
         limit = f"{100 * idle:.2g} % of the ranks idle" if idle > 0.05 else "computing: halos, uneven shares"
-    return Point(ranks, images, priced, start.seconds / times / priced.seconds, limit)
+    return Point(ranks, images, priced, start.seconds / times / cost.seconds, limit)
 
 
 def parse_range(text: str) -> tuple[int, ...]:
@@ -221,7 +216,7 @@ def scaling_part(question: RunQuestion, numbers: tuple[int, ...]) -> Section:
     first number."""
     studies, rows = scaling(question, numbers, question.figures.ranks_per_host), list[dict[str, Any]]()
     for name, point in ((name, point) for name, study in studies.items() for point in study if len(study) > 1):
-        seconds, steps = point.priced.seconds, -(-question.images // point.images)
+        seconds, steps = point.priced.plan.cost.seconds, -(-question.images // point.images)
         values = {
             "scaling": name,
             "gpus": point.ranks,
@@ -243,7 +238,7 @@ def scaling_part(question: RunQuestion, numbers: tuple[int, ...]) -> Section:
         "": lambda row: row["settings"] + (f"; limited by {row['limit']}" if row["limit"] else ""),
     }
     first = studies["strong"][0].priced
-    epoch, most = priced_step(question, first).epoch_words(), {row["scaling"]: row["gpus"] for row in rows}
+    epoch, most = step_of(question, first.plan).epoch_words(), {row["scaling"]: row["gpus"] for row in rows}
     below = [f"epoch of the first row: {epoch}; {text.machine_words(question)}", _STUDIES]
     if most.get("weak") != most["strong"]:
         ends = f"weak scaling ends at {most['weak']:,} GPUs" if "weak" in most else "there is no weak scaling"

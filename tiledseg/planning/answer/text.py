@@ -12,6 +12,7 @@ from tiledseg.system.console import counted
 from tiledseg.units import size
 
 if TYPE_CHECKING:
+    from tiledseg.planning.run.plan import RunPlan
     from tiledseg.planning.run.question import RunQuestion
     from tiledseg.planning.walk.choice import MemoryChoice
 
@@ -239,6 +240,14 @@ class PlannedStep:
         steps = f" in {counted(epoch_steps(self.question), 'step')}" if in_steps and self.question.images > 1 else ""
         time = duration(rounded(self.question, self.epoch_seconds))
         return f"{time} for {counted(self.question.images, 'image')}{steps}{self.beside}"
+
+
+def step_of(question: RunQuestion, plan: RunPlan) -> PlannedStep:
+    """Return the step of a plan."""
+    cost = plan.cost
+    return PlannedStep(
+        question, cost.ranks, cost.memory, cost.seconds, epoch_steps(question) * cost.seconds, plan.rebuilt
+    )
 
 
 def rehearsal_words(figures: Mapping[str, Any]) -> str:

@@ -98,6 +98,10 @@ def planned_job(question: RunQuestion, planned: Planned, budget: int | None, hal
     The ranks are at most the GPUs of the question, by default one for each tile. They fill nodes, and share images or
     pipelines evenly. Raises ConfigError where no mode was chosen, or where the GPUs do not suffice for one image.
     """
+    from tiledseg.planning.answer.text import step_of
+    from tiledseg.planning.run.plan import plan_run
+    from tiledseg.planning.run.spread import Parallelism
+
     assert planned.tiling is not None, "the command refuses other strides"
     assert planned.modes is not None, "a tiling has modes"
     grid = planned.tiling.grid
@@ -107,11 +111,9 @@ def planned_job(question: RunQuestion, planned: Planned, budget: int | None, hal
     if planned.pipeline is None or planned.step is None:
         plan = _plan_of(planned.modes, halo)
         ranks, more, words = _mode_keys(planned.modes, plan, question.images_per_step, gpus, node_gpus)
-        step = planned.modes.step(plan)
-        if "train.images_per_step" in more and plan.cost.mode == "read":  # fewer ranks take more turns
-            tiles = question.images_per_step * math.prod(grid)
-            longer = -(-tiles // ranks) / -(-tiles // step.gpus)
-            step = replace(step, seconds=step.seconds * longer, epoch_seconds=step.epoch_seconds * longer)
+        if "train.images_per_step" in more and plan.cost.mode == "read":  # fewer ranks have more tiles each
+            plan = plan_run(replace(planned.modes.question, ranks=ranks, parallel=Parallelism(exact=False)))
+        step = step_of(planned.modes.question, plan)
     elif halo in (None, "read"):
         case, step = planned.pipeline.case, planned.step
         ranks = _full_nodes(gpus, case.stages, node_gpus)
@@ -134,7 +136,8 @@ def planned_job(question: RunQuestion, planned: Planned, budget: int | None, hal
 
 def searched_job(question: RunQuestion, priced: Priced) -> Job:
     """Return the job of the winner of a search, on the GPUs that it keeps busy."""
-    from tiledseg.planning.answer.search import memory_keys, priced_step
+    from tiledseg.planning.answer.search import memory_keys
+    from tiledseg.planning.answer.text import step_of
 
     memory, images = memory_keys(question, priced), question.images_per_step
     keys: dict[str, Any] = {"tiling.grid": priced.candidate.grid, "parallel.halo": priced.candidate.parallel.halo}
@@ -145,7 +148,7 @@ def searched_job(question: RunQuestion, priced: Priced) -> Job:
     keys |= {"train.tiles_per_step": "null", "train.images_per_step": images}
     words = f", {counted(images, 'image')} a step: {priced.candidate.in_words}."
     may_idle = priced.candidate.parallel.mesh is not None or priced.candidate.parallel.stages > 1
-    return _job_of_step(priced_step(question, priced), question.ranks, _flags(keys), words, may_idle)
+    return _job_of_step(step_of(question, priced.plan), question.ranks, _flags(keys), words, may_idle)
 
 
 def _job_of_step(step: PlannedStep, gpus: int, flags: Sequence[str], words: str, may_idle: bool = False) -> Job:

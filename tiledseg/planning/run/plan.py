@@ -43,7 +43,16 @@ from tiledseg.planning.run.spread import (
     of_steps,
 )
 from tiledseg.planning.walk.cost_model import Prices, StepTime
-from tiledseg.planning.walk.mode_cost import ModeCost, Task, check_blocks, choose_fusion, fusion_word, mode_cost
+from tiledseg.planning.walk.mode_cost import (
+    ModeCost,
+    Task,
+    check_blocks,
+    choose_fusion,
+    exchange_cost,
+    fusion_word,
+    layer_cost,
+    read_cost,
+)
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory, weight_memory
 
 if TYPE_CHECKING:
@@ -56,10 +65,10 @@ class RunPlan:
 
     `tilings`: of the question's rasters, then of the transposed ones; with windows, the tilings of a step (see
     `WindowSteps`). `held_out`: of the rasters validated on, spread as `validation` says. `cost`: predicted of a
-    training step without stages; its `memory` is that of the rank that needs most. `seconds`: of a step on the largest
-    rasters; with stages, see `PipelinePlan`. They are None without a machine, and for a step of tiles. `pipeline`: None
-    without stages. `blocks`: None where tiles are computed whole. `rebuilt`: the tensors that are recomputed so that a
-    step fits the memory, None where everything is kept. `offloaded`: the offloaded bytes, None without offload.
+    training step on images like the largest. `seconds`: those of the cost; None without a machine, and for a step of
+    tiles. `pipeline`: None without stages. `blocks`: None where tiles are computed whole. `rebuilt`: the tensors that
+    are recomputed so that a step fits the memory, None where everything is kept. `offloaded`: the offloaded bytes,
+    None without offload.
     """
 
     network: Network
@@ -120,18 +129,16 @@ def _plan(question: RunQuestion) -> RunPlan:
         batch = min(question.tiles_per_batch or 1, images)
     spread = choose_spread(question, tilings, batch)
     check_statistics(graph, bands, tilings, spread.mode, question.trains, question.keyed)
-    mesh = spread.mesh
-    if not spread.shares_images:  # tiles are dealt out: to each rank about as many as a block of the image has
-        mesh = choose_mesh(parallel.mesh, tilings, question.ranks, images, parallel.stages)
     validation = _dealt_validation(question, held_out) if question.validates_alone else spread
 
-    task, cost = _step_task(question, mesh, cut, batch), step_cost(question, spread, mesh, cut, batch)
+    task, cost = _step_task(question, spread, cut, batch), step_cost(question, spread, cut, batch)
     needed = most = cost.memory
     if held_out:
-        own_mesh = choose_mesh(None, held_out, question.ranks, 1, parallel.stages) if question.validates_alone else mesh
-        most = max(most, step_cost(question, validation, own_mesh, held_out, batch).memory)
-    tiles_per_step = question.tiles_per_step or max(map(len, cut)) * images
-    largest = micro_batch_size(spread, graph, tilings, tiles_per_step, images, value)
+        most = max(most, step_cost(question, validation, held_out, batch).memory)
+    contexts = max(cut, key=len).contexts * images  # of a step's tiles
+    if question.tiles_per_step:
+        contexts = [max(tiling.context_max for tiling in cut)] * question.tiles_per_step
+    largest = micro_batch_size(spread, graph, tilings, contexts, images, value)
     idle = idle_note(spread, question.ranks, images, batch, question.trains)
     if idle and not parallel.idle_ranks:
         raise ConfigError(f"{idle}, or set parallel.idle_ranks true")
@@ -146,8 +153,8 @@ def _plan(question: RunQuestion) -> RunPlan:
                 "at a time; leave it out"
             )
         together = None  # images of a rank that go through the network together
-        if spread.together:  # tiles are dealt out by size: no rank has more pixels than so many of the largest
-            together = task.images if spread.shares_images else -(-tiles_per_step // question.ranks)
+        if spread.together:  # whole images are dealt by size: no rank has more pixels than so many of the largest
+            together = task.images if spread.shares_images else -(-question.items_per_step // question.ranks)
         blocks = _blocks(question, settings, spread, tilings, together)
         if question.budgeted and blocks.memory > budget:
             raise BudgetError(
@@ -163,7 +170,7 @@ def _plan(question: RunQuestion) -> RunPlan:
             alone = why_alone(graph, spread, question.precision == "fp64")
             if alone is not None:
                 raise ConfigError(f"train.tiles_per_batch is {tiles}, but {alone}; or leave it out")
-            tiles = min(tiles, tiles_per_step)
+            tiles = min(tiles, len(contexts))
             tile = training_memory(graph, bands, largest.pixels, value)
             further_bytes = (tiles - 1) * (tile.activations + tile.backward)
         tiles_per_batch, memory = batch if spread.together else tiles, most + further_bytes
@@ -180,10 +187,11 @@ def _plan(question: RunQuestion) -> RunPlan:
             offloaded = replace(offloaded, kept=kept, staying=staying)
         memory_warning = memory_note(question, spread, memory)
 
-    slower, again = blocks or rebuilt, 0.0
+    slower = blocks or rebuilt
     if slower is not None:  # by computing once more, and waiting for a store
         again = slower.extra * (cost.time.forward + cost.time.backward)
-        cost = replace(cost, seconds=cost.seconds + again, time=cost.time._replace(again=again))
+        longer = cost.seconds + again * question.figures.taking_turns(cost.ranks)
+        cost = replace(cost, seconds=longer, time=cost.time._replace(again=again))
     whole = question.trains and question.tiles_per_step is None and parallel.stages == 1
     known = question.figures.known or (question.machine is not None and not spread.together)
     seconds, notes = cost.seconds if whole and known else None, tuple(filter(None, (memory_warning, idle, inexact)))
@@ -221,49 +229,63 @@ def _blocks(
 
 
 def _balanced(question: RunQuestion, plan: RunPlan) -> RunPlan:
-    """Return the plan with the balance of its pipeline: by the machine's profile, else by multiply-adds. Raises
-    ConfigError where no stages fit the memory."""
-    graph, bands, machine, times, update_seconds = question.graph, plan.network.bands, question.figures, None, 0.0
-    if machine.known and question.trains:
-        times = layer_times(machine, graph, bands, plan.micro_batch, question.ranks)
-        ranks, stages = plan.spread.mesh.ranks, plan.spread.mesh.stages
-        prices = Prices(graph, bands, question.value_bytes, machine, ranks // stages)
-        update_seconds = sum(prices.step(StepTime(), 0, 0.0)) / stages  # stages have about equally many weights
+    """Return the plan with the balance of its pipeline, and the cost of a step on its stages: by the machine's profile,
+    else by multiply-adds. Raises ConfigError where no stages fit the memory."""
+    graph, bands, machine, mesh = question.graph, plan.network.bands, question.figures, plan.spread.mesh
+    predicts = machine.known and question.trains
+    times = layer_times(machine, graph, bands, plan.micro_batch, question.ranks) if predicts else None
     limit = question.memory if question.trains else None
     rebuilds = question.trains and question.recompute == "auto" and not question.offload
     pipeline = plan_pipeline(question.parallel, graph, bands, plan.micro_batch, limit, times, rebuilds)
-    seconds = None if pipeline.seconds is None else pipeline.seconds + update_seconds
-    return replace(plan, pipeline=pipeline, seconds=seconds, rebuilt=pipeline.rebuilt or plan.rebuilt)
+    memory, extra = pipeline.memory, 0.0
+    if pipeline.rebuilt is not None:
+        memory, extra = pipeline.rebuilt.peak, pipeline.rebuilt.extra
+    cost = replace(plan.cost, memory=memory, ranks=mesh.ranks)
+    if pipeline.seconds is not None:
+        prices = Prices(graph, bands, question.value_bytes, machine, mesh.ranks // mesh.stages)
+        computing = StepTime(cost.time.forward / mesh.stages, cost.time.backward / mesh.stages)
+        turns, again = machine.taking_turns(question.ranks), extra * sum(computing)
+        # Stages have about equally many weights. Their ranks wait where they do not compute.
+        seconds = pipeline.seconds + sum(prices.step(StepTime(), 0, 0.0)) / mesh.stages
+        time = computing._replace(again=again, waiting=seconds - turns * sum(computing))
+        cost = replace(cost, seconds=seconds + turns * again, time=time)
+    return replace(
+        plan, pipeline=pipeline, cost=cost, seconds=cost.seconds if predicts else None, rebuilt=pipeline.rebuilt
+    )
 
 
-def step_cost(
-    question: RunQuestion, spread: Spread, mesh: MeshShape, tilings: Sequence[Tiling], batch: int = 1
-) -> ModeCost:
-    """Predict a training step without stages on images like the largest of `tilings`, over `mesh`.
+def step_cost(question: RunQuestion, spread: Spread, tilings: Sequence[Tiling], batch: int = 1) -> ModeCost:
+    """Predict a training step without stages on images like the largest of `tilings`. With stages each pipeline counts
+    as one rank.
 
     `memory` is that of the tiling that needs most. It holds all images that go through the network together, in batches
     of `batch`.
     """
-    task = _step_task(question, mesh, tilings, batch)
-    largest, images, value = task.decomposition.tiling, task.images, task.value_bytes
-    of_network = task.graph, task.bands
-    cost = mode_cost(task, question.figures, spread.mode, spread.fusion)
-    if spread.together:
+    task, machine = _step_task(question, spread, tilings, batch), question.figures
+    of_network, value, images = (task.graph, task.bands), task.value_bytes, task.images
+    if spread.shares_layers:
+        cost = layer_cost(task, machine, spread.fusion)
+    elif spread.shares_images:
+        cost = exchange_cost(task, machine)
+    else:
+        tiles = question.tiles_per_batch if question.trains and not spread.together else 1
+        cost = read_cost(task, machine, question.ranks // spread.mesh.stages, tiles or 1)
+    if spread.shares_images and spread.together:
         weights, copies = fixed_memory(*of_network, value), weight_memory(*of_network, value).copies
         further = (-(-images // batch) - 1) * copies  # each batch casts the weights anew
         return replace(cost, memory=images * cost.memory - (images - 1) * weights + further)
-    others = {tiling.context_max for tiling in tilings if not spread.shares_layers} - {largest.context_max}
+    others = {tiling.context_max for tiling in tilings if not spread.shares_layers}
     needed = [training_memory(*of_network, context, value).total for context in others]
     return replace(cost, memory=max([cost.memory, *needed]))
 
 
-def _step_task(question: RunQuestion, mesh: MeshShape, tilings: Sequence[Tiling], batch: int) -> Task:
+def _step_task(question: RunQuestion, spread: Spread, tilings: Sequence[Tiling], batch: int) -> Task:
     """Return the step on the largest of `tilings`."""
-    largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
-    step = question.images_per_step
-    images = min(step, batch * -(-step // (batch * mesh.replicas)))
-    cut, width = decompose(largest, (mesh.rows, mesh.cols)), question.value_bytes
-    return Task(question.graph, question.network.bands, cut, width, images, mesh.replicas)
+    mesh, images = spread.mesh, question.images_per_step
+    if spread.shares_images:
+        images = min(images, batch * -(-images // (batch * mesh.replicas)))
+    cut = decompose(max(tilings, key=lambda tiling: math.prod(tiling.raster)), (mesh.rows, mesh.cols))
+    return Task(question.graph, question.network.bands, cut, question.value_bytes, images, mesh.replicas)
 
 
 def choose_spread(question: RunQuestion, tilings: Sequence[Tiling], batch: int = 1) -> Spread:

@@ -28,7 +28,7 @@ from tiledseg.geometry.layers.pixelwise import Norm
 from tiledseg.geometry.shapes import is_legal_size, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
-from tiledseg.geometry.tiling import Tiling
+from tiledseg.geometry.tiling import Tiling, deal
 from tiledseg.planning.walk.mode_cost import fusion_word
 
 
@@ -157,9 +157,15 @@ class MicroBatchSize:
 
 
 def micro_batch_size(
-    spread: Spread, graph: Graph, tilings: Sequence[Tiling], tiles_per_step: int, images_per_step: int, value_bytes: int
+    spread: Spread,
+    graph: Graph,
+    tilings: Sequence[Tiling],
+    contexts: Sequence[tuple[int, int]],
+    images_per_step: int,
+    value_bytes: int,
 ) -> MicroBatchSize:
-    """Return the largest micro-batch of rasters cut by `tilings`, and how many a pipeline has in a step at most."""
+    """Return the largest micro-batch of rasters cut by `tilings`, and how many a pipeline has in a step at most.
+    `contexts`: (height, width) of the tiles of a step."""
     images = -(-images_per_step // spread.mesh.replicas)
     if spread.shares_layers:
         sizes = []
@@ -174,7 +180,7 @@ def micro_batch_size(
         return MicroBatchSize(max(sizes, key=math.prod), images, value_bytes)
     pixels = max([tiling.context_max for tiling in tilings], key=math.prod)
     if not spread.shares_images:
-        return MicroBatchSize(pixels, -(-tiles_per_step // spread.mesh.replicas), value_bytes)
+        return MicroBatchSize(pixels, max(map(len, deal(contexts, spread.mesh.replicas))), value_bytes)
     shape = spread.mesh.rows, spread.mesh.cols
     tiles = max(math.prod(-(-n // ranks) for n, ranks in zip(each.grid, shape, strict=True)) for each in tilings)
     return MicroBatchSize(pixels, images * tiles, value_bytes)

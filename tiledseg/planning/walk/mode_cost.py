@@ -1,7 +1,8 @@
-"""The cost of an optimizer step on one image in each halo mode.
+"""The cost of an optimizer step in each halo mode.
 
-The modes give one result. `read`: each tile's context is read from the raster. `exchange`: each rank reads its block,
-one exchange of the input brings the rest of its contexts, then its tiles are computed as in `read`. `layer`: each rank
+The modes give one result. `read`: tiles are dealt to the ranks, and each tile's context is read from the raster.
+`exchange`: each rank reads its block, one exchange of the input brings the rest of its contexts, then it computes tile
+by tile. `layer`: each rank
 computes its block of every tensor, and halos travel before the layers that need them; with a fusion depth several such
 layers share an exchange and compute its overlap twice. Work, messages, bytes and memory are whole numbers that follow
 from the geometry; seconds follow from them and a Machine, with nothing hidden behind anything else.
@@ -14,16 +15,17 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.declared import WholeLeaf
 from tiledseg.geometry.layers.pixelwise import Positions
-from tiledseg.geometry.shapes import count_parameters, tensor_channels, tensor_shapes
-from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, TileSizes
+from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
+from tiledseg.geometry.sharing.decomposition import Decomposition, Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
+from tiledseg.geometry.tiling import TileSpan, deal
 from tiledseg.planning.walk.cost import ForwardWalk, rank_walk, tile_walk
 from tiledseg.planning.walk.cost_model import Machine, Prices, StepTime, sum_of
 from tiledseg.planning.walk.rank_steps import (
@@ -44,8 +46,8 @@ DEPTHS = (1, 2, 4, WHOLE)  # of fusion; depths between them change little
 
 @dataclass(frozen=True)
 class Task:
-    """A training step: each of `replicas` takes `images` like that of `decomposition`, one after the other, over its
-    ranks. `value_bytes`: of a value that is sent or kept."""
+    """A training step on `images` like that of `decomposition`: in mode `read` all images of the step, in other modes
+    those that each of `replicas` takes, one after the other. `value_bytes`: of a value that is sent or kept."""
 
     graph: Graph
     bands: int
@@ -58,84 +60,97 @@ class Task:
     def ranks(self) -> int:
         return self.decomposition.rows.parts * self.decomposition.cols.parts
 
-    @property
-    def undivided_work(self) -> int:
-        """Multiply-adds of the undivided network on the whole image, forward."""
-        return tile_walk(self.graph, self.bands, self.decomposition.whole.shape).work
-
-    def prices(self, machine: Machine) -> Prices:
-        return Prices(self.graph, self.bands, self.value_bytes, machine, self.replicas * self.ranks)
+    def prices(self, machine: Machine, ranks: int | None = None) -> Prices:
+        """Return the prices with so many ranks at work, all that share images unless given."""
+        return Prices(self.graph, self.bands, self.value_bytes, machine, ranks or self.replicas * self.ranks)
 
 
 @dataclass(frozen=True)
 class ModeCost:
-    """The cost of a mode on one image. `fusion`: 0 in other modes than `layer`.
+    """The cost of a training step in a mode. `fusion`: 0 in other modes than `layer`. `ranks`: those that have work.
 
-    `work`, `work_max`: multiply-adds of a forward pass, of all ranks and of the busiest. `traffic`: of all ranks;
-    `busiest`: of the rank that sends most bytes in a step. `norms`: all-reduces of norm statistics, calls and
-    bytes a rank. `memory`: peak bytes of a training step on the rank that needs most. `seconds`: predicted
-    for one step, of all its images, the all-reduce of gradients included. `read`, `read_max`: pixels of the raster that
-    all ranks, and the rank that reads most, read. `time`: the parts of `seconds` on the rank that takes longest, with
-    cores of its own.
+    Of all ranks on one image: `work`, multiply-adds of a forward pass; `traffic`; `read`, pixels of the raster. Of a
+    step: `busiest`, the messages of the rank that sends most bytes; `read_max`, the pixels of the rank that reads most;
+    `memory`, peak bytes on the rank that needs most; `seconds`, predicted, the all-reduce of gradients included;
+    `time`, the parts of `seconds` on the rank that takes longest, with cores of its own. `norms`: all-reduces of norm
+    statistics on one image, calls and bytes a rank.
     """
 
     mode: str
-    fusion: int
+    ranks: int
     work: int
-    work_max: int
     traffic: Traffic
     busiest: Traffic
-    norms: Traffic
     memory: int
     seconds: float
-    read: int = 0
-    read_max: int = 0
-    time: StepTime = field(default_factory=StepTime)
+    time: StepTime
+    read: int
+    read_max: int
+    fusion: int = 0
+    norms: Traffic = field(default_factory=Traffic)
 
 
 class RankCost(NamedTuple):
-    """The cost of each of `number` equal ranks on one image: multiply-adds of a forward pass, peak bytes of a training
-    step, its seconds, and its messages."""
+    """The cost of each of `number` equal ranks on one image, in mode `read` of a step: multiply-adds of a forward pass,
+    peak bytes of a training step, its seconds, its messages, and how many backward passes it has."""
 
     work: int
     memory: int
     time: StepTime
     traffic: Traffic = Traffic()
     number: int = 1
+    passes: int = 1
 
 
-def mode_cost(task: Task, machine: Machine, mode: str, fusion: int = 1) -> ModeCost:
-    """Return the cost of a step in a halo mode. `fusion` is that of mode `layer`, whose GeometryError it raises.
+def read_cost(task: Task, machine: Machine, ranks: int, batch: int = 1) -> ModeCost:
+    """Return the cost of a step in mode `read`, whose tiles are dealt to `ranks` as a run deals them, in batches of
+    `batch`. Beyond the raster's border contexts are mirrored: only pixels inside are read."""
+    tiling, number = task.decomposition.tiling, len(task.decomposition.tiling)
+    raster, tiles = Box.of_shape(tiling.raster), _tiles_of(tiling.rows, tiling.cols)
+    of_rows = [span.context.clip(raster.row).size for span in tiling.rows]
+    of_cols = [span.context.clip(raster.col).size for span in tiling.cols]
+    read = [height * width for height, width in itertools.product(of_rows, of_cols)]
+    shares = [share for share in deal(tiling.contexts * task.images, ranks, batch, task.graph.is_untraced) if share]
+    prices, costs = task.prices(machine, len(shares)), list[RankCost]()
+    kinds = Counter(tuple(sorted([tiles[tile % number] for tile in share])) for share in shares)
+    for kind, count in kinds.items():  # ranks with tiles of the same sizes cost the same
+        costs.append(_tiles_cost(prices, kind, tiling.whole.shape, batch)._replace(number=count))
+    most = max([sum([read[tile % number] for tile in share]) for share in shares])
+    cost = _join_ranks(prices, 1, costs, "read", (sum(read), most))
+    return replace(cost, work=cost.work // task.images)
 
-    Mode `exchange` has one exchange of the input, which needs no gradient. Its ranks also hold the window, where
-    several contexts are cut from it, and the block, where that is not the window.
-    """
-    if mode == "layer":
-        return layer_cost(task, machine, fusion)
-    graph, bands, width, cut = task.graph, task.bands, task.value_bytes, task.decomposition
-    prices, (rows, cols) = task.prices(machine), cut.tile_sizes()
-    of_image = whole_bytes(graph, bands, cut.whole.shape)
-    tile, kinds, ranks = functools.cache(prices.tile), dict[tuple[TileSizes, TileSizes], RankCost](), list[RankCost]()
-    for row, col in itertools.product(rows, cols):  # ranks with tiles of the same sizes cost the same
-        if (row, col) not in kinds:
-            tiles = [((height, width), above * beside) for height, above in row for width, beside in col]
-            walks = {at: tile_walk(graph, bands, at, width) for at, _ in tiles}
-            work = sum([walks[at].work for at, _ in tiles])
-            memory = max([training_memory(graph, bands, at, width).total for at in walks]) + of_image
-            times = [tile(*each).times(count) for each, count in Counter(tiles).items()]
-            kinds[row, col] = RankCost(work, memory, sum_of(times))
-        ranks.append(kinds[row, col])
-    if mode == "read":  # beyond the raster's border contexts are mirrored
-        raster, places = Box.of_shape(cut.tiling.raster), itertools.product(*map(range, cut.shape))
-        read = [sum([tile.context.clip(raster).area for tile in cut.tiles(*at)]) for at in places]
-        return _join_ranks(task, machine, mode, 0, ranks, read, Traffic())
-    (row_windows, col_windows), exchanging = cut.context_windows(), list[RankCost]()
-    for rank, ((i, j), messages) in zip(ranks, input_traffic(cut, bands, width), strict=True):
+
+def exchange_cost(task: Task, machine: Machine) -> ModeCost:
+    """Return the cost of mode `exchange`: one exchange of the input, which needs no gradient. Ranks also hold the
+    window, where several contexts are cut from it, and the block, where that is not the window."""
+    bands, width, cut, ranks = task.bands, task.value_bytes, task.decomposition, list[RankCost]()
+    prices, (row_windows, col_windows) = task.prices(machine), cut.context_windows()
+    of_tiles = functools.cache(lambda tiles: _tiles_cost(prices, tiles, cut.whole.shape))
+    for (i, j), messages in input_traffic(cut, bands, width):
+        rank = of_tiles(tuple(sorted(_tiles_of(cut.spans(0, i), cut.spans(1, j)))))
         window, owned = row_windows[i].size * col_windows[j].size, cut.owned(i, j).area
-        held = window * (len(rows[i]) * len(cols[j]) > 1) + owned * (owned != window)
+        held = window * (rank.passes > 1) + owned * (owned != window)
         time = rank.time._replace(messages=machine.message_seconds(messages, prices.ranks))
-        exchanging.append(RankCost(rank.work, rank.memory + held * bands * wide_bytes(width), time, Traffic(messages)))
-    return _join_ranks(task, machine, mode, 0, exchanging, _blocks_read(task, cut.rows, cut.cols), Traffic())
+        memory = rank.memory + held * bands * wide_bytes(width)
+        ranks.append(rank._replace(memory=memory, time=time, traffic=Traffic(messages)))
+    return _join_ranks(prices, task.images, ranks, "exchange", _blocks_read(task, cut.rows, cut.cols))
+
+
+def _tiles_of(rows: Sequence[TileSpan], cols: Sequence[TileSpan]) -> list[tuple[tuple[int, int], int]]:
+    """Return the context (height, width) of each tile, and the pixels that it owns."""
+    pairs = itertools.product(rows, cols)
+    return [((row.context.size, col.context.size), row.core.size * col.core.size) for row, col in pairs]
+
+
+def _tiles_cost(
+    prices: Prices, tiles: Sequence[tuple[tuple[int, int], int]], whole: tuple[int, int], batch: int = 1
+) -> RankCost:
+    """Return the cost of a rank that computes tiles of an image of (height, width), in batches."""
+    of_network, counts = (prices.graph, prices.bands), Counter(tiles)
+    work = sum([tile_walk(*of_network, at, prices.width).work * count for (at, _), count in counts.items()])
+    memory = max([training_memory(*of_network, at, prices.width).total for at, _ in counts])
+    time = sum_of([prices.tile(*tile).times(count) for tile, count in counts.items()])
+    return RankCost(work, memory + whole_bytes(*of_network, whole), time, passes=-(-len(tiles) // batch))
 
 
 def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
@@ -150,7 +165,8 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
         time = time._replace(messages=time.messages + sums)
         memory = memory_of(walk).total + walk.besides + of_image
         ranks.append(RankCost(walk.work, memory, time, walk.traffic, number))
-    return _join_ranks(task, machine, "layer", fusion, ranks, _blocks_read(task, rows, cols), norms)
+    cost = _join_ranks(prices, task.images, ranks, "layer", _blocks_read(task, rows, cols))
+    return replace(cost, fusion=fusion, norms=norms)
 
 
 def whole_bytes(graph: Graph, bands: int, size: tuple[int, int]) -> int:
@@ -173,42 +189,33 @@ def _rank_time(walk: ForwardWalk, prices: Prices) -> StepTime:
     return prices.walked(walk, math.prod(walk.made[len(walk.graph)].size))._replace(messages=messages)
 
 
-def _join_ranks(
-    task: Task, machine: Machine, mode: str, fusion: int, ranks: Sequence[RankCost], read: Sequence[int], norms: Traffic
-) -> ModeCost:
-    """Join the costs of ranks; `read`: pixels of the raster of each."""
-    prices, traffic, busiest, longest = task.prices(machine), Traffic(), Traffic(), StepTime()
+def _join_ranks(prices: Prices, images: int, ranks: Sequence[RankCost], mode: str, read: tuple[int, int]) -> ModeCost:
+    """Join the costs of ranks, each of which takes `images`. `read`: pixels of the raster that all ranks read of an
+    image, and the rank that reads most in a step."""
+    traffic, busiest, longest = Traffic(), Traffic(), ranks[0]
     for rank in ranks:
         of_step, most = rank.traffic.step, busiest.step
         busiest = rank.traffic if (of_step.bytes, of_step.messages) > (most.bytes, most.messages) else busiest
-        longest = max(longest, rank.time, key=sum)
+        longest = max(longest, rank, key=lambda each: sum(each.time))
         traffic += rank.traffic * rank.number
-    time = prices.step(longest, task.images, longest.backward)
+    time = prices.step(longest.time, images, longest.time.backward / longest.passes)
     return ModeCost(
         mode,
-        fusion,
+        prices.ranks,
         work=sum([rank.work * rank.number for rank in ranks]),
-        work_max=max([rank.work for rank in ranks]),
         traffic=traffic,
-        busiest=busiest,
-        norms=norms,
+        busiest=busiest * images,
         memory=max([rank.memory for rank in ranks]),
         seconds=prices.seconds(time),
-        read=sum(read),
-        read_max=max(read),
         time=time,
+        read=read[0],
+        read_max=read[1],
     )
 
 
 def settled(graph: Graph, decomposition: Decomposition) -> tuple[Partition, Partition]:
     """Cut the input as layer mode does: at the blocks' edges, moved to where the ranks' blocks fit all layers."""
     return settle(graph, decomposition.rows), settle(graph.along_columns, decomposition.cols)
-
-
-def gradient_bytes(task: Task) -> int:
-    """Return the bytes of the all-reduce of gradients: the same in all modes, once a step, in float64
-    (docs/decisions/0003)."""
-    return DOUBLE_BYTES * count_parameters(task.graph, task.bands, trained=True)
 
 
 @functools.lru_cache(maxsize=64)
@@ -265,12 +272,13 @@ def statistic_sums(graph: Graph, bands: int, ranks: int, size: tuple[int, int], 
     return traffic
 
 
-def _blocks_read(task: Task, rows: Partition, cols: Partition) -> list[int]:
-    """Return the pixels of the raster that each rank reads as a block of the input."""
+def _blocks_read(task: Task, rows: Partition, cols: Partition) -> tuple[int, int]:
+    """Return the pixels of the raster that all ranks read of an image, and the rank that reads most in a step, as
+    blocks of the input."""
     origin, raster = task.decomposition.whole, Box.of_shape(task.decomposition.tiling.raster)
     of_rows = [block.shift(origin.row.start).clip(raster.row).size for block in rows.blocks]
     of_cols = [block.shift(origin.col.start).clip(raster.col).size for block in cols.blocks]
-    return [height * width for height, width in itertools.product(of_rows, of_cols)]
+    return sum(of_rows) * sum(of_cols), task.images * max(of_rows) * max(of_cols)
 
 
 def choose_fusion(
@@ -308,8 +316,3 @@ def fusion_word(fusion: int) -> int | str | None:
 def mode_words(mode: str, fusion: int | str | None) -> str:
     """Return the mode with its fusion (as `fusion_word` gives it), where an exchange serves several layers."""
     return mode if fusion in (None, 1) else f"{mode}, fusion {fusion}"
-
-
-def label(cost: ModeCost) -> str:
-    """Return the mode of a cost in words."""
-    return mode_words(cost.mode, fusion_word(cost.fusion))

@@ -1,4 +1,4 @@
-"""The tiles of each step with their augmentation draws, and the tiles of each rank.
+"""The tiles of each step with their augmentation draws.
 
 The order depends on (seed, epoch) alone: every rank computes all of it without communication, and any number of ranks
 has the same steps. Random numbers: `random.Random` seeded with the first 8 bytes of SHA-256 of
@@ -9,12 +9,11 @@ for windows; never on ranks or earlier draws."""
 from __future__ import annotations
 
 import bisect
-import heapq
 import itertools
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -139,31 +138,6 @@ class Sampler(Steps):
     def _all_tiles(self, image: int) -> Step:
         tiles = self.kept[image] if self.kept is not None else range(self.tiles_per_image[image])
         return tuple(TileReference(image, tile) for tile in tiles)
-
-
-def deal(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tuple[T, ...]]:
-    """Deal the tiles of a step to `size` ranks, balanced by `cost` (context pixels); some ranks may get none.
-
-    Greedy: the most expensive tile first, each to the least loaded rank (Graham 1969: at most 4/3 of the optimum). Each
-    rank keeps the step's order. Every rank computes the same.
-    """
-    costs = [cost(tile) for tile in step]
-    loads = [(0, rank) for rank in range(size)]  # a heap
-    shares: list[list[int]] = [[] for _ in range(size)]
-    for i in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
-        load, rank = loads[0]
-        shares[rank].append(i)
-        heapq.heapreplace(loads, (load + costs[i], rank))
-    return [tuple(step[i] for i in sorted(share)) for share in shares]
-
-
-def deal_runs(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tuple[T, ...]]:
-    """Deal the tiles of a map to `size` ranks in runs of neighbours with about equal cost."""
-    ends = list(itertools.accumulate(map(cost, step)))
-    runs = [list[T]() for _ in range(size)]
-    for tile, end in zip(step, ends, strict=True):
-        runs[(2 * end - cost(tile)) * size // (2 * ends[-1])].append(tile)  # by its middle
-    return [tuple(run) for run in runs]
 
 
 def shuffled(items: Sequence[T], generator: random.Random) -> list[T]:
