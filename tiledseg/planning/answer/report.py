@@ -156,7 +156,7 @@ def _exact_part(question: RunQuestion, tiling: Tiling) -> Section:
     """Return the figures of the real tiles: aligned cores, the smallest exact halo, and E over the whole raster."""
     footprint = tiling.footprint
     halo, border = max(footprint.before, footprint.after), "mirrored" if footprint.mirror else "clipped"
-    core_min = [min(t.core.height for t in tiling.tiles), min(t.core.width for t in tiling.tiles)]
+    core_min = [min(span.core.size for span in spans) for spans in (tiling.rows, tiling.cols)]
     efficiency = round(tiling_efficiency(tiling), 4)
     rows = [
         Row("alignment", footprint.alignment, "alignment of core edges", "", "px"),
@@ -181,13 +181,12 @@ def _network_part(question: RunQuestion, tiling: Tiling) -> Section:
         return sum(cost.multiply_adds for cost in layer_costs(graph, bands, context))
 
     costs = layer_costs(graph, bands, tiling.context_max, question.value_bytes)
-    contexts = Counter(tile.context.shape for tile in tiling.tiles)
     layers = [
         {key: getattr(cost, key) for key in ("name", "kind", "shape", "parameters", "multiply_adds")}
         | {"shape": list(cost.shape), "activation_bytes": cost.kept_bytes}
         for cost in costs
     ]
-    image = sum(count * work(shape) for shape, count in contexts.items())
+    image = sum(count * work(shape) for shape, count in Counter(tiling.contexts).items())
     rows = [
         Row("layers", len(graph), "layers"),
         Row("parameters", sum(cost.parameters for cost in costs), "parameters", ","),

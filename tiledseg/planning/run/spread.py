@@ -233,8 +233,7 @@ def check_statistics(
     if not names:
         return
     whole, remedy = mode == "layer", ", fewer model.levels, or norm none or pixel" if keyed else ""
-    contexts = {tile.context.shape for tiling in tilings for tile in tiling.tiles}
-    sizes = {tiling.whole.shape for tiling in tilings} if whole else contexts
+    sizes = {size for tiling in tilings for size in ([tiling.whole.shape] if whole else tiling.contexts)}
     for height, width in sorted(sizes):
         shapes = tensor_shapes(graph, bands, height, width)[1:]
         for node, shape in zip(graph.nodes, shapes, strict=True):
