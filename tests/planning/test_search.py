@@ -63,16 +63,6 @@ def test_nothing_fits_names_both_values() -> None:
         choose_grid((10000, 10000), layers, network_footprint(layers), 1000, 4, 1)
 
 
-def test_every_rank_gets_a_tile_where_the_alignment_allows() -> None:
-    layers = UNet(5, base_channels=2).graph()
-    footprint = network_footprint(layers)
-    assert choose_grid((10000, 10000), layers, footprint, 2**40, 4, 1) == (1, 1)
-    assert choose_grid((10000, 10000), layers, footprint, 2**40, 4, 64) == (8, 8)
-    assert choose_grid((10000, 10000), layers, footprint, 2**40, 4, 1200) == (40, 30)
-    assert choose_grid((100, 10000), layers, footprint, 2**40, 4, 8) == (1, 8)
-    assert choose_grid((20, 40), layers, footprint, 2**40, 4, 1200) == (2, 3)
-
-
 def test_bands_and_precision_count() -> None:
     layers = UNet(5).graph()
     footprint = network_footprint(layers)

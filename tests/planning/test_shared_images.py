@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,18 +11,71 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.planned_memory.peaks_of_ranks import errors, part
 from tests.planning.flops import flop_counter
-from tests.planning.spread import UNETS, Run, cut, open_run_axes, spread
+from tests.spatial.twins import axes_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Axes, Mesh
 from tiledseg.comm.point_to_point import Work
-from tiledseg.geometry.sharing.decomposition import Partition, context_exchange
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, context_exchange, decompose
 from tiledseg.geometry.sharing.layer_windows import WHOLE
+from tiledseg.geometry.tiling import make_tiling
 from tiledseg.memory.allocations import AllocationMeter
+from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.walk.cost import rank_walk, tile_walk
-from tiledseg.planning.walk.mode_cost import input_traffic, statistic_sums
-from tiledseg.planning.walk.rank_steps import SentBytes, rank_steps
+from tiledseg.planning.walk.mode_cost import input_traffic, settled, statistic_sums
+from tiledseg.planning.walk.rank_steps import RankSteps, SentBytes, rank_steps
 from tiledseg.planning.walk.step_memory import memory_of
 from tiledseg.spatial.halo_exchange import exchanged
+from tiledseg.spatial.network import SpatialNetwork
+
+UNETS = {
+    "padded": UNet(3, base_channels=2),
+    "unpadded": UNet(3, base_channels=2, padding="valid"),
+    "bilinear": UNet(3, base_channels=2, upsampling="bilinear"),
+    "group": UNet(3, base_channels=4, norm="group"),
+    "batch": UNet(3, base_channels=4, norm="batch"),
+    "pixel": UNet(3, base_channels=4, norm="pixel", dropout=0.2),
+}
+SHAPES = {2: (1, 2), 3: (1, 3), 4: (2, 2)}  # of the mesh, by ranks of the job
+
+
+def cut(unet: UNet, shape: tuple[int, int], raster: tuple[int, int] = (58, 126)) -> Decomposition:
+    """A raster whose sides divide by nothing, in uneven blocks wider than any halo, over `shape` ranks."""
+    grid = shape[0] + 1, shape[1] + 1
+    return decompose(make_tiling(raster, grid, network_footprint(unet.graph())), shape)
+
+
+@dataclass
+class Run:
+    """One rank's network and place."""
+
+    axes: Axes
+    module: GraphNetwork
+    network: SpatialNetwork
+    rows: Partition
+    cols: Partition
+    at: tuple[int, int]
+    steps: tuple[RankSteps, RankSteps]
+
+    def source(self) -> torch.Tensor:
+        """This rank's block of the input. It needs no gradient."""
+        shape = self.rows.owned(self.at[0]).size, self.cols.owned(self.at[1]).size
+        return torch.randn(1, 4, *shape).contiguous(memory_format=torch.channels_last)
+
+    def __call__(self) -> torch.Tensor:
+        return self.network(self.source(), self.rows, self.cols)
+
+
+def spread(unet: UNet, axes: Axes, fusion: int, settle: bool = True, overlap: bool = False) -> Run:
+    """This rank's part of a network in layer mode, with the steps that the planner predicts."""
+    decomposition = cut(unet, (axes.shape.rows, axes.shape.cols))
+    assert axes.position is not None
+    layers, at = unet.graph(), (axes.position.row, axes.position.col)
+    rows, cols = settled(layers, decomposition) if settle else (decomposition.rows, decomposition.cols)
+    module = build_modules(unet, seed=1).train().to(memory_format=torch.channels_last)
+    steps = rank_steps(layers, rows, fusion)[at[0]], rank_steps(layers, cols, fusion)[at[1]]
+    return Run(axes, module, SpatialNetwork(module, axes, fusion, overlap), rows, cols, at, steps)
+
 
 CASES = [
     *(("padded", fusion, True) for fusion in (1, 2, WHOLE)),
@@ -36,7 +90,14 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def axes(meshes: dict[str, Mesh]) -> Iterator[Axes]:
-    yield from open_run_axes(meshes)
+    """The axes over all ranks of a job of 2, 3 or 4."""
+    mesh = meshes["gloo"]
+    if mesh.size not in SHAPES:
+        pytest.skip(f"no mesh for {mesh.size} ranks")
+    opened = axes_of(mesh, *SHAPES[mesh.size])
+    assert opened is not None
+    yield opened
+    opened.close()
 
 
 @pytest.fixture

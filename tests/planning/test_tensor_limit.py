@@ -15,7 +15,6 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
-from tiledseg.plan import main as plan
 from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.grid import check_tiles, choose_grid
 from tiledseg.planning.run.plan import choose_spread, plan_run
@@ -101,12 +100,6 @@ def test_the_halo_that_a_block_reads_counts() -> None:
             continue
         with pytest.raises(GeometryError, match="more ranks than 2 x 2"):
             check_blocks(LAYERS, *cut, 1, 4)
-
-
-def test_plan_refuses_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan(["--size", "4096", "--grid", "1"]) == 2
-    assert "decoder0.pop would make a tensor of 128 x 4096 x 4096" in capsys.readouterr().err
-    assert plan(["--size", "4096", "--grid", "auto", "--gpu-memory", "4096GiB", "--format", "json"]) == 0
 
 
 def test_a_block_of_a_ranks_block_counts_where_it_is_computed_in_blocks() -> None:
