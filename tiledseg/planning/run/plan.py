@@ -237,21 +237,17 @@ def _balanced(question: RunQuestion, plan: RunPlan) -> RunPlan:
     limit = question.memory if question.trains else None
     rebuilds = question.trains and question.recompute == "auto" and not question.offload
     pipeline = plan_pipeline(question.parallel, graph, bands, plan.micro_batch, limit, times, rebuilds)
-    memory, extra = pipeline.memory, 0.0
-    if pipeline.rebuilt is not None:
-        memory, extra = pipeline.rebuilt.peak, pipeline.rebuilt.extra
-    cost = replace(plan.cost, memory=memory, ranks=mesh.ranks)
+    rebuilt = pipeline.rebuilt
+    cost = replace(plan.cost, memory=rebuilt.peak if rebuilt else pipeline.memory, ranks=mesh.ranks)
     if pipeline.seconds is not None:
         prices = Prices(graph, bands, question.value_bytes, machine, mesh.ranks // mesh.stages)
         computing = StepTime(cost.time.forward / mesh.stages, cost.time.backward / mesh.stages)
-        turns, again = machine.taking_turns(question.ranks), extra * sum(computing)
+        turns, again = machine.taking_turns(question.ranks), rebuilt.extra * sum(computing) if rebuilt else 0.0
         # Stages have about equally many weights. Their ranks wait where they do not compute.
         seconds = pipeline.seconds + sum(prices.step(StepTime(), 0, 0.0)) / mesh.stages
         time = computing._replace(again=again, waiting=seconds - turns * sum(computing))
         cost = replace(cost, seconds=seconds + turns * again, time=time)
-    return replace(
-        plan, pipeline=pipeline, cost=cost, seconds=cost.seconds if predicts else None, rebuilt=pipeline.rebuilt
-    )
+    return replace(plan, pipeline=pipeline, cost=cost, seconds=cost.seconds if predicts else None, rebuilt=rebuilt)
 
 
 def step_cost(question: RunQuestion, spread: Spread, tilings: Sequence[Tiling], batch: int = 1) -> ModeCost:
