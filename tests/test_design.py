@@ -14,15 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.comm.launching import PACKAGE, ROOT
-from tests.pipeline.chained import draw
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import Config
-from tiledseg.config.words import chunk_ranks
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import minimum_halo, network_footprint
 from tiledseg.geometry.tiling import deal, make_tiling
-from tiledseg.pipeline.balance import cuts
-from tiledseg.pipeline.schedule import ChunkMap, chunk_routes, program
 
 PAGE = (ROOT / "docs" / "design.md").read_text()
 ROWS = re.findall(r"^\| ([^|]+?) \| [^|]+ \| ([\d,]+) \| [\d,]+ \|$", PAGE, re.MULTILINE)
@@ -165,18 +161,3 @@ def test_tile_is_as_drawn() -> None:
     assert (TILING.footprint.alignment, TILING.footprint.before) == (4, 24)
     shares = deal(TILING.contexts, 2)
     assert [len(share) for share in shares] == [8, 8]
-
-
-def test_stages_and_their_clock_are_as_drawn() -> None:
-    runs = cuts((20, 19, 10))
-    stages = re.findall(r"stage (\d): nodes (\d+) to (\d+)", READING)
-    assert [tuple(map(int, each)) for each in stages] == [(i, a, b - 1) for i, (a, b) in enumerate(runs)]
-    routes = chunk_routes(GRAPH, runs)
-    travel = {(route.source, route.target, GRAPH.names[route.tensor]) for route in routes}
-    near = re.search(r"'-+ (\w+\.pool), (\w+\.stash) -+' +'-+ (\w+\.up) -+'", READING)
-    far = re.search(r"'-+ (\w+\.stash) -+'\n", READING)
-    assert near
-    assert far
-    assert travel == {(0, 1, near[1]), (0, 1, near[2]), (1, 2, near[3]), (0, 2, far[1])}
-    pipeline, page = ChunkMap(chunk_ranks("1f1b", 3), routes), ROOT / "docs" / "explanation" / "pipelines.md"
-    assert all(line in page.read_text() for line in draw(program("1f1b", pipeline, 4), pipeline).splitlines())

@@ -69,17 +69,11 @@ def test_the_pages_have_the_table_of_the_lines_that_are_kept() -> None:
 
 
 def test_wheels_that_lack_something_are_told(tmp_path: Path) -> None:
-    def wheel(name: str, *required: str) -> Path:
-        path = tmp_path / f"{name}-py3-none-any.whl"
+    first, second = tmp_path / "one-1-py3-none-any.whl", tmp_path / "two-3-py3-none-any.whl"
+    for path, required in ((first, "two (>=3)\nRequires-Dist: four; python_version < '3.8'"), (second, "NumPy>1")):
         with zipfile.ZipFile(path, "w") as archive:
-            metadata = "\n".join(["Metadata-Version: 2.1", *(f"Requires-Dist: {line}" for line in required)])
-            archive.writestr(f"{name}.dist-info/METADATA", metadata + "\n\nRequires-Dist: not-a-header\n")
-        return path
-
-    first = wheel(
-        "one-1", "two (>=3)", "NumPy>1; python_version < '4'", 'three ; extra == "all"', "four; python_version < '3.8'"
-    )
-    assert wheels.needs(first) == {"two", "numpy"}
+            archive.writestr(f"{path.name[:5]}.dist-info/METADATA", f"Requires-Dist: {required}\n\nRequires-Dist: no\n")
+    assert (wheels.needs(first), wheels.needs(second)) == ({"two"}, {"numpy"})
     assert wheels.faults([first]) == [f"{first.name} needs two, which is neither collected nor on the machine"]
-    assert wheels.faults([first, wheel("two-3")]) == []
-    assert wheels.faults([first, wheel("two-3"), wheel("Two-4")]) == ["two wheels of two: remove one"]
+    assert wheels.faults([first, second]) == []
+    assert wheels.faults([first, second, tmp_path / "two-3-py3-none-any.whl"]) == ["two wheels of two: remove one"]
