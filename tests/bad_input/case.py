@@ -34,46 +34,21 @@ class Case:
         return f"{self.command}-{self.name}"
 
 
-def train(name: str, typed: str, *words: str) -> Case:
-    """A good run, but for `typed`, into a folder that is not there."""
-    return Case(name, "train", f"--config ROOT/good.yaml --run.output ROOT/out {typed}", words)
+def _like(command: str, good: str, before: str = "") -> Callable[..., Case]:
+    """A function of a name, what is typed, and words: a good command but for `typed`; the last of an option counts."""
+    return lambda name, typed, *words: Case(before + name, command, f"{good} {typed}", words)
 
 
-def resume(name: str, typed: str, *words: str) -> Case:
-    """The good run again, in the folder that it has left."""
-    return Case(f"resume-{name}", "train", f"--config ROOT/good.yaml {typed}", words)
-
-
-def predict(name: str, typed: str, *words: str) -> Case:
-    """A good map, but for `typed`: the last of an option counts."""
-    good = "--checkpoint ROOT/run --image ROOT/image.tif --output ROOT/map.tif --tiling.grid 2 --verbosity 0"
-    return Case(name, "predict", f"{good} {typed}", words)
-
-
-def evaluate(name: str, typed: str, *words: str) -> Case:
-    """A good score, but for `typed`."""
-    return Case(name, "evaluate", f"--prediction ROOT/second-labels.tif --labels ROOT/labels.tif {typed}", words)
-
-
-def plan(name: str, typed: str, *words: str) -> Case:
-    """A good plan, but for `typed`."""
-    return Case(name, "plan", f"--size 1000 {typed}", words)
-
-
-def scene(name: str, typed: str, *words: str) -> Case:
-    """A good scene, but for `typed`."""
-    return Case(name, "scene", f"--size 64 64 --image ROOT/scene.tif --labels ROOT/scene-labels.tif {typed}", words)
-
-
-def tile(name: str, typed: str, *words: str) -> Case:
-    """A good store, but for `typed`."""
-    good = "--images ROOT/image.tif --labels ROOT/labels.tif --grid 2 --levels 2 --output ROOT/new.h5"
-    return Case(name, "tile", f"{good} {typed}", words)
-
-
-def export(name: str, typed: str, *words: str) -> Case:
-    """A good export, but for `typed`."""
-    return Case(name, "export", f"--checkpoint ROOT/run {typed}", words)
+train = _like("train", "--config ROOT/good.yaml --run.output ROOT/out")  # a folder that is not there
+resume = _like("train", "--config ROOT/good.yaml", "resume-")  # in the folder that the good run has left
+predict = _like(
+    "predict", "--checkpoint ROOT/run --image ROOT/image.tif --output ROOT/map.tif --tiling.grid 2 --verbosity 0"
+)
+evaluate = _like("evaluate", "--prediction ROOT/second-labels.tif --labels ROOT/labels.tif")
+plan = _like("plan", "--size 1000")
+scene = _like("scene", "--size 64 64 --image ROOT/scene.tif --labels ROOT/scene-labels.tif")
+tile = _like("tile", "--images ROOT/image.tif --labels ROOT/labels.tif --grid 2 --levels 2 --output ROOT/new.h5")
+export = _like("export", "--checkpoint ROOT/run")
 
 
 def command(case: Case) -> Callable[[Sequence[str]], int]:
