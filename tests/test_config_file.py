@@ -68,6 +68,7 @@ def test_flags_stand_above_the_file_that_comes_before_them(tmp_path: Path) -> No
         ("optimiser: {lr: 1}\n", ("run.yaml", "unknown group 'optimiser'", "optimizer")),
         ("data:\n", ("run.yaml", "data holds nothing", "leave it out")),
         ("data: 3\n", ("run.yaml", "data holds the int 3")),
+        ("train: {focal_gamma: 1}\n", ("run.yaml has train.focal_gamma", "train.loss {name: focal, gamma: VALUE}")),
         ("train: {epoch: 3}\n", ("run.yaml", "unknown key train.epoch", "epochs")),
         ("train: {epochs: many}\n", ("train.epochs is many", "a whole number")),
         ("data: {nodata: none}\n", ("data.nodata is none", "a number or null")),

@@ -155,7 +155,8 @@ SIZES = (
     plan(
         "huge-auto", "--size 2147483647 --grid auto --gpu-memory 16GiB", "2147483647", "too many grids", "give a grid"
     ),
-    plan("huge-stages", f"--stages {HUGE}", "--stages", str(HUGE)),
+    plan("many-stages", "--stages 33", "--stages is 33", "at most 32"),
+    plan("many-micro-batches", "--stages 2 --micro-batches 257", "--micro-batches is 257", "at most 256"),
     plan("huge-balance", f"--stages 2 --balance [{HUGE},1]", "--balance", str(HUGE)),
     plan("huge-digits", f"--size {'9' * 5000}", "--size", "invalid int value"),
     scene("huge-size", f"--size {HUGE} 1", str(HUGE), "2000000"),
