@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 from tests.comm.launching import clean_environment, mpirun, needs_mpirun, run_job
-from tiledseg.comm.diagnosis import RankReport, find_trouble
+from tiledseg.comm.diagnosis import find_trouble
 
 DOCTOR = ["-m", "tiledseg.doctor"]
 
@@ -38,8 +39,8 @@ def test_json_of_two_ranks() -> None:
         assert transfer["bus_bytes_per_second"] == transfer["bytes_per_second"]  # 2 (P-1) / P is 1 at P = 2
 
 
-def report(rank: int, threads: int = 2, torch: str = "2.13") -> RankReport:
-    return RankReport(rank, "a", rank, "cpu", threads, 8, {"torch": torch})
+def report(rank: int, threads: int = 2, torch: str = "2.13") -> dict[str, Any]:
+    return {"rank": rank, "host": "a", "threads": threads, "cores": 8, "versions": {"torch": torch}}
 
 
 def test_versions_that_differ_and_too_many_threads_are_named() -> None:

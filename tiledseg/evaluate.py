@@ -37,7 +37,6 @@ from tiledseg.system.outputs import check_ending, check_outputs, whole
 
 
 def build_parser() -> Parser:
-    """Return the command's parser."""
     parser = Parser(
         "tiledseg evaluate",
         "--prediction map.tif --labels b.tif --plot map.png",

@@ -38,7 +38,6 @@ _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
 def build_parser() -> Parser:
-    """Return the command's parser."""
     purpose = "Write a trained network for other programs: docs/how-to/export.md."
     parser = Parser("tiledseg export", "--checkpoint runs/run --output net.onnx net.json", description=purpose)
     parser.add_argument("--checkpoint", required=True, help="a run's folder, or one checkpoint of it")

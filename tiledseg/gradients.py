@@ -162,7 +162,6 @@ def sum_gradients(parameters: Iterable[nn.Parameter], communicator: Communicator
 
 
 def scale_gradients(reducer: GradientReducer, factor: float | torch.Tensor) -> None:
-    """Multiply every gradient by `factor`."""
     for flat in reducer.buckets:
         flat.mul_(factor)
 

@@ -51,7 +51,6 @@ PLAIN = (
 
 
 def build_parser() -> Parser:
-    """Return the command's parser."""
     main = (
         "--checkpoint --image --output --probabilities --polygons --tta --area --build --window --config --tiling.grid"
     )

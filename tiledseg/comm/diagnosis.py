@@ -8,7 +8,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -20,19 +19,6 @@ from tiledseg.memory.device import versions as gpu_versions
 from tiledseg.system.freed_memory import why_not_kept
 
 
-@dataclass(frozen=True)
-class RankReport:
-    """One rank's host, device and libraries. `cores`: the number of cores that it may run on."""
-
-    rank: int
-    host: str
-    local_rank: int
-    device: str
-    threads: int
-    cores: int
-    versions: dict[str, str]
-
-
 def diagnose(mesh: Mesh, sizes: Sequence[int], repeats: int = 7) -> dict[str, Any]:
     """Return the contents of `doctor`'s page, the same on every rank: reports of all ranks, times of all-reduces of
     `sizes` bytes of float32 if there are peers, and warnings. Collective."""
@@ -40,18 +26,24 @@ def diagnose(mesh: Mesh, sizes: Sequence[int], repeats: int = 7) -> dict[str, An
     return {
         "launcher": mesh.launch.launcher,
         "transport": mesh.transport,
-        "ranks": [asdict(report) for report in ranks],
+        "ranks": ranks,
         "transfers": [measure_all_reduce(mesh, size, repeats) for size in sizes] if mesh.size > 1 else [],
         "warnings": find_trouble(ranks),
     }
 
 
-def report_rank(mesh: Mesh, ask_mpi: bool = True) -> RankReport:
-    """Report on this rank. `ask_mpi`: load MPI, in 0.05 s, to report its version if the job has not loaded it."""
-    device = " ".join(filter(None, (str(mesh.device), name_of(mesh.device))))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = torch.get_num_threads()
-    return RankReport(mesh.rank, mesh.host, mesh.launch.local_rank, device, threads, cores, library_versions(ask_mpi))
+def report_rank(mesh: Mesh, ask_mpi: bool = True) -> dict[str, Any]:
+    """Report this rank's host, device, cores that it may run on, and libraries. `ask_mpi`: load MPI, in 0.05 s, to
+    report its version if the job has not loaded it."""
+    return {
+        "rank": mesh.rank,
+        "host": mesh.host,
+        "local_rank": mesh.launch.local_rank,
+        "device": " ".join(filter(None, (str(mesh.device), name_of(mesh.device)))),
+        "threads": torch.get_num_threads(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "versions": library_versions(ask_mpi),
+    }
 
 
 def library_versions(ask_mpi: bool) -> dict[str, str]:
@@ -96,17 +88,17 @@ def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> dict[str, float]:
     return {"bytes": count * 4, "seconds": slowest, "bytes_per_second": rate, "bus_bytes_per_second": bus}
 
 
-def find_trouble(ranks: Sequence[RankReport]) -> list[str]:
+def find_trouble(ranks: Sequence[dict[str, Any]]) -> list[str]:
     """Return a line for each likely mistake: versions that differ, more threads than cores. Pure."""
     trouble = []
-    for name in ranks[0].versions:
-        found = {report.versions.get(name, "none"): report.rank for report in reversed(ranks)}
+    for name in ranks[0]["versions"]:
+        found = {report["versions"].get(name, "none"): report["rank"] for report in reversed(ranks)}
         if len(found) > 1:
             where = ", ".join(f"{version} on rank {rank}" for version, rank in sorted(found.items()))
             trouble.append(f"{name} differs between ranks: {where}")
-    for host in dict.fromkeys(report.host for report in ranks):
-        here = [report for report in ranks if report.host == host]
-        threads, cores = sum(report.threads for report in here), max(report.cores for report in here)
-        if len(here) > 1 and all(report.cores == cores for report in here) and threads > cores:
+    for host in dict.fromkeys(report["host"] for report in ranks):
+        here = [report for report in ranks if report["host"] == host]
+        threads, cores = sum(report["threads"] for report in here), max(report["cores"] for report in here)
+        if len(here) > 1 and all(report["cores"] == cores for report in here) and threads > cores:
             trouble.append(f"{host}: {len(here)} ranks run {threads} threads on {cores} cores: lower one of them")
     return trouble

@@ -158,7 +158,6 @@ def open_watch(store: dist.Store, launch: Launch, environ: Mapping[str, str], de
 
 
 def report_period(deadline: float) -> float:
-    """Return the seconds between two reports."""
     return min(deadline / 20, _LONGEST_PERIOD)
 
 

@@ -175,7 +175,6 @@ def write_network(
 
 
 def run_program(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
-    """Return the output of a .pt2 file."""
     loaded = torch.export.load(io.BytesIO(part.read_bytes()))
     with torch.inference_mode():
         output: torch.Tensor = loaded.module()(x_BCHW)

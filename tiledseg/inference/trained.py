@@ -53,7 +53,6 @@ class Trained:
 
     @property
     def classes(self) -> int:
-        """Return the number of classes."""
         return self.checkpoint.saved.network.classes
 
     @property

@@ -70,7 +70,6 @@ def why_not_kept(environ: Mapping[str, str]) -> str | None:
 
 
 def resident_bytes() -> int:
-    """Return the resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
