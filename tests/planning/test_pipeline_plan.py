@@ -35,7 +35,7 @@ def test_measured_times_decide_an_automatic_balance() -> None:
     layers = len(LAYERS)
     forward, backward = ([0.0] * (layers - 2) + [last] * 2 for last in (1.0, 2.0))
     assert plan(measured=LayerTimes(forward, backward, lambda size: 0.0), stages=2).balance == (layers - 1, 1)
-    assert plan(stages=2).balance != (layers - 1, 1), "by multiply-adds it is another"
+    assert plan(stages=2).balance != (layers - 1, 1), "by an assumed machine it is another"
 
 
 def test_measured_messages_decide_too() -> None:

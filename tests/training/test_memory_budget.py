@@ -59,10 +59,10 @@ def test_what_does_not_fit_is_said_or_refused() -> None:
 @pytest.mark.parametrize(
     ("schedule", "balance", "share"),
     [
-        ("1f1b", None, 0.6),
+        ("1f1b", None, 0.4),
         ("1f1b", (20, 29), 0.7),
         ("1f1b", (40, 9), 0.5),
-        ("gpipe", None, 0.7),
+        ("gpipe", None, 0.5),
         ("gpipe", (40, 9), 0.9),
     ],
 )

@@ -46,7 +46,7 @@ class ParallelConfig(Group):
         overlap: in mode layer, compute the interior of convolutions while their halos travel, which is quicker on some
             machines (benchmarks/spatial/README.md)
         stages: ranks that share the network's layers as a pipeline; tiles are its micro-batches
-        balance: layers a stage (folded: a chunk) as a list; auto or modelled: by the profile, else by multiply-adds
+        balance: layers a stage (folded: a chunk) as a list; auto or modelled: by the profile, else an assumed machine
         schedule: 1f1b, gpipe or folded (the encoder's part of a stage and its mirror in the decoder on one rank)
         micro_batches: micro-batches between two flushes of the pipeline (default: all tiles of a step)
         recompute: compute a stage's forward pass again in place of keeping its activations: never, except_last (the

@@ -50,12 +50,12 @@ MessageTime = Callable[[int], float]  # bytes -> time of one message
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Times of each layer for the largest micro-batch, forward and backward, in any unit, and of a message of so many
-    bytes in the same (None: messages take no time). `takes_turns`: ranks a core, where they are more."""
+    """Seconds of each layer for the largest micro-batch, forward and backward, and of a message of so many bytes.
+    `takes_turns`: ranks a core, where they are more."""
 
     forward: Sequence[float]
     backward: Sequence[float]
-    message: MessageTime | None
+    message: MessageTime
     takes_turns: float = 1.0
 
 
@@ -140,8 +140,8 @@ class StagedPipeline:
 
     def timeline(self, transfers: bool = True) -> Timeline:
         """Simulate a step; without `transfers` messages take no time."""
-        message = self.case.times.message if transfers else None
-        seconds = {r: message(self.route_bytes(r)) if message else 0.0 for r in self.pipeline.routes}
+        message = self.case.times.message
+        seconds = {r: message(self.route_bytes(r)) if transfers else 0.0 for r in self.pipeline.routes}
         return simulate(self.actions, self.times.forward, self.times.backward, seconds.__getitem__)
 
 
@@ -152,7 +152,7 @@ def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
     backward = [sum(times.backward[first:stop]) for first, stop in runs]
     for chunk, rank in enumerate(case.ranks):
         backward[chunk] += forward[chunk] * case.recomputes(rank)
-    sending = [times.message(case.walk.tensor_bytes(first)) for first, _ in runs[1:]] if times.message else ()
+    sending = [times.message(case.walk.tensor_bytes(first)) for first, _ in runs[1:]]
     chunks = ChunkMap(case.ranks, chunk_routes(case.walk.graph, runs))
     return StagedPipeline(case, balance, chunks, ChunkTimes(forward, backward, sending))
 
@@ -162,7 +162,6 @@ def choose(case: PipelineCase) -> StagedPipeline:
     balance whose slowest stage is fastest, and somewhat slower ones that send fewer bytes. Raises ConfigError where
     none fits the network or the limit."""
     times = case.times
-    tolerances = TOLERANCES if times.message else TOLERANCES[:1]  # the fastest alone, where messages take no time
     both = [f + b for f, b in zip(times.forward, times.backward, strict=True)]
     recomputing = frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank))
 
@@ -173,9 +172,9 @@ def choose(case: PipelineCase) -> StagedPipeline:
     prices = BalancePrices(both, case.memory(), case.limit, traffic, times.forward, recomputing)
     if case.folds:
         skips = [(tensor - 1, reader) for tensor, reader in case.walk.graph.skips]
-        balances = choose_folded_balances(prices, skips, case.stages, tolerances)
+        balances = choose_folded_balances(prices, skips, case.stages, TOLERANCES)
     else:
-        balances = choose_balances(prices, len(case.ranks), tolerances)
+        balances = choose_balances(prices, len(case.ranks), TOLERANCES)
     sample = replace(case, micro_batches=min(case.micro_batches, _SAMPLE))
     return stage(case, min(dict.fromkeys(balances), key=lambda balance: stage(sample, balance).timeline().makespan))
 
@@ -238,7 +237,7 @@ class PipelinePlan(Settings):
     """
 
     micro_batches: int | None = None
-    seconds: float | None = None
+    seconds: float = 0.0
     memory: int = 0
     rebuilt: MemoryChoice | None = None
 
@@ -295,10 +294,8 @@ def plan_pipeline(
                     f"{needed[rank] / 2**30:.2f} GiB, but {memory_bytes / 2**30:.2f} GiB are free; move layers to "
                     "other stages, use more stages, a finer tiling.grid, parallel.recompute always, or balance auto"
                 )
-        flushes, seconds = -(-largest.count // case.micro_batches), None
-        if times:
-            busy = times.takes_turns * case.alone / case.stages
-            seconds = flushes * max(staged.timeline().makespan, busy)
+        busy = case.times.takes_turns * case.alone / case.stages
+        seconds = -(-largest.count // case.micro_batches) * max(staged.timeline().makespan, busy)
         settings = case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches
         return PipelinePlan(*settings, seconds, max(needed), choice)
     assert refused is not None, "the first balance fits, or is refused"
@@ -316,14 +313,11 @@ def balanced_pipeline(
 ) -> StagedPipeline:
     """Return the pipeline with the balance that the user gave by this `name`, or an automatic one within the memory.
 
-    `times`: of each layer and of messages, for `balance: auto` (None: multiply-adds, a backward pass for two
-    forward where all is trained, and messages that take no time). Raises ConfigError where the balance does not fit the
-    network or the schedule, or none fits the memory.
+    `times`: of each layer and of messages, for `balance: auto` (None: those of an assumed machine). Raises ConfigError
+    where the balance does not fit the network or the schedule, or none fits the memory.
     """
     walk = tile_walk(graph, bands, largest.pixels, largest.value_bytes)
-    if times is None:
-        work = [cost.multiply_adds for cost in walk.costs]
-        times = LayerTimes(work, [cost.passes * cost.multiply_adds for cost in walk.costs], None)
+    times = times or layer_times(Machine(), graph, bands, largest, parallel.stages)
     micro_batches = max(1, min(parallel.micro_batches or largest.count, largest.count))
     case = PipelineCase(parallel.schedule, parallel.recompute, micro_batches, walk, times, memory_bytes)
     if parallel.balance is None:

@@ -229,25 +229,24 @@ def _blocks(
 
 
 def _balanced(question: RunQuestion, plan: RunPlan) -> RunPlan:
-    """Return the plan with the balance of its pipeline, and the cost of a step on its stages: by the machine's profile,
-    else by multiply-adds. Raises ConfigError where no stages fit the memory."""
+    """Return the plan with the balance of its pipeline, and the cost of a step on its stages. Raises ConfigError where
+    no stages fit the memory."""
     graph, bands, machine, mesh = question.graph, plan.network.bands, question.figures, plan.spread.mesh
-    predicts = machine.known and question.trains
-    times = layer_times(machine, graph, bands, plan.micro_batch, question.ranks) if predicts else None
+    times = layer_times(machine, graph, bands, plan.micro_batch, question.ranks)
     limit = question.memory if question.trains else None
     rebuilds = question.trains and question.recompute == "auto" and not question.offload
     pipeline = plan_pipeline(question.parallel, graph, bands, plan.micro_batch, limit, times, rebuilds)
-    rebuilt = pipeline.rebuilt
-    cost = replace(plan.cost, memory=rebuilt.peak if rebuilt else pipeline.memory, ranks=mesh.ranks)
-    if pipeline.seconds is not None:
-        prices = Prices(graph, bands, question.value_bytes, machine, mesh.ranks // mesh.stages)
-        computing = StepTime(cost.time.forward / mesh.stages, cost.time.backward / mesh.stages)
-        turns, again = machine.taking_turns(question.ranks), rebuilt.extra * sum(computing) if rebuilt else 0.0
-        # Stages have about equally many weights. Their ranks wait where they do not compute.
-        seconds = pipeline.seconds + sum(prices.step(StepTime(), 0, 0.0)) / mesh.stages
-        time = computing._replace(again=again, waiting=seconds - turns * sum(computing))
-        cost = replace(cost, seconds=seconds + turns * again, time=time)
-    return replace(plan, pipeline=pipeline, cost=cost, seconds=cost.seconds if predicts else None, rebuilt=rebuilt)
+    rebuilt, turns = pipeline.rebuilt, machine.taking_turns(question.ranks)
+    time = StepTime(*plan.cost.time[:2]).times(1 / mesh.stages)
+    computing, again = sum(time), rebuilt.extra * sum(time) if rebuilt else 0.0
+    # Stages have about equally many weights. Their ranks wait where they do not compute.
+    prices = Prices(graph, bands, question.value_bytes, machine, mesh.ranks // mesh.stages)
+    seconds = pipeline.seconds + sum(prices.step(StepTime(), 0, 0.0)) / mesh.stages
+    time = time._replace(again=again, waiting=seconds - turns * computing)
+    memory = rebuilt.peak if rebuilt else pipeline.memory
+    cost = replace(plan.cost, memory=memory, ranks=mesh.ranks, seconds=seconds + turns * again, time=time)
+    known = cost.seconds if machine.known and question.trains else None
+    return replace(plan, pipeline=pipeline, cost=cost, seconds=known, rebuilt=rebuilt)
 
 
 def step_cost(question: RunQuestion, spread: Spread, tilings: Sequence[Tiling], batch: int = 1) -> ModeCost:

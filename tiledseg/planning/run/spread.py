@@ -37,8 +37,8 @@ class Parallelism:
     """The settings of how a run is spread; None where the plan decides.
 
     `mesh`: (rows, cols) of ranks an image. `fusion`: layers an exchange. `balance`: layers of each chunk; None balances
-    the times of the machine's profile, else multiply-adds. `recompute`: one mode for each stage. `idle_ranks`: a job
-    may have more ranks than the mesh. The rest as the keys of the group.
+    the times of the machine's profile, else of an assumed machine. `recompute`: one mode for each stage. `idle_ranks`:
+    a job may have more ranks than the mesh. The rest as the keys of the group.
     """
 
     exact: bool = True
