@@ -213,7 +213,7 @@ def test_a_plan_is_of_the_same_kind_as_others(capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out).keys() == ours.keys() - {"stages"}
     for more, said in (
         (["--arguments", '{"width": 6}'], "unet has no such choice"),
-        (["--build", BUILD, "--levels", "3"], "model.levels is 3"),
+        (["--build", BUILD, "--levels", "3"], "levels is 3"),
         (["--build", BUILD, "--arguments", "width"], "argument --arguments: invalid json_map value"),
         (["--build", "nobody:knows"], "No module named 'nobody'"),
     ):

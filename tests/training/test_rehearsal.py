@@ -138,7 +138,8 @@ def test_a_stage_that_sends_in_another_order_is_named(
         return tuple(move._replace(sends=move.sends[::-1]) for move in moves) if rank == 0 else moves
 
     monkeypatch.setattr(executor, "itinerary", turned)
-    code, found = rehearsed(config, capsys, 8, "--parallel.stages", "2", "--model.levels", "3")
+    stages = ["--parallel.stages", "2", "--parallel.balance", "[14,15]"]
+    code, found = rehearsed(config, capsys, 8, *stages, "--model.levels", "3")
     assert code == 1
     assert found["fails"][0].startswith("rank 0 sends rank 1 messages of [")
 
