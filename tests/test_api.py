@@ -129,7 +129,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "the configuration has the unknown group 'dat'": lambda: tiledseg.train_network({"dat": {}}),
     "train.epochs": lambda: tiledseg.train_network({"train": {"epochs": "two"}}),
     "b.tif": lambda: tiledseg.evaluate_map("a.tif", "b.tif"),
-    "is of the type object; give": lambda: tiledseg.train_network({"train": {"epochs": object()}}),
+    "train.epochs is <object object": lambda: tiledseg.train_network({"train": {"epochs": object()}}),
 }
 
 

@@ -127,7 +127,7 @@ def predict_raster(
     Raises InputError before anything is written.
     """
     from tiledseg.comm.session import joined_mesh
-    from tiledseg.commands.options import parse, words_of
+    from tiledseg.commands.options import parse
     from tiledseg.commands.parser import refuse_given
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
@@ -153,8 +153,7 @@ def predict_raster(
         "memory": {"blocks": "auto", **memory} if memory and "store" in memory else memory,
         "parallel": parallel,
     }
-    parser = build_parser()
-    options = parse(parser, words_of(parser, {**flags, "image": images, **files, **more}))
+    options = parse(build_parser(), (), {**flags, "image": images, **files, **more})
     refuse_given(options, ("parallel.transport", "parallel.deadline"), "the program's own process group has these")
     config = parse_groups(options)
     request, crops = request_of(options, config), crop_grid(config.model)
@@ -259,13 +258,12 @@ def evaluate_map(prediction: str | Path, labels: str | Path, **flags: Any) -> Sc
     the classes, and for a class whose name has another number in the other file or in `classes`. Different names of a
     class are a warning.
     """
-    from tiledseg.commands.options import parse, words_of
+    from tiledseg.commands.options import parse
     from tiledseg.evaluate import build_parser, evaluated
 
     def warn(lines: Iterable[str]) -> None:
         for line in lines:
             warnings.warn(line, stacklevel=5)
 
-    parser = build_parser()
-    words = words_of(parser, {**flags, "prediction": str(prediction), "labels": str(labels)})
-    return evaluated(parse(parser, words), warn)[1]
+    given = {**flags, "prediction": str(prediction), "labels": str(labels)}
+    return evaluated(parse(build_parser(), (), given), warn)[1]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiledseg.commands.options import parse, words_of
+from tiledseg.commands.options import parse
 from tiledseg.commands.parser import Parser, flag_of, make_callable, refuse_given, run
 from tiledseg.config.checks import Range, checked
 from tiledseg.errors import ConfigError, install
@@ -68,9 +68,7 @@ def export(checkpoint: str | Path, output: str | Path | Sequence[str | Path], **
     InputError before anything is written.
     """
     files = [str(path) for path in ([output] if isinstance(output, str | Path) else output)]
-    parser = build_parser()
-    words = words_of(parser, {**flags, "checkpoint": str(checkpoint), "output": files})
-    _export(parse(parser, words), lambda path: None)
+    _export(parse(build_parser(), (), {**flags, "checkpoint": str(checkpoint), "output": files}), lambda path: None)
 
 
 make_callable(__name__, export)

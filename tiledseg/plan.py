@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tiledseg.commands.options import MODEL_KEYS, PIPELINE_KEYS, add_keys, words_of
+from tiledseg.commands.options import MODEL_KEYS, PIPELINE_KEYS, add_keys, parse
 from tiledseg.commands.parser import Parser, add_format_option, make_callable, refuse_given, run
 from tiledseg.config.checks import checked
 from tiledseg.config.parallel import HALO_MODES
@@ -57,8 +57,7 @@ def plan(size: int | tuple[int, int], **flags: Any) -> dict[str, Any]:
     for name in ("calibrate", "store", "emit", "show"):
         if flags.get(name) is not None:
             raise ConfigError(f"{name} is given, but only the command has it: tiledseg plan --{name}")
-    parser = _parser()
-    return answered(parser.parse_args(words_of(parser, {"size": size, **flags})))[0]
+    return answered(parse(_parser(), (), {"size": size, **flags}))[0]
 
 
 make_callable(__name__, plan)

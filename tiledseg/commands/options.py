@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields
 from functools import cache
 from inspect import getdoc
-from numbers import Integral, Real
 from typing import Any, get_type_hints
 
 import yaml
@@ -110,30 +108,10 @@ def example(key: str) -> str:
     return as_yaml({group: {name: _examples()[group].get(name, default_of(KEYS[key]))}})[1:-1]
 
 
-class _Dumper(yaml.SafeDumper):
-    """A writer without anchors, which configurations refuse."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
-def _other(dumper: _Dumper, data: object) -> yaml.Node:
-    """Write a number of another library, or a path. Raise ConfigError for anything else."""
-    if isinstance(data, Integral | Real):
-        number = int(data) if isinstance(data, Integral) else float(data)
-        return dumper.represent_data(number)
-    if isinstance(data, os.PathLike):
-        return dumper.represent_data(str(os.fspath(data)))
-    raise ConfigError(f"{shown(data)} is of the type {type(data).__name__}; give numbers, text, lists and maps")
-
-
-_Dumper.add_representer(None, _other)  # type: ignore[arg-type]  # of types that YAML does not know
-
-
 def as_yaml(value: Any) -> str:
     """Return a value as one line of YAML."""
     style: dict[str, Any] = {"default_flow_style": True, "width": 1 << 30, "sort_keys": False, "allow_unicode": True}
-    text: str = yaml.dump(value, Dumper=_Dumper, **style)
+    text: str = yaml.safe_dump(value, **style)
     return text.removesuffix("...\n").strip()
 
 
@@ -182,80 +160,73 @@ def add_keys(parser: argparse._ActionsContainer, keys: Collection[str], plain: b
             target.add_argument(flag, dest=key, metavar=metavar, help=text)
 
 
-def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
-    """Return the options of flags and `--config` files; `config`: the names of the files.
+def parse(parser: Parser, words: Sequence[str], given: Mapping[str, Any] | None = None) -> argparse.Namespace:
+    """Return the options of flags and `--config` files; `config`: the names of the files. `given`: keyword arguments of
+    Python, named like flags; None: left out.
 
     Raise ConfigError for an unknown key, a wrong value, or an unreadable file.
     """
-    parser.add_argument(_CONFIG, action="append", default=[], metavar="FILE", help="YAML file of any of these options")
-    return parser.parse_args([*_expanded(parser, words)])
+    parser.add_argument(_CONFIG, action=_ReadFile, default=[], metavar="FILE", help="YAML file of any of these options")
+    refuse_moved([word[2:].partition("=")[0] for word in words if word[:2] == "--"], "there is")
+    options = argparse.Namespace()
+    give(parser, options, parser.prog, {name: each for name, each in (given or {}).items() if each is not None})
+    return parser.parse_args(words, options)
 
 
-def _options(parser: Parser) -> dict[str, argparse.Action]:
-    """Return the options allowed in a file, by their names there."""
-    return {
+class _ReadFile(argparse.Action):
+    """`--config FILE`: the options of a file, at the place of its name, so that later words win."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, path: Any, option: str | None = None) -> None:
+        namespace.config = [*namespace.config, path]
+        give(parser, namespace, path, read_yaml(path))
+
+
+def give(parser: Parser, options: argparse.Namespace, source: str, values: Any) -> None:
+    """Set the options that `values`, of a file or of a Python program, name; with `_` where their flags have `-`."""
+    actions = {
         name[2:].replace("-", "_"): action
         for action in parser._actions
         for name in action.option_strings
         if name[:2] == "--" and action.dest not in ("config", "help") and name[:5] != "--no-"
     }
-
-
-def _expanded(parser: Parser, words: Sequence[str]) -> Iterator[str]:
-    """Yield the words; the options of a file follow its name."""
-    options = _options(parser)
-    refuse_moved([word[2:].partition("=")[0] for word in words if word[:2] == "--"], "there is")
-    rest = iter(words)
-    for word in rest:
-        name, equals, value = word.partition("=")
-        path = value if equals else next(rest, None) if name == _CONFIG else None
-        if name != _CONFIG or path is None:
-            yield word
-        else:
-            yield f"{_CONFIG}={path}"
-            yield from _flags(path, read_yaml(path), options)
-
-
-def _flags(path: str, values: Any, options: Mapping[str, argparse.Action]) -> Iterator[str]:
-    """Yield a file's values as flags. A key has `_` where its flag has `-`."""
     known: dict[str, list[str]] = {}
-    for option in options:
+    for option in actions:
         group, _, key = option.partition(".")
         known.setdefault(group, []).extend([key] if key else [])
     groups = values if isinstance(values, Mapping) else {}
     names = [f"{group}.{key}" for group, keys in groups.items() if isinstance(keys, Mapping) for key in keys]
-    refuse_moved(names, f"{path} has")
-    for name, value in check_keys(path, values, known).items():
+    refuse_moved(names, f"{source} has")
+    for name, value in check_keys(source, values, known).items():
         for option, each in [(f"{name}.{key}", v) for key, v in value.items()] if known[name] else [(name, value)]:
-            yield from _option_words(path, option, each, options[option])
+            action = actions[option]
+            action.required = False
+            is_text = each is None or isinstance(each, str)  # a flag's text is YAML
+            taken = (
+                (as_yaml(each) if is_text else each) if action.dest in KEYS else _taken(parser, action, source, each)
+            )
+            setattr(options, action.dest, taken)
 
 
-def _option_words(path: str, option: str, value: Any, action: argparse.Action) -> list[str]:
-    """Return the words of an option; a key's value is YAML."""
-    flag, is_key = f"--{option if '.' in option else option.replace('_', '-')}", action.dest in KEYS
-    if value is None and not is_key:
-        raise ConfigError(f"{path}: {option} is null; give a value, or leave it out")
-    switch = action.nargs == 0
-    if isinstance(value, bool) != switch and (switch or not is_key):
-        raise ConfigError(f"{path}: {option} is {shown(value)}; give {'true or false' if switch else 'text'}")
-    if switch:
-        off = [f"--no-{flag[2:]}"] if isinstance(action, argparse.BooleanOptionalAction) else []
-        return [flag] if value else off
-    if is_key:
-        return [f"{flag}={as_yaml(value)}"]
-    if isinstance(value, (list, dict)) and action.type is str:
-        raise ConfigError(f"{path}: {option} is {shown(value)}; give text")
-    is_list = isinstance(value, (list, tuple))
-    if is_list and action.nargs:
-        return [flag, *map(str, value)]
+def _taken(parser: Parser, action: argparse.Action, source: str, value: Any) -> Any:
+    """Return the value of an option that is no key, as its flag has it."""
+    option, is_list = action.option_strings[0][2:].replace("-", "_"), isinstance(value, list | tuple)
+    if value is None:
+        raise ConfigError(f"{source}: {option} is null; give a value, or leave it out")
+    if isinstance(value, bool) != (action.nargs == 0):
+        wanted = "true or false" if action.nargs == 0 else "text"
+        raise ConfigError(f"{source}: {option} is {shown(value)}; give {wanted}")
+    if action.nargs == 0:
+        return value
+    if isinstance(value, list | dict) and action.type is str:
+        raise ConfigError(f"{source}: {option} is {shown(value)}; give text")
     text = f"[{','.join(map(str, value))}]" if is_list else json.dumps(value) if isinstance(value, dict) else str(value)
-    return [f"{flag}={text}"]
-
-
-def words_of(parser: Parser, given: Mapping[str, Any]) -> list[str]:
-    """Return keyword arguments, named like flags, as a command line; None: left out. Raises ConfigError for an unknown
-    name."""
-    return [*_flags(parser.prog, {name: each for name, each in given.items() if each is not None}, _options(parser))]
+    try:
+        values = [parser._get_value(action, each) for each in (map(str, value) if is_list and action.nargs else [text])]
+        for each in values:
+            parser._check_value(action, each)
+    except argparse.ArgumentError as error:
+        parser.error(str(error))
+    return values if action.nargs else values[0]
 
 
 def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str = "", **default: Any) -> Config:
@@ -293,10 +264,10 @@ def value_of(key: str, text: Any, name: str, see: str = "") -> Any:
 
 def as_config(values: Mapping[str, Any]) -> Config:
     """Return the configuration of groups of keys. Raise ConfigError for an unknown key or a value of a wrong kind."""
-    parser = Parser(prog="tiledseg train")
+    parser, options = Parser(prog="tiledseg train"), argparse.Namespace()
     add_keys(parser, KEYS)
-    words = _flags("the configuration", values, _options(parser))
-    return config_of(parser.parse_args([*words]), see="(docs/reference/python.md)")
+    give(parser, options, "the configuration", values)
+    return config_of(options, see="(docs/reference/python.md)")
 
 
 def parse_config(words: Sequence[str], command: str, description: str, example: str = "") -> Config:
