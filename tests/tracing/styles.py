@@ -58,23 +58,6 @@ class Pyramid(nn.Module):
         return self.join(torch.cat([*found, pooled], dim=1))
 
 
-class Exchanging(nn.Module):
-    """Two resolutions that give each other what they have."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.down = nn.Conv2d(channels, channels, 3, 2, 1)
-        self.up = nn.Conv2d(channels, channels, 1)
-        self.fuse = nn.ModuleList([nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        fine, coarse = x, self.down(x)
-        high = functional.relu(fine + functional.interpolate(self.up(coarse), scale_factor=2.0, mode="nearest"))
-        low = functional.relu(coarse + functional.avg_pool2d(fine, 2))
-        high, low = self.fuse[0](high), self.fuse[1](low)
-        return high + functional.interpolate(low, size=(high.shape[2], high.shape[3]), mode="bilinear")
-
-
 class Unpooling(nn.Module):
     """A bottleneck that pools by maxima, pads its channels, and puts values back where they were."""
 
@@ -376,7 +359,7 @@ class Rotary(nn.Module):
 STYLES = {
     style.__name__: style
     for style in (
-        *(ChannelNorm, Inverted, Pyramid, Exchanging, Unpooling, Gate, Weighted, Shuffled, Mirrored),
+        *(ChannelNorm, Inverted, Pyramid, Unpooling, Gate, Weighted, Shuffled, Mirrored),
         *(Parsing, Attending, Spacious, Functions, OverImage, OfProducts, Placed, Rotary),
     )
 }

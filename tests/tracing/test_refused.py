@@ -108,11 +108,6 @@ def _only_places(x: torch.Tensor) -> torch.Tensor:
 
 REFUSED: dict[str, tuple[Function, str]] = {
     "a branch by size": (lambda x: x.relu() if x.shape[2] > 80 else x, "does not call the same at every size"),
-    "a branch by width": (lambda x: x.relu() if x.shape[3] > 200 else x, "does not call the same at every size"),
-    "a branch by a larger size": (
-        lambda x: x.relu() if x.shape[2] > 150 else x,
-        "does not call the same at every size",
-    ),
     "a kernel by size": (lambda x: functional.avg_pool2d(x, 2 * (x.shape[2] // 32) + 1, 1, x.shape[2] // 32), "size"),
     "a part that is written": (_shifted, "writes into a part of a tensor"),
     "attention, fused, of rows": (_windows, "of all pixels"),
@@ -136,9 +131,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "einsum": (lambda x: torch.einsum("bchw,dchw->bchw", x, x), "mix channels by linear"),
     "weights of attention, scaled late": (lambda x: _over_few(x, lambda w: w / 2), "scale them before softmax"),
-    "median": (lambda x: x - x.median(), "reduces all dims, images too"),
     "median of pixels": (lambda x: x - x.flatten(2).median(2)[0][..., None, None], "median over the whole image"),
-    "median of rows": (lambda x: x - x.median(2, keepdim=True)[0], "works along pixels or images"),
     "round the batch": (lambda x: torch.roll(x, 1, 0), "works along pixels or images"),
     "places along rows": (lambda x: x.gather(2, x.argsort(2)), "along pixels"),
     "what comes of a refused call": (lambda x: torch.fft.rfft2(x).real, "(fft_rfft2, "),

@@ -63,16 +63,14 @@ def _traced(*parts: nn.Module, trains: bool = True) -> GraphNetwork:
     return tiledseg.trace(Last(*parts).double().train(trains), bands=3)
 
 
-class Wrong(nn.Module):
-    """A leaf of whose footprint something else is declared."""
+class Inner(nn.Module):
+    """A leaf of images whose channels come last, by a module of images."""
 
-    def __init__(self, inner: nn.Module, last: bool = True) -> None:
+    def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner, self.last = inner, last
+        self.inner = inner
 
     def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
-        if self.last:
-            return self.inner(x_BHWC)
         return self.inner(x_BHWC.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
@@ -160,10 +158,10 @@ def test_dropout_in_a_leaf_is_mapped_and_not_trained() -> None:
 
 
 def test_a_leaf_that_measures_its_batch_in_training_only_maps() -> None:
-    tiledseg.declare(Wrong, PIXEL())
+    tiledseg.declare(Inner, PIXEL())
     with pytest.raises(ConfigError, match=r"other|buffer"):
-        _traced(Wrong(nn.BatchNorm2d(6), last=False))
-    _traced(Wrong(nn.BatchNorm2d(6), last=False), trains=False)
+        _traced(Inner(nn.BatchNorm2d(6)))
+    _traced(Inner(nn.BatchNorm2d(6)), trains=False)
 
 
 def test_windows_align_tiles_and_the_halo_is_what_gradients_reach(small: GraphNetwork) -> None:
@@ -214,8 +212,8 @@ def test_ranks_give_what_the_whole_image_gives(
 )
 def test_a_declared_convolution_is_one(leaf: nn.Module, stated: object) -> None:
     """Strided, and with another reach along columns; what gives half as many pixels is no windows' module."""
-    tiledseg.declare(Wrong, stated)  # type: ignore[arg-type]
-    part = nn.Sequential(Wrong(leaf, last=False), Shuffled())
+    tiledseg.declare(Inner, stated)  # type: ignore[arg-type]
+    part = nn.Sequential(Inner(leaf), Shuffled())
     if isinstance(stated, WINDOWS):
         with pytest.raises(ConfigError, match="is declared as Windows"):
             _traced(part)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils import data
 
 from tiledseg.comm.launch import detect
 from tiledseg.config.checks import checked
+from tiledseg.config.data import DataConfig
 from tiledseg.config.run import TilingConfig
 from tiledseg.errors import ConfigError, explained, renamed
 from tiledseg.foreign.spread import Halo
@@ -36,11 +38,6 @@ from tiledseg.raster.statistics import Normalization, check_alike, given_normali
 IGNORED = 255
 UNEVEN = ("refuse", "drop", "differ")
 Paths = str | Path | Sequence[str | Path]
-_KEYS = (
-    "classes", "bands", "nodata", "references", "label_layer", "label_attribute", "background", "warp",
-    "assets", "mosaic", "valid", "valid_values",
-)  # fmt: skip
-"""Arguments that are keys of the group `data` too."""
 
 
 class TileDataset(data.Dataset[dict[str, Any]]):
@@ -70,7 +67,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
     """
 
     @takes_arrays
-    @renamed({f"data.{key}": key for key in _KEYS})
+    @renamed({f"data.{each.name}": each.name for each in fields(DataConfig)})
     @checked
     def __init__(
         self,
