@@ -132,10 +132,8 @@ def parse_groups(options: Namespace) -> Config:
         )
     for group in (config.tiling, config.parallel, config.memory):
         group.check()
-    try:
+    with renamed({f"model.{key}": flag_of(key) for key in CROPS}):
         ModelConfig(**{key: getattr(config.model, key) for key in CROPS}).check()
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("model.", "--")) from None
     config.memory.check_folder()
     return config
 

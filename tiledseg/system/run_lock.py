@@ -42,34 +42,26 @@ def hold(folder: Path) -> Iterator[str | None]:
 
     Raises OutputError, with the holder's name, if another process holds it.
     """
-    handle, warning = _acquire(folder)
-    try:
-        yield warning
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(folder / NAME)  # while it is held: a waiting process finds the file gone, and makes its own
-        os.close(handle)
-
-
-def _acquire(folder: Path) -> tuple[int, str | None]:
     path = folder / NAME
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, _FLAGS | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise OutputError(f"cannot write into {folder}: {error.strerror}; give another run.output") from error
-        try:
+    with contextlib.ExitStack() as opened:
+        while True:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                handle = os.open(path, _FLAGS | os.O_CREAT, 0o666)
+            except OSError as error:
+                raise OutputError(f"cannot write into {folder}: {error.strerror}; give another run.output") from error
+            opened.callback(os.close, handle)
             warning = _lock(handle, folder)
-            if is_at(handle, path):
-                with contextlib.suppress(OSError):  # the writes that follow report a full disk
-                    os.ftruncate(handle, 0)
-                    os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-                return handle, warning
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)  # the former holder has just removed the file
+            if is_at(handle, path):  # else the former holder has just removed the file
+                break
+        with contextlib.suppress(OSError):  # the writes that follow report a full disk
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        try:
+            yield warning
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # while it is held: a waiting process finds the file gone, and makes its own
 
 
 def _lock(handle: int, folder: Path) -> str | None:
