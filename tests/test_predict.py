@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from tests.crash.runs import Material
 from tests.small_files import PLACE, UTM, read_raster, write_raster
-from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.errors import OutputError
 from tiledseg.inference import mapping, predictor
@@ -50,7 +49,7 @@ def predict(trained: Path, image: Path, output: Path, *options: str) -> int:
 def network_of(run: Path) -> torch.nn.Module:
     """Return a run's network in float64."""
     checkpoint = find_checkpoint(str(run))
-    network = build_modules(UNet(**checkpoint.state["network"])).double().eval()
+    network = build_modules(checkpoint.saved.network).double().eval()
     network.load_state_dict(load_file(checkpoint.path / "model.safetensors"))
     return network
 
@@ -103,9 +102,9 @@ def test_fp64_is_the_trained_network_in_float64(
     monkeypatch.setattr(mapping, "shares_of", lambda scores: found.append(scores.clone()) or original(scores))
     files = ["--tiling.grid", "1", "--probabilities", str(tmp_path / "p.tif"), "--precision", "fp64"]
     assert predict(run, image, tmp_path / "m.tif", *files) == 0
-    saved, network = find_checkpoint(str(run)).state["normalization"], network_of(run)
+    saved, network = find_checkpoint(str(run)).saved.normalization, network_of(run)
     pixels_CHW = read_raster(image).astype(np.float64)
-    mean, std = (np.array(saved[key])[:, None, None] for key in ("mean", "std"))
+    mean, std = (np.array(of)[:, None, None] for of in (saved.mean, saved.std))
     with torch.inference_mode():
         expected = network(torch.from_numpy((pixels_CHW - mean) / std)[None])[0]
     assert found[0].dtype == torch.float64

@@ -49,7 +49,7 @@ def test_more_images_and_epochs_are_trained_to_their_end_and_saved(material: Mat
     assert train(material, folder, *WHOLE, "--train.epochs", "8", "--train.checkpoint_every", "100") == 0
     assert [line["step"] for line in steps(folder)] == list(range(1, 15))
     assert [line["epoch"] for line in steps(folder)] == [0, 1, *(epoch for epoch in range(2, 8) for _ in range(2))]
-    assert find_checkpoint(folder).state["step"] == 14
+    assert find_checkpoint(folder).saved.step == 14
     found = summary(folder)
     assert (found["finished"], found["steps"], found["epochs"]) == (True, 14, 8)
     rates = [line["lr"] for line in steps(folder)][3:]
@@ -71,7 +71,7 @@ def test_a_changed_run_that_is_stopped_goes_on_exactly(
     with monkeypatch.context() as patch:
         after_step(patch, 9, die)
         assert train(material, stopped, *options) == 130
-    assert find_checkpoint(stopped).state["step"] == 8
+    assert find_checkpoint(stopped).saved.step == 8
     assert train(material, stopped, *options) == 0
     assert lines(stopped) == lines(whole)
     names = ("model.safetensors", "optimizer.safetensors")
@@ -84,7 +84,7 @@ def test_a_finished_run_branched_off_leaves_its_checkpoint(material: Material, b
     folder = material.root / "branched"
     source = ("--train.resume", str(begun))
     assert train(material, folder, *one_image(material), *WHOLE, "--train.epochs", "2", *source) == 0
-    assert find_checkpoint(folder).state["step"] == 2
+    assert find_checkpoint(folder).saved.step == 2
 
 
 def test_fewer_epochs_in_the_middle_of_one(
@@ -95,11 +95,11 @@ def test_fewer_epochs_in_the_middle_of_one(
     with monkeypatch.context() as patch:
         after_step(patch, 9)
         assert train(material, folder, "--train.epochs", "6") == 75
-    assert find_checkpoint(folder).state["position"] == {"epoch": 3, "step": 1}
+    assert find_checkpoint(folder).saved.position == (3, 1)
     assert train(material, folder, "--train.epochs", "3") == 2
     assert "has done 3 epochs and 1 steps, but train.epochs is 3; give at least 4" in capfd.readouterr().err
     assert train(material, folder, "--train.epochs", "4") == 0
-    assert (summary(folder)["steps"], find_checkpoint(folder).state["step"]) == (12, 12)
+    assert (summary(folder)["steps"], find_checkpoint(folder).saved.step) == (12, 12)
 
 
 def test_weights_that_are_not_finite_are_never_saved(
@@ -124,31 +124,16 @@ def test_weights_that_are_not_finite_are_never_saved(
     assert find_checkpoint(checkpoints).saved.step == 3
 
 
-def test_damaged_checkpoints_are_named_with_their_fault_and_the_one_that_is_taken(
-    material: Material, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "report.html"])
+def test_a_file_that_no_run_has_written_stays(
+    material: Material, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    folder = material.root / "damaged-ones"
-    assert train(material, folder, "--train.epochs", "2") == 0
-    flipped, torn = (folder / "checkpoints" / name for name in ("step-000006", "step-000004"))
-    data = bytearray((flipped / "model.safetensors").read_bytes())
-    data[-3] ^= 1
-    (flipped / "model.safetensors").write_bytes(data)
-    (torn / "manifest.json").write_text((torn / "manifest.json").read_text()[:200])
-    left = copy(folder, "all-damaged")
-    assert train(material, folder, "--train.epochs", "2", "--run.verbosity", "1") == 0
-    said = capsys.readouterr().err.splitlines()
-    one, other = (line for line in said if line.startswith("warning: ") and "going on from step-000002" in line)
-    assert f"{flipped} is damaged: model.safetensors does not match its checksum" in one
-    assert f"{torn} is no whole checkpoint: manifest.json cannot be read" in other
-    assert summary(folder)["steps"] == 6
-
-    (left / "checkpoints" / "step-000002" / "optimizer.safetensors").unlink()
-    before = tree(left)
-    assert train(material, left, "--train.epochs", "2") == 2
-    said = capsys.readouterr().err
-    assert "no checkpoint in" in said
-    assert said.count("\n") == 1
-    assert tree(left) == before, "and nothing begins anew"
+    """A new run removed, or replaced, other programs' files of its names."""
+    (tmp_path / name).write_text("mine\n")
+    before = tree(tmp_path)
+    assert train(material, tmp_path) == 2
+    assert f"{name} was not written by a run, which would replace it" in capsys.readouterr().err
+    assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("ended", ["finished", "killed long after", "killed soon"])

@@ -26,8 +26,9 @@ from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization, Normalizer
+from tiledseg.training.objective import Objective, PixelTerm
 from tiledseg.training.optimizer import build_optimizer
-from tiledseg.training.step import Stepper, StepResult, StepRules
+from tiledseg.training.step import Stepper
 
 IGNORED = 255
 
@@ -54,7 +55,7 @@ class ProductionStep:
         self.sample = drawn_sample(tiling.tiles[0], unet.bands, unet.classes, draw)
         self._send = sender(device)
         optimizer = build_optimizer(network.parameters(), OptimizerConfig())
-        self._stepper = Stepper(optimizer, mesh, passes, parallel.axes, StepRules(IGNORED, 0))
+        self._stepper = Stepper(optimizer, mesh, passes, parallel.axes, Objective((PixelTerm(IGNORED),)), 0)
 
     def run_ahead(self, steps: int) -> None:
         """So many optimizer steps, the next input on its way while one is computed, as the trainer reads ahead."""
@@ -63,9 +64,9 @@ class ProductionStep:
         for step in range(steps):
             self._stepper.run(step, samples, parts, stop=False)
 
-    def run(self) -> StepResult:
+    def run(self) -> None:
         """One optimizer step, its input sent as the trainer's threads send it."""
-        return self._stepper.run(0, iter([self._send(self.sample)]), self._parts, stop=False)
+        self._stepper.run(0, iter([self._send(self.sample)]), self._parts, stop=False)
 
     def close(self) -> None:
         self._stepper.close()

@@ -81,10 +81,10 @@ _OFFLOAD = "--memory.offload all --memory.store ROOT/folder"
 BLOCKS = (
     train("recompute-beyond-the-budget", "--memory.recompute all --memory.budget 1kB", "recompute all"),
     predict("map-store-without-blocks", "--memory.store ROOT", "--memory.store", "give --memory.blocks"),
-    train("offload-to-memory", "--memory.offload all", "memory.offload", "memory.store is host", "local disk"),
+    train("offload-to-memory", "--memory.offload all", "memory.offload", "memory.store host", "local disk"),
     train("offload-to-no-disk", "--memory.offload all --memory.store /proc", "memory.store is /proc"),
     train("offload-beyond-the-budget", f"{_OFFLOAD} --memory.budget 1kB", "memory.budget", "memory.offload all"),
-    train("offload-by-choice-to-memory", "--memory.offload auto", "memory.offload is auto", "memory.store is host"),
+    train("offload-by-choice-to-memory", "--memory.offload auto", "memory.offload is auto", "memory.store host"),
     train(
         "offload-without-a-choice",
         "--memory.offload auto --memory.store ROOT/folder --memory.recompute all",

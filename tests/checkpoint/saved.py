@@ -10,10 +10,7 @@ import torch
 from torch import nn
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.checkpoint.folder import (
-    contents_of,
-    save_checkpoint,
-)
+from tiledseg.checkpoint.folder import contents_of, save_checkpoint
 from tiledseg.config.run import Config, DataConfig, OptimizerConfig
 from tiledseg.models.network import build_modules
 from tiledseg.training.optimizer import build_optimizer
@@ -56,4 +53,4 @@ def save(folder: Path, step: int, keep: int = 9, seed: int = 0) -> Path:
     network = make_network(seed)
     optimizer = build_optimizer(network.parameters(), OptimizerConfig())
     train(network, optimizer, step)
-    return save_checkpoint(folder, step, contents_of(network, optimizer), state_of(step), keep)
+    return save_checkpoint(folder, contents_of(network, optimizer), state_of(step), keep)

@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.checkpoint.saved import make_network, save, state_of, train
+from tiledseg.checkpoint.check import MODEL, OPTIMIZER
 from tiledseg.checkpoint.folder import (
-    Contents,
     contents_of,
-    drop_later,
     find_checkpoint,
     newest_checkpoint,
     newest_step,
+    rewind,
     save_checkpoint,
 )
 from tiledseg.checkpoint.loading import load_network, load_optimizer
@@ -42,7 +42,7 @@ def test_round_trip(tmp_path: Path, config: OptimizerConfig, dtype: torch.dtype)
         network = make_network(1)
         optimizer = build_optimizer(network.parameters(), config)
         train(network, optimizer, 3)
-        save_checkpoint(tmp_path, 3, contents_of(network, optimizer), state_of(3, config), keep=1)
+        save_checkpoint(tmp_path, contents_of(network, optimizer), state_of(3, config), keep=1)
         other = make_network(2)
         other_optimizer = build_optimizer(other.parameters(), config)
         found = find_checkpoint(tmp_path)
@@ -80,12 +80,10 @@ def strides(tensor: torch.Tensor) -> list[int]:
 def test_weights_of_two_names_are_written_under_both(tmp_path: Path) -> None:
     """Without a copy they lie in one piece of memory, which safetensors refuses."""
     one = torch.arange(6.0)
-    contents = Contents({"a.bias": one, "b.bias": one, "c.bias": one[2:4]}, {}, [])
-    path = save_checkpoint(tmp_path, 1, contents, state_of(1, OptimizerConfig()), keep=1)
+    contents = {MODEL: {"a.bias": one, "b.bias": one, "c.bias": one[2:4]}, OPTIMIZER: {}}
+    path = save_checkpoint(tmp_path, contents, state_of(1, OptimizerConfig()), keep=1)
     found = load_file(path / "model.safetensors")
-    assert {name: tensor.tolist() for name, tensor in found.items()} == {
-        name: tensor.tolist() for name, tensor in contents.weights.items()
-    }
+    assert {k: v.tolist() for k, v in found.items()} == {k: v.tolist() for k, v in contents[MODEL].items()}
 
 
 def test_a_network_of_another_shape_or_name_is_refused(tmp_path: Path) -> None:
@@ -117,7 +115,7 @@ def test_run_folder_checkpoints_folder_and_checkpoint_lead_to_the_same(tmp_path:
     newest = save(folder, 2)
     assert (folder / "latest").read_text() == "step-000002\n"
     assert {find_checkpoint(path).path for path in (tmp_path, folder, newest)} == {newest}
-    assert find_checkpoint(folder / "step-000001").state["step"] == 1
+    assert find_checkpoint(folder / "step-000001").saved.step == 1
 
 
 @pytest.mark.parametrize("keep", [1, 2, 5])
@@ -128,14 +126,9 @@ def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
         (tmp_path / name).mkdir()
     steps = (1, 2, 999999, 1000000, 1000001)
     for step in steps:
-        save_checkpoint(tmp_path, step, contents_of(*network_and_optimizer()), state_of(step), keep)
+        save_checkpoint(tmp_path, {MODEL: {"a": torch.ones(1)}, OPTIMIZER: {}}, state_of(step), keep)
     assert {path.name for path in tmp_path.iterdir()} == others | {f"step-{step:06d}" for step in steps[-keep:]}
-    assert find_checkpoint(tmp_path).state["step"] == 1000001
-
-
-def network_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
-    network = make_network()
-    return network, build_optimizer(network.parameters(), OptimizerConfig())
+    assert find_checkpoint(tmp_path).saved.step == 1000001
 
 
 def test_resuming_takes_the_newest_whole_one(tmp_path: Path) -> None:
@@ -147,7 +140,7 @@ def test_resuming_takes_the_newest_whole_one(tmp_path: Path) -> None:
     (tmp_path / "step-000003" / "model.safetensors").write_bytes(b"")
     found = newest_checkpoint(tmp_path)
     assert found is not None
-    assert found.state["step"] == 2
+    assert found.saved.step == 2
     for step in (1, 2):
         (tmp_path / f"step-00000{step}" / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
@@ -159,9 +152,10 @@ def test_going_back_drops_what_came_later(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
     (tmp_path / "step-000003" / "optimizer.safetensors").unlink()
-    drop_later(tmp_path, 2)
-    assert find_checkpoint(tmp_path).state["step"] == 2
+    (tmp_path / ".partial-step-000004").mkdir()
+    rewind(tmp_path, 2, None)
+    assert find_checkpoint(tmp_path).saved.step == 2
     assert newest_step(tmp_path) == 2
     save(tmp_path, 3, keep=1)
-    assert find_checkpoint(tmp_path).state["step"] == 3
+    assert find_checkpoint(tmp_path).saved.step == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000003"]

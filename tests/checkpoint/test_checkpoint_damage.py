@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -16,11 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tiledseg
+from tests.checkpoint.resealed import seal
 from tests.checkpoint.saved import FILES, make_network, save
-from tiledseg.checkpoint import folder as module
-from tiledseg.checkpoint.folder import (
-    find_checkpoint,
-)
+from tiledseg.checkpoint.folder import find_checkpoint, newest_checkpoint
 from tiledseg.checkpoint.loading import load_network, load_optimizer
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import CheckpointError
@@ -50,17 +47,12 @@ def test_a_changed_byte_or_a_cut_is_found(
     else:
         data[place] ^= flip
     (path / name).write_bytes(data)
-    error, state = attempt(path)
-    assert "\n" not in error
-    assert error or (name == "manifest.json" and state == find_checkpoint(whole).state)
-
-
-def attempt(path: Path) -> tuple[str, dict[str, Any]]:
-    """What is wrong with a checkpoint, or its state."""
     try:
-        return "", find_checkpoint(path).state
-    except CheckpointError as error:
-        return str(error), {}
+        saved = find_checkpoint(path).saved
+    except CheckpointError:
+        return
+    assert name == "manifest.json"
+    assert saved == find_checkpoint(whole).saved
 
 
 @pytest.mark.parametrize(
@@ -79,6 +71,49 @@ def test_latest_cannot_lead_elsewhere(whole: Path, tmp_path: Path) -> None:
         find_checkpoint(tmp_path)
 
 
+def replaced(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Return a change of a checkpoint: `make` puts something in the place of the file `name`."""
+
+    def change(step: Path) -> None:
+        (step / name).unlink()
+        make(step / name)
+
+    return change
+
+
+def edited(step: Path) -> None:
+    path = step / "manifest.json"
+    path.write_text(path.read_text().replace('"epoch": 0', '"epoch": 1'))
+
+
+WEIGHTS, STATE, MANIFEST = FILES
+ODD: dict[str, tuple[Callable[[Path], None], str]] = {
+    "manifest-a-fifo": (replaced(MANIFEST, os.mkfifo), f"{MANIFEST} is a FIFO"),
+    "weights-a-folder": (replaced(WEIGHTS, Path.mkdir), f"{WEIGHTS} is a folder"),
+    "optimizer-to-nowhere": (replaced(STATE, lambda path: path.symlink_to("nowhere")), f"{STATE} is missing"),
+    "weights-to-a-device": (replaced(WEIGHTS, lambda path: path.symlink_to("/dev/zero")), "is a character device"),
+    "manifest-to-itself": (replaced(MANIFEST, lambda path: path.symlink_to(MANIFEST)), MANIFEST),
+    "manifest-edited": (edited, f"{MANIFEST} does not match its checksum"),
+    "manifest-nested": (replaced(MANIFEST, lambda path: path.write_text("[" * 100_000)), MANIFEST),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.timeout(120)
+def test_a_file_that_is_none_is_damage(whole: Path, tmp_path: Path, name: str) -> None:
+    """A run that is resumed takes the older checkpoint, and says why."""
+    change, words = ODD[name]
+    save(tmp_path, 3)
+    shutil.copytree(whole, tmp_path / "step-000002")
+    change(tmp_path / "step-000003")
+    with pytest.raises(CheckpointError, match=words):
+        find_checkpoint(tmp_path)
+    older = newest_checkpoint(tmp_path)
+    assert older is not None
+    assert older.saved.step == 2
+    assert words in older.passed_over[0]
+
+
 class Bomb:
     """Leaves a file where somebody unpickles it."""
 
@@ -93,11 +128,7 @@ class Bomb:
 def test_a_pickle_with_the_right_checksum_is_not_run(whole: Path, tmp_path: Path, name: str) -> None:
     path, trace = shutil.copytree(whole, tmp_path / "step-000002"), tmp_path / "trace"
     (path / name).write_bytes(pickle.dumps(Bomb(trace)))
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest.pop("own_checksum")
-    manifest["checksums"][name] = module.sha256(path / name)
-    manifest["own_checksum"] = module.own_checksum(manifest)
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    seal(path, lambda manifest: None)
     network = make_network()
     optimizer = build_optimizer(network.parameters(), OptimizerConfig())
     saved = find_checkpoint(path)

@@ -17,10 +17,10 @@ import torch
 from tests.checkpoint.saved import make_network, save, state_of, train
 from tiledseg.checkpoint import folder as module
 from tiledseg.checkpoint.folder import (
-    clean_leftovers,
     contents_of,
     find_checkpoint,
     newest_checkpoint,
+    rewind,
     save_checkpoint,
 )
 from tiledseg.checkpoint.loading import load_network
@@ -47,17 +47,19 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path, keep: int, before: tuple
     outcomes = []
     for count in range(1, 200):
         folder = Path(shutil.copytree(template, tmp_path / "run"))
-        again = functools.partial(save_checkpoint, folder, 2, contents, state_of(2), keep)
+        again = functools.partial(save_checkpoint, folder, contents, state_of(2), keep)
         got_through = survives(count, folder, again)
         found = newest_checkpoint(folder)
         assert found is not None, f"operation {count} left no whole checkpoint"
         load_network(found, make_network())
-        outcomes.append(found.state["step"])
-        check_nothing_half_named(folder, damaged=2 in before)
-        assert find_checkpoint(folder).state["step"] == 1 if outcomes[-1] == 1 and 2 not in before else True
-        clean_leftovers(folder)
+        outcomes.append(found.saved.step)
+        for path in folder.glob("step-*"):  # what has a checkpoint's name is whole
+            if (path / "model.safetensors").read_bytes() != b"damaged":
+                assert find_checkpoint(path).path == path
+        assert find_checkpoint(folder).saved.step == 1 if outcomes[-1] == 1 and 2 not in before else True
+        rewind(folder, found.saved.step, None)
         again()
-        assert find_checkpoint(folder).state["step"] == 2
+        assert find_checkpoint(folder).saved.step == 2
         wanted = ["latest", "step-000002"] if keep == 1 else ["latest", "step-000001", "step-000002"]
         assert sorted(path.name for path in folder.iterdir()) == wanted
         shutil.rmtree(folder)
@@ -67,13 +69,6 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path, keep: int, before: tuple
     assert outcomes == sorted(outcomes), "once the new one was there, it stayed"
     assert set(outcomes) == {1, 2}
     assert len(outcomes) > 12, "the operations were not seen"
-
-
-def check_nothing_half_named(folder: Path, damaged: bool) -> None:
-    """Every folder of a checkpoint's name is whole (but for the one that was damaged before)."""
-    for path in folder.glob("step-*"):
-        if not (damaged and (path / "model.safetensors").read_bytes() == b"damaged"):
-            assert find_checkpoint(path).path == path
 
 
 def survives(count: int, folder: Path, work: Callable[[], Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,12 @@ from tiledseg.config.words import read_loss, read_policy
 FORMER = Path(__file__).with_name("former")
 
 
+def state_of_former() -> dict[str, Any]:
+    path = find_checkpoint(FORMER / "run").path
+    state: dict[str, Any] = json.loads((path / "manifest.json").read_text())["state"]
+    return state
+
+
 @pytest.mark.usefixtures("without_plots")
 def test_a_run_of_an_older_version_goes_on_with_its_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of its eight steps are done; the other five are those that it made itself."""
@@ -25,55 +32,40 @@ def test_a_run_of_an_older_version_goes_on_with_its_losses(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path / "former")
     assert train.main(["--config", "run.yaml"]) == 0
     assert step_losses(Path("run")) == pytest.approx(step_losses(FORMER / "run"), rel=1e-10)
-    assert find_checkpoint(Path("run")).state["step"] == 8
+    assert find_checkpoint(Path("run")).saved.step == 8
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_can_be_of_any_kind_of_network(kind: str) -> None:
-    state = find_checkpoint(FORMER / "run").state
+    state = state_of_former()
     network = KINDS[kind](bands=2, classes=2)
     assert parse_state({**state, "network": json.loads(json.dumps(described(network)))}).network == network
 
 
 @pytest.mark.parametrize("kind", ["alexnet", 3])
 def test_an_unknown_kind_of_network_is_refused(kind: object) -> None:
-    state = find_checkpoint(FORMER / "run").state
+    state = state_of_former()
     with pytest.raises(KeyError):
         parse_state({**state, "network": {"kind": kind}})
 
 
-def test_keys_of_a_loss_have_become_its_fields() -> None:
-    state = find_checkpoint(FORMER / "run").state
-    train = state["config"]["train"]
-    assert parse_state(state).config.train.loss == "cross_entropy"
-    older = {**train, "loss": {"cross_entropy": 1.0, "focal": 0.5}, "focal_gamma": 3.0, "edge_radius": 4}
-    loss = parse_state({**state, "config": {**state["config"], "train": older}}).config.train.loss
-    assert read_loss(loss)["focal"] == {"weight": 0.5, "gamma": 3.0}
-    assert read_loss(loss)["edges"]["radius"] == 4
-
-
-def test_what_a_search_at_the_start_found_is_left_out() -> None:
-    state = find_checkpoint(FORMER / "run").state
-    config = {**state["config"], "parallel": {**state["config"]["parallel"], "auto": ["parallel.halo"]}}
-    assert parse_state({**state, "config": config, "found": {"ranks": 2}}).config.parallel.halo == "read"
-
-
-def test_keys_of_a_policy_have_become_its_fields() -> None:
-    state = find_checkpoint(FORMER / "run").state
-    optimizer = state["config"]["optimizer"]
-    assert read_policy(parse_state(state).config.optimizer.policy) == ("cosine", {})
-    older = {**optimizer, "policy": "step", "step_size": 7, "gamma": 0.1, "power": 0.9}
-    policy = parse_state({**state, "config": {**state["config"], "optimizer": older}}).config.optimizer.policy
-    assert read_policy(policy) == ("step", {"size": 7, "gamma": 0.1})
-
-
-def test_keys_of_one_word_have_become_its_fields() -> None:
-    state = find_checkpoint(FORMER / "run").state
+def test_keys_have_become_fields() -> None:
+    """Those of a loss, of a policy, and of what is one word today."""
+    state = state_of_former()
+    found = parse_state(state).config
+    assert (found.train.loss, read_policy(found.optimizer.policy)) == ("cross_entropy", ("cosine", {}))
     config = {group: dict(keys) for group, keys in state["config"].items()}
+    config["train"] |= {"loss": {"cross_entropy": 1.0, "focal": 0.5}, "focal_gamma": 3.0, "edge_radius": 4}
+    config["optimizer"] |= {"policy": "step", "step_size": 7, "gamma": 0.1, "power": 0.9}
+    config["parallel"] |= {"auto": ["parallel.halo"]}
     config["data"] |= {"split": "64 px", "split_share": 0.3, "split_gap": "auto"}
     config["model"] |= {"image_mean": False, "edge_band": False}
     config["train"] |= {"sampling": "windows", "window": 16, "windows_per_step": 2, "window_halo": "none"}
-    found = parse_state({**state, "config": config}).config
+    found = parse_state({**state, "config": config, "found": {"ranks": 2}}).config
+    loss = read_loss(found.train.loss)
+    assert (loss["focal"], loss["edges"]["radius"]) == ({"weight": 0.5, "gamma": 3.0}, 4)
+    assert read_policy(found.optimizer.policy) == ("step", {"size": 7, "gamma": 0.1})
+    assert found.parallel.halo == "read", "what a search at the start had found is left out"
     assert (found.data.split, found.model.arguments) == ({"blocks": "64 px", "share": 0.3}, {"image_mean": False})
     assert found.train.windows == {"size": 16, "per_step": 2, "halo": "none"}
     config["data"] |= {"split": None}

@@ -82,7 +82,7 @@ def test_a_file_that_the_root_cannot_read_is_raised_on_all(
     mesh = meshes["gloo"]
     path = tmp_path / saved.path.name
     shutil.copytree(saved.path, path)
-    own = Checkpoint(path, saved.state, saved.saved, averages=True)
+    own = Checkpoint(path, saved.saved, averages=True)
     if mesh.is_root:
         (path / MODEL).unlink()
         (path / OPTIMIZER).write_bytes(b"cut")

@@ -66,12 +66,9 @@ def _odd_tensors() -> dict[str, torch.Tensor]:
     return {
         "complex64, strided": plain.to(torch.complex64),
         "int64, strided": plain.to(torch.int64),
-        "bool, strided": plain.to(torch.bool),
         "float8_e4m3fn, strided": plain.to(torch.float8_e4m3fn),
         "float32, sparse_coo": plain.to_sparse(),
-        "float32, sparse_csr": plain[:, :, 0, 0].to_sparse_csr(),
         "qint8, strided": torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8),
-        "qint8, strided by channel": torch.quantize_per_channel(plain, torch.ones(2), torch.zeros(2), 0, torch.qint8),
         "float32, meta": plain.to("meta"),
         "float32, nested": torch.nested.nested_tensor([plain[0], plain[1]]),
     }
@@ -82,9 +79,7 @@ def test_tensors_that_copying_would_change_are_refused_by_name(tmp_path: Path, k
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2))
     path = tmp_path / "a.pth"
     torch.save({**module.state_dict(), "0.weight": _odd_tensors()[kind]}, path)
-    words = (
-        rf"a.pth: '0.weight' is {kind.partition(' by')[0]}, of the network's float32, strided; give it as float32 or"
-    )
+    words = rf"a.pth: '0.weight' is {kind}, of the network's float32, strided; give it as float32 or"
     if "nested" in kind and torch.__version__ >= "2.15":
         words = "a.pth cannot be read as weights"  # newer loaders take none
     with pytest.raises(CheckpointError, match=words):

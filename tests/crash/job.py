@@ -76,8 +76,13 @@ def _in_map(meet: Callable[[], None]) -> None:
 
 
 def _in_publication(meet: Callable[[], None]) -> None:
-    """Before a finished map gets its name."""
-    _before("tiledseg.inference.predictor", "publish", meet)
+    """Before a finished map gets its name. torch is imported here, which is after MPI only where MPI is up."""
+    import mpi4py.MPI  # noqa: F401  (before torch)
+
+    from tiledseg.inference import predictor
+
+    publish = predictor.publish
+    predictor.publish = lambda *arguments, **options: (meet(), publish(*arguments, **options))[1]  # type: ignore
 
 
 def _in_chunk(meet: Callable[[], None]) -> None:
@@ -92,15 +97,6 @@ def _in_chunk(meet: Callable[[], None]) -> None:
         await put(store, key, *more)
 
     LocalStore.set = counted  # type: ignore[method-assign]
-
-
-def _before(module: str, name: str, meet: Callable[[], None]) -> None:
-    """Meets before each call of a function; torch is imported by then, which is after MPI only where MPI is up."""
-    import mpi4py.MPI  # noqa: F401  (before torch)
-
-    home = importlib.import_module(module)
-    function = getattr(home, name)
-    setattr(home, name, lambda *arguments, **options: (meet(), function(*arguments, **options))[1])
 
 
 MOMENTS = {

@@ -30,28 +30,26 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-class Limited:
+Limited = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def limited(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Limited:
     """Commands in this process, whose files may have so many bytes."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # no half bytecode for others
 
-    def __init__(self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._capfd = capfd
-        monkeypatch.setattr(sys, "dont_write_bytecode", True)  # no half bytecode for others
-
-    def __call__(self, size: int, main: Callable[[list[str]], int], *arguments: str) -> tuple[int, str]:
+    def run(size: int, main: Callable[[list[str]], int], *arguments: str) -> tuple[int, str]:
         """Return the exit code and standard error."""
         former = resource.getrlimit(resource.RLIMIT_FSIZE)
-        self._capfd.readouterr()
+        capfd.readouterr()
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, former[1]))
         try:
             code = main(list(arguments))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, former)
-        return code, self._capfd.readouterr().err
+        return code, capfd.readouterr().err
 
-
-@pytest.fixture
-def limited(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Limited:
-    return Limited(capfd, monkeypatch)
+    return run
 
 
 def check_one_line(done: tuple[int, str], *words: str) -> None:

@@ -26,8 +26,8 @@ def newest_step(folder: Path) -> int:
     """The step of the checkpoint that a resume takes, which is also what `latest` leads to, or the one after."""
     newest = newest_checkpoint(folder / "checkpoints")
     assert newest is not None
-    assert find_checkpoint(folder).state["step"] <= newest.state["step"]
-    return int(newest.state["step"])
+    assert find_checkpoint(folder).saved.step <= newest.saved.step
+    return newest.saved.step
 
 
 def test_killed_in_a_step(material: Material, uninterrupted: Path) -> None:
@@ -91,25 +91,23 @@ def whole_map(material: Material, uninterrupted: Path) -> bytes:
     return output.read_bytes()
 
 
-def test_killed_among_the_tiles(material: Material, uninterrupted: Path, whole_map: bytes) -> None:
-    output = material.root / "killed-map.tif"
-    done = material.predict(2, uninterrupted, output, at=Moment("map", rank=1, count=5))
-    assert done.code == 137
-    assert not output.exists()
-    assert main(material.predict_command(uninterrupted, output)[1:]) == 0
-    assert output.read_bytes() == whole_map
-    assert not list(material.root.glob(".*map*"))
-
-
-def test_killed_before_the_map_gets_its_name(material: Material, uninterrupted: Path, whole_map: bytes) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "at", "older"),
+    [(2, Moment("map", rank=1, count=5), None), (1, Moment("publication"), b"an older map")],
+    ids=["among-the-tiles", "before-it-gets-its-name"],
+)
+def test_killed_in_a_map(
+    material: Material, uninterrupted: Path, whole_map: bytes, ranks: int, at: Moment, older: bytes | None
+) -> None:
     """An older map of that name stays as it was."""
-    output = material.root / "older-map.tif"
-    output.write_bytes(b"an older map")
-    done = material.predict(1, uninterrupted, output, at=Moment("publication"))
-    assert done.code == 137
-    assert output.read_bytes() == b"an older map"
+    output = material.root / f"killed-{ranks}.tif"
+    if older is not None:
+        output.write_bytes(older)
+    assert material.predict(ranks, uninterrupted, output, at=at).code == 137
+    assert (output.read_bytes() if output.exists() else None) == older
     assert main(material.predict_command(uninterrupted, output)[1:]) == 0
     assert output.read_bytes() == whole_map
+    assert not list(material.root.glob(".killed*"))
 
 
 def test_killed_among_the_chunks_of_a_store(material: Material, uninterrupted: Path, whole_map: bytes) -> None:

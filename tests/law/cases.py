@@ -30,7 +30,8 @@ from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.objective import Objective, PixelTerm
+from tiledseg.training.step import Stepper
 
 IGNORED = 255
 GRIDS = ((1, 1), (2, 2), (3, 2), (4, 4))
@@ -168,12 +169,13 @@ def step_gradients(
     network = case.network(PARAMETER_DTYPES[precision]).to(mesh.device).train()
     dataset = case.dataset(grid, INPUT_DTYPES[precision])
     mode, optimizer = ReadMode(network, mesh, dataset.tilings, precision), torch.optim.SGD(network.parameters(), lr=0.0)
-    stepper = Stepper(optimizer, mesh, SerialPasses(mode), serial_axes(mesh.communicator), StepRules(IGNORED, KEY.seed))
+    axes, objective = serial_axes(mesh.communicator), Objective((PixelTerm(IGNORED),))
+    stepper = Stepper(optimizer, mesh, SerialPasses(mode), axes, objective, KEY.seed)
     mine = mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
-    result = stepper.run(KEY.step, (dataset.load(0, part.tile) for part in mine), mine, stop=False)
+    figures, _ = stepper.run(KEY.step, (dataset.load(0, part.tile) for part in mine), mine, stop=False)
     stepper.close()
-    assert result.loss is not None
-    return result.loss, gradients(network)
+    assert figures["loss"] is not None
+    return figures["loss"], gradients(network)
 
 
 def gradients(network: nn.Module) -> dict[str, torch.Tensor]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import rasterio
@@ -23,32 +22,22 @@ from tests.checkpoint.published import resnet, vgg
 
 RECIPES = Path(__file__).resolve().parents[2] / "jobs" / "recipes"
 BLOCK = 8
-DRIVES = ("0001TP_006690", "0006R0_f00930", "0016E5_00390", "Seq05VD_f00000")
-"""The first frame of each drive of CamVid, as its files are named."""
+DRIVES = ("0001TP_00", "0006R0_f0", "0016E5_0", "Seq05VD_f0")
+"""How the files of each drive of CamVid begin."""
 CITIES = {"train": ("aachen", "bremen"), "val": ("munster",)}
 TRANSFER = (("field", 90, 160, 60), ("road", 70, 70, 74), ("building", 196, 64, 50), ("water", 44, 108, 196))
 
 
-class Scene(NamedTuple):
-    image_CHW: NDArray[np.uint8]
-    kinds_HW: NDArray[np.int64]  # rows of the class file
-
-
-class Scenes:
-    """Scenes of `kinds` classes, seeded."""
-
-    def __init__(self, kinds: int, shape: tuple[int, int], seed: int) -> None:
-        self._draw, self._shape = np.random.default_rng(seed), shape
-        self._looks_KC = self._draw.integers(30, 226, (kinds, 3))
-        share_K = 1 / np.arange(2, kinds + 2)
-        self._share_K = share_K / share_K.sum()
-
-    def next(self) -> Scene:
-        blocks = tuple(-(-side // BLOCK) for side in self._shape)
-        kinds_hw = self._draw.choice(len(self._share_K), blocks, p=self._share_K)
-        kinds_HW = np.kron(kinds_hw, np.ones((BLOCK, BLOCK), int))[: self._shape[0], : self._shape[1]]
-        noise_HWC = self._draw.integers(-25, 26, (*self._shape, 3))
-        return Scene((self._looks_KC[kinds_HW] + noise_HWC).astype(np.uint8).transpose(2, 0, 1), kinds_HW)
+def scenes(kinds: int, shape: tuple[int, int], seed: int) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+    """Yield scenes: the image (3, H, W), and the row of the class file of each pixel."""
+    draw = np.random.default_rng(seed)
+    looks = draw.integers(30, 226, (kinds, 3))
+    share_K = 1 / np.arange(2, kinds + 2)
+    while True:
+        kinds_hw = draw.choice(kinds, [-(-side // BLOCK) for side in shape], p=share_K / share_K.sum())
+        kinds_HW = np.kron(kinds_hw, np.ones((BLOCK, BLOCK), int))[: shape[0], : shape[1]]
+        noise_HWC = draw.integers(-25, 26, (*shape, 3))
+        yield (looks[kinds_HW] + noise_HWC).astype(np.uint8).transpose(2, 0, 1), kinds_HW
 
 
 def write_workplace(root: Path, frames: int = 4, thinner: int = 8) -> None:
@@ -63,47 +52,44 @@ def write_workplace(root: Path, frames: int = 4, thinner: int = 8) -> None:
     torch.save(resnet((3, 4, 6, 3), bottleneck=False, width=64 // thinner), root / "weights" / "resnet34.pth")
 
 
-def write_camvid(root: Path, shape: tuple[int, int] = (96, 128), frames: int = 4) -> None:
+def write_camvid(root: Path, frames: int) -> None:
     """`data/CamVid` under `root`: so many frames of each drive, and their labels in 32 colours."""
     rows = _rows("camvid-classes.csv")
     colours = np.array([[row[band] for band in "rgb"] for row in rows], np.uint8)
-    scenes = Scenes(len(rows), shape, seed=1)
-    for name in _frames(DRIVES, frames):
-        image_CHW, kinds_HW = scenes.next()
+    drawn = scenes(len(rows), (96, 128), seed=1)
+    for name in (f"{drive}{30 * k:04d}" for drive in DRIVES for k in range(frames)):
+        image_CHW, kinds_HW = next(drawn)
         folder = root / "data" / "CamVid"
         _write(folder / "701_StillsRaw_full" / f"{name}.png", image_CHW)
         _write(folder / "LabeledApproved_full" / f"{name}_L.png", colours[kinds_HW].transpose(2, 0, 1))
 
 
-def write_cityscapes(root: Path, shape: tuple[int, int] = (64, 128), frames: int = 4) -> None:
+def write_cityscapes(root: Path, frames: int) -> None:
     """`data/cityscapes` under `root`: so many frames of each city, and their labels as ids."""
     rows = _rows("cityscapes-classes.csv")
     ids = np.array([row["id"] for row in rows], np.uint8)
-    scenes = Scenes(len(rows), shape, seed=2)
+    drawn = scenes(len(rows), (64, 128), seed=2)
     for part, cities in CITIES.items():
         for city in cities:
             for number in range(frames):
-                image_CHW, kinds_HW = scenes.next()
+                image_CHW, kinds_HW = next(drawn)
                 place, name = Path(part) / city, f"{city}_{number:06d}_000019"
                 folder = root / "data" / "cityscapes"
                 _write(folder / "leftImg8bit" / place / f"{name}_leftImg8bit.png", image_CHW)
                 _write(folder / "gtFine" / place / f"{name}_gtFine_labelIds.png", ids[kinds_HW][None])
 
 
-def write_transfer(root: Path, shape: tuple[int, int] = (96, 96), frames: int = 20, at: str = "") -> None:
-    """`data/transfer` under `root`: images, their labels, classes, and the list of them; one of ten to validate on.
-
-    `at`: where the list says that the files lie, such as s3://bucket/; beside it, if not given.
-    """
+def write_transfer(root: Path) -> None:
+    """`data/transfer` under `root`: images, their labels, classes, and the list of them; one of ten to validate on."""
     folder = root / "data" / "transfer"
-    scenes = Scenes(len(TRANSFER), shape, seed=3)
+    drawn = scenes(len(TRANSFER), (96, 96), seed=3)
     lines = ["image,label,split"]
-    for number in range(frames):
-        image_CHW, kinds_HW = scenes.next()
+    for number in range(20):
+        image_CHW, kinds_HW = next(drawn)
         names = f"images/{number:03d}.png", f"labels/{number:03d}.png"
         for name, pixels_CHW in zip(names, (image_CHW, kinds_HW[None].astype(np.uint8)), strict=True):
             _write(folder / name, pixels_CHW)
-        lines.append(",".join([*(at + name for name in names), "val" if number % 10 == 9 else "train"]))
+        lines.append(",".join([*names, "val" if number % 10 == 9 else "train"]))
     (folder / "images.csv").write_text("\n".join(lines) + "\n")
     classes = [f"{name},{r},{g},{b},{value}" for value, (name, r, g, b) in enumerate(TRANSFER)]
     (folder / "classes.csv").write_text("\n".join(["name,r,g,b,value", *classes]) + "\n")
@@ -112,14 +98,6 @@ def write_transfer(root: Path, shape: tuple[int, int] = (96, 96), frames: int = 
 def _rows(name: str) -> list[dict[str, str]]:
     with open(RECIPES / name, newline="") as file:
         return list(csv.DictReader(file))
-
-
-def _frames(first: Sequence[str], count: int) -> Iterator[str]:
-    """The names of `count` frames from each of these on, 30 apart, as CamVid's."""
-    for name in first:
-        digits = len(name) - len(name.rstrip("0123456789"))
-        number = int(name[-digits:])
-        yield from (f"{name[:-digits]}{number + 30 * k:0{digits}d}" for k in range(count))
 
 
 def _write(path: Path, pixels_CHW: NDArray[np.uint8]) -> None:

@@ -39,9 +39,9 @@ from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.objective import Objective
+from tiledseg.training.objective import Objective, PixelTerm
 from tiledseg.training.optimizer import build_optimizer, parameter_groups
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.step import Stepper
 from tiledseg.training.validation import validate
 
 Formula = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of scores (P, K) and classes (P,) of valid pixels
@@ -132,12 +132,12 @@ def train(steps: Steps, mesh: Mesh) -> Run:
     spread, pipeline = plans(steps, mesh.size)
     run = ParallelRun.open(spread, network, mesh, steps.precision, pipeline, steps.blocks, steps.store, steps.compiles)
     passes, optimizer = run.over(data.tilings, steps.batch), steps.optimizer(network)
-    rules = StepRules(IGNORED, KEY.seed, objective=steps.objective)
-    stepper, losses = Stepper(optimizer, mesh, passes, run.axes, rules), []
+    objective = steps.objective or Objective((PixelTerm(IGNORED),))
+    stepper, losses = Stepper(optimizer, mesh, passes, run.axes, objective, KEY.seed), []
     for number, images in enumerate(steps.images):
         parts = passes.mode.share([TileReference(i, t) for i in images for t in range(len(data.tilings[i]))])
         again = [part for _ in range(stepper.rounds(parts)) for part in parts]
-        losses.append(stepper.run(number, read_ahead(passes, data, again, 0), parts, stop=False).loss)
+        losses.append(stepper.run(number, read_ahead(passes, data, again, 0), parts, stop=False)[0]["loss"])
         agree_on_buffers(network, run.axes.weights, passes.mode.speaks(parts))
     check_agreement(network, mesh, run.axes.weights)
     frozen = [p for p in network.parameters() if not p.requires_grad]

@@ -189,11 +189,11 @@ a damaged file of a checkpoint is read
 +elif False:
 == checkpoint/folder.py | checkpoint/test_checkpoint_killed.py checkpoint/test_checkpoint.py
 a checkpoint gets its name before it is whole
--            _write(partial, step, contents, state)
+-            _write(partial, contents, state)
 -            _remove(final)
 +            os.replace(partial, final)
 +            partial = final
-+            _write(partial, step, contents, state)
++            _write(partial, contents, state)
 +            return final
 +            _remove(final)
 == checkpoint/folder.py | training/test_best.py
@@ -203,8 +203,8 @@ the best checkpoint is dropped with the old ones
 +            _remove(old)
 == checkpoint/folder.py | checkpoint/test_checkpoint.py test_resume.py
 the optimizer's state is forgotten
--        for index, entries in whole["state"].items()
-+        for index, entries in {}.items()
+-            for index, entries in state.items()
++            for index, entries in {}.items()
 == training/resuming.py | training/test_resume_rules.py test_resume.py
 a run goes on with another number of classes
 -        if here[key] != value:

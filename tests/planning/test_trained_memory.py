@@ -29,9 +29,9 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Sample
-from tiledseg.training.objective import Objective
-from tiledseg.training.preparation import loss_bytes_of, objective_of
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.choose_objective import choose_objective, loss_bytes_of
+from tiledseg.training.objective import Objective, PixelTerm
+from tiledseg.training.step import Stepper
 from tiledseg.units import ACTIVATION_BYTES
 
 SPREAD = Spread()
@@ -64,8 +64,8 @@ def two_steps(
         network = freeze(build_modules(unet, seed=0), factors).train()
         run = ParallelRun.open(spread, network, mesh, precision)
         optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad])
-        rules = StepRules(255, 0, objective=objective)
-        stepper = Stepper(optimizer, mesh, run.over([tiling] * 3, batch), run.axes, rules)
+        loss = objective or Objective((PixelTerm(255),))
+        stepper = Stepper(optimizer, mesh, run.over([tiling] * 3, batch), run.axes, loss, 0)
         for step in range(2):
             meter.peak = 0
             stepper.run(step, iter(samples), parts, stop=False)
@@ -108,7 +108,7 @@ def test_the_loss_that_is_asked_for(loss: str | dict[str, float], precision: str
     labels_HW = np.random.default_rng(0).integers(0, 8, (side, side), np.uint8)
     config = Config(train=TrainConfig(loss=loss, precision=precision))
     label_map = LabelMap.from_config(8)
-    objective = objective_of(config, unet, label_map, ())
+    objective = choose_objective(unet, config.train.loss, label_map.ignore_index)
     around = Box(
         tile.core.row.expand(objective.margin, objective.margin), tile.core.col.expand(*[objective.margin] * 2)
     )

@@ -83,7 +83,6 @@ def test_statistics_are_those_of_the_area(root: Path) -> None:
 
 BLOCKS: dict[str, Any] = {"blocks": [2, 3], "share": 0.34, "seed": 1}
 SPLIT = {"split": BLOCKS}
-SPLITS = [[2, 2], *({**BLOCKS, **one} for one in ({"share": 0.4}, {"seed": 5}, {"gap": 20}))]
 
 
 def prepared(root: Path, data: dict[str, Any], **changes: dict[str, Any]) -> Preparation:
@@ -112,31 +111,25 @@ def test_validation_never_sees_what_is_trained_on(root: Path, halo: str) -> None
     assert gap == max(found.plan.footprint.before, found.plan.footprint.after) > 0
     assert trained_HW.any()
     assert held_out_HW.sum() == SIDE * SIDE // 3
-    mode = {"parallel": {"halo": halo}}
+
+    def lines_with(kind: str, where_HW: Any, data: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+        """Return the lines of steps (`loss`) or of validations (`val`) of a run whose image has other pixels there."""
+        name = f"{kind}-{halo}-{len(list(root.iterdir()))}"
+        folder = train(root, name, {**data, "images": marked(root, f"{name}-image", where_HW)}, **changes)
+        return [line for line in lines(folder) if kind in line]
+
+    none_HW, mode = np.zeros((SIDE, SIDE), bool), {"parallel": {"halo": halo}}
     still = {"optimizer": STILL, **mode}
     data = {**SPLIT, "normalize": False}
-    scores = {}
-    for name, pixels_HW in (("as-is", trained_HW & False), ("other-training", trained_HW)):
-        image = marked(root, name, pixels_HW)
-        scores[name] = [
-            line for line in lines(train(root, f"{name}-{halo}", {**data, "images": image}, **still)) if "val" in line
-        ]
-    assert scores["as-is"] == scores["other-training"]
-    assert scores["as-is"][0]["val"]["loss"] is not None
-    steps = {}
-    for name, pixels_HW in (("as-is", trained_HW & False), ("other-validation", held_out_HW)):
-        image = marked(root, name, pixels_HW)
-        folder = train(root, f"learnt-{name}-{halo}", {**SPLIT, "images": image}, **mode)
-        steps[name] = [line for line in lines(folder) if "loss" in line]
-    assert steps["as-is"] == steps["other-validation"]
+    scores = lines_with("val", none_HW, data, **still)
+    assert scores == lines_with("val", trained_HW, data, **still)
+    assert scores[0]["val"]["loss"] is not None
+    assert lines_with("loss", none_HW, SPLIT, **mode) == lines_with("loss", held_out_HW, SPLIT, **mode)
     if halo == "read":
-        near_HW = prepared(root, {"split": {**BLOCKS, "gap": 0}}).training.parts[0].inside(whole)
         close = {**data, "split": {**BLOCKS, "gap": 0}}
-        seen = [
-            [line for line in lines(train(root, f"close-{name}", {**close, "images": image}, **still)) if "val" in line]
-            for name, image in (("a", marked(root, "as-is", near_HW & False)), ("b", marked(root, "near", near_HW)))
-        ]
-        assert seen[0] != seen[1], "without a gap the test would see it"
+        near_HW = prepared(root, close).training.parts[0].inside(whole)
+        seen = lines_with("val", none_HW, close, **still)
+        assert seen != lines_with("val", near_HW, close, **still), "without a gap the test would see it"
 
 
 def test_refusals_and_notes(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -151,11 +144,7 @@ def test_refusals_and_notes(root: Path, capfd: pytest.CaptureFixture[str]) -> No
             "but model.norm is instance: its statistics",
         ),
         ({"split": {**BLOCKS, "gap": 90}}, {}, "leaves no pixel of"),
-        ({"split": [4]}, {}, "data.split: blocks is [4]"),
-        ({"split": {"seed": 3}}, {}, "data.split: blocks is not given"),
         ({"split": {**BLOCKS, "gap": "wide"}}, {}, "data.split: gap is 'wide'"),
-        ({"split": {**BLOCKS, "gap": "1.5 px"}}, {}, "data.split: gap is '1.5 px'"),
-        ({"split": "0 px"}, {}, "data.split: blocks is 0 px"),
         ({"split": "9 m"}, {}, "data.split: blocks is 9 m; give [R, C], blocks"),
         ({**SPLIT, "val_images": "a.tif", "val_labels": "b.tif"}, {}, "both given"),
     ]
@@ -163,7 +152,7 @@ def test_refusals_and_notes(root: Path, capfd: pytest.CaptureFixture[str]) -> No
         config(root, "refused", data, **changes)
         assert main(["--config", str(root / "refused.yaml")]) == 2, words
         error = capfd.readouterr().err
-        assert any(word in error for word in words.split("|")), error
+        assert words in error
         assert error.count("\n") == 1
     assert not (root / "refused").exists()
     assert any("below" in note for note in prepared(root, {"split": {**BLOCKS, "gap": 1}}).warnings)
@@ -171,14 +160,11 @@ def test_refusals_and_notes(root: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert any("data.split: model.norm is instance, and sees all blocks" in note for note in seen)
 
 
-@pytest.mark.parametrize("change", [{"area": "area.gpkg"}, *({"split": split} for split in SPLITS)])
-def test_a_run_goes_on_with_the_same_pixels(
-    root: Path, change: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
-    if not (root / "going").exists():
-        train(root, "going", SPLIT, train={"epochs": 1})
-    key, value = next(iter(change.items()))
-    config(root, "going", {**SPLIT, key: str(root / value) if key == "area" else value})
-    assert main(["--config", str(root / "going.yaml")]) == 2
-    assert f"is of another run: data.{key} is" in capfd.readouterr().err
+def test_a_run_goes_on_with_the_same_pixels(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train(root, "going", SPLIT, train={"epochs": 1})
+    changes = [{"area": str(root / "area.gpkg")}, {"split": [2, 2]}, {"split": {**BLOCKS, "seed": 5}}]
+    for change in changes:
+        config(root, "going", {**SPLIT, **change})
+        assert main(["--config", str(root / "going.yaml")]) == 2
+        assert f"is of another run: data.{next(iter(change))} is" in capfd.readouterr().err
     assert json.loads((root / "going" / "summary.json").read_text())["finished"]

@@ -57,15 +57,6 @@ def test_the_best_checkpoint_stays(score: str, material: Material, tmp_path: Pat
     assert recorded["value"] == abs(value(best, score))
 
 
-def test_a_run_that_is_resumed_has_the_same_best(material: Material, whole: Path, tmp_path: Path) -> None:
-    for epochs in (2, 5, EPOCHS):
-        assert run(judged(material, tmp_path / "run", epochs)) == 0
-    assert validations(tmp_path / "run") == validations(whole)
-    found, expected = find_checkpoint(tmp_path / "run", "best"), find_checkpoint(whole, "best")
-    assert found.saved.best == expected.saved.best
-    assert (found.path / "model.safetensors").read_bytes() == (expected.path / "model.safetensors").read_bytes()
-
-
 def test_a_run_ends_without_a_better_one(material: Material, whole: Path, tmp_path: Path) -> None:
     """By hand, of the run that goes to its end. Run again, there is nothing left to do; without patience it goes on."""
     scores, last, best = [value(v, "mean_iou") for v in validations(whole)], EPOCHS - 1, 0

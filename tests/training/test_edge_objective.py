@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch.nn import functional
 
-from tests.law.cases import ArrayReader
 from tiledseg.architecture.gated_scnn import GRADIENTS, GatedSCNN
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import TrainConfig
@@ -17,8 +16,6 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.samples.dataset import Dataset, Sample
-from tiledseg.raster.statistics import Normalization
 from tiledseg.training.choose_objective import choose_objective, given_weights, weighted
 from tiledseg.training.objective import BoundaryTerm, EdgesTerm, Objective, PixelTerm, edges_of, signed_distances
 
@@ -32,14 +29,6 @@ def labels_HW() -> NDArray[np.uint8]:
     return found_HW
 
 
-def dataset(grid: tuple[int, int], margin: int) -> Dataset:
-    tiling = make_tiling(SHAPE, grid, Footprint(1, 2, 2))
-    label_map, flat = LabelMap.from_config(K, IGNORED), Normalization.identity(2)
-    image_CHW = np.zeros((2, *SHAPE))
-    readers = [ArrayReader(image_CHW)], [ArrayReader(labels_HW()[None])]
-    return Dataset(*readers, [tiling], label_map, flat, "float64", margin)
-
-
 def outputs(seed: int) -> tuple[torch.Tensor, ...]:
     """Scores, edges, and gradients of the scores' probabilities, of the whole raster, as leaves."""
     generator = torch.Generator().manual_seed(seed)
@@ -51,20 +40,14 @@ def outputs(seed: int) -> tuple[torch.Tensor, ...]:
     return tuple(tensor.requires_grad_() for tensor in (scores_BKHW, edges_BCHW, gradients_BCHW))
 
 
-def classes_of(sample: Sample, margin: int) -> torch.Tensor:
-    """Of the core, with `margin` pixels around; -1 beyond the raster."""
-    sides = zip((sample.tile.core.row, sample.tile.core.col), SHAPE, strict=True)
-    beyond = [(max(0, margin - side.start), max(0, margin + side.stop - size)) for side, size in sides]
-    return torch.from_numpy(np.pad(np.asarray(sample.around_HW, np.int16), beyond, constant_values=-1))[None]
-
-
 def sums(grid: tuple[int, int], objective: Objective, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Over all tiles, with gradients added up in `given`."""
-    found, total = dataset(grid, objective.margin), torch.zeros(objective.size, dtype=torch.float64)
-    for tile in found.tilings[0].tiles:
-        target_BHW = classes_of(found.load(0, tile), objective.margin)
-        own = objective.sums(tuple(tensor[(..., *tile.core.slices)] for tensor in given), target_BHW)
-        own[0].backward()
+    total, margin = torch.zeros(objective.size, dtype=torch.float64), objective.margin
+    padded_BHW = torch.from_numpy(np.pad(labels_HW().astype(np.int16), margin, constant_values=-1))[None]
+    for tile in make_tiling(SHAPE, grid, Footprint(1, 2, 2)).tiles:
+        rows, cols = (slice(side.start, side.stop + 2 * margin) for side in (tile.core.row, tile.core.col))
+        own = objective.sums(tuple(tensor[(..., *tile.core.slices)] for tensor in given), padded_BHW[:, rows, cols])
+        own[0].backward(retain_graph=True)
         total += own.detach()
     return total
 
@@ -150,10 +133,7 @@ def chosen(weights: tuple[float, ...] = (), loss: Any = "cross_entropy") -> Obje
 
 def loss_of(objective: Objective, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Of the whole raster."""
-    found = dataset((1, 1), objective.margin)
-    tile = found.tilings[0].tiles[0]
-    target_BHW = classes_of(found.load(0, tile), objective.margin)
-    value = objective.value(objective.sums(given, target_BHW))
+    value = objective.value(sums((1, 1), objective, given))
     assert value is not None
     return value
 
@@ -173,6 +153,9 @@ def test_weights_and_losses_of_classes_go_with_the_edges() -> None:
         classes = choose_objective(UNet(classes=K), asked, IGNORED, WEIGHTS)
         expected = loss_of(classes, given) + attention + edges
         assert loss_of(chosen(WEIGHTS, asked), given).item() == pytest.approx(expected.item(), rel=1e-12)
+    less = {"cross_entropy": 1.0, "edges": {"attention": 0.25}}
+    whole, quarter = (loss_of(chosen(WEIGHTS, loss), given).item() for loss in ("cross_entropy", less))
+    assert whole - quarter == pytest.approx(0.75 * attention.item(), rel=1e-9)
     alike = loss_of(chosen((1.0,) * K), given)
     assert alike.item() == pytest.approx(loss_of(chosen(), given).item(), rel=1e-12)
 
@@ -199,7 +182,6 @@ LABELS_OF_CLASSES = LabelMap.from_config(
         ("none", ()),
         ([1, 2.5, 0], (1.0, 2.5, 0.0)),
         ({1: 4}, (1.0, 4.0, 1.0)),
-        ({"2": 0.5, "0": 3}, (3.0, 1.0, 0.5)),
         ({"sea": 2, "0": 3}, (3.0, 1.0, 2.0)),
     ],
 )
@@ -213,8 +195,6 @@ def test_given_weights(given: Any, expected: tuple[float, ...]) -> None:
         ([1, 2], "has 2 weights for 3 classes; give one a class, or a map"),
         ([0, 0, 0], "all weights are 0; give one of them more than 0"),
         ({3: 1}, "'3' is no class; use some of 0 to 2, or of sky, road, sea"),
-        ({"tree": 1}, "'tree' is no class"),
-        ({1: 2, "1": 3}, "names class 1 twice; leave one of them out"),
         ({1: 2, "road": 3}, "names class 1 twice"),
     ],
 )

@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.crash.runs import Material, lines, train
+from tests.crash.runs import Material, lines, train, weights
 from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.checkpoint.loading import load_network
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.models.network import build_modules
 from tiledseg.training.optimizer import build_optimizer, parameter_groups, set_learning_rate
@@ -50,72 +51,42 @@ def test_each_group_steps_at_its_own_rate() -> None:
         assert torch.allclose(moved, torch.full_like(moved, 0.125 if name.startswith("encoder") else 0.5))
 
 
-def test_a_run_with_factors_goes_on_exactly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The optimizer's state stays with its weights, however groups order them; other factors may be given then."""
-    material = Material.make(tmp_path)
-    factors = ("--optimizer.lr_factors", '{"head*": 5.0, "encoder*": 0.1}', "--optimizer.decay_norms", "false")
-    options = ("--optimizer.name", "adamw", "--optimizer.weight_decay", "0.1", "--optimizer.policy", "constant")
-    whole, halves, other = (tmp_path / name for name in ("whole", "halves", "other"))
-    assert train(material, whole, *options, *factors, "--train.epochs", "2") == 0
-    assert train(material, halves, *options, *factors, "--train.epochs", "1") == 0
-    assert train(material, halves, *options, *factors, "--train.epochs", "2") == 0
-    assert lines(halves) == lines(whole)
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        found, expected = (load_file(find_checkpoint(run).path / name) for run in (halves, whole))
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], expected[key]) for key in found)
-    assert train(material, halves, *options, "--train.epochs", "3") == 0
-    assert "optimizer.lr_factors" in find_checkpoint(halves).saved.resumed[-1].changed
-    assert train(material, other, "--optimizer.lr_factors", '{"nothing*": 2}') == 2
-    assert "optimizer.lr_factors has 'nothing*'" in capfd.readouterr().err
-    assert not other.exists()
-
-
 def test_a_frozen_run_goes_on_exactly_and_may_be_unfrozen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Frozen weights stay as they were drawn, are in every checkpoint, and have nothing in the optimizer; unfrozen ones
-    start anew there."""
+    """The optimizer's state stays with its weights, however groups order them. Frozen weights stay as they were drawn,
+    are in every checkpoint, and have nothing in the optimizer; unfrozen ones start anew there."""
     material = Material.make(tmp_path)
-    frozen = ("--optimizer.policy", "constant", "--optimizer.lr_factors", '{"encoder*": 0, "*.bias": 0}')
-    trained = ("--optimizer.policy", "constant")
+    trained = ("--optimizer.policy", "constant", "--optimizer.weight_decay", "0.1", "--optimizer.decay_norms", "false")
+    frozen = (*trained, "--optimizer.lr_factors", '{"head.weight": 5.0, "encoder*": 0, "*.bias": 0}')
     whole, halves, stages, later, none = (tmp_path / name for name in ("whole", "halves", "stages", "later", "none"))
     assert train(material, whole, *frozen, "--train.epochs", "2") == 0
     assert train(material, halves, *frozen, "--train.epochs", "1") == 0
     assert train(material, halves, *frozen, "--train.epochs", "2") == 0
     assert lines(halves) == lines(whole)
-    found, expected = (weights(run) for run in (halves, whole))
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    names = [name for name, _ in build_modules(MATERIAL, 0).parameters_by_node()]
-    first = dict(zip(names, build_modules(MATERIAL, 3).double().parameters(), strict=True))
-    still = {name for name, tensor in zip(names, named(found, names), strict=True) if torch.equal(tensor, first[name])}
+    assert weights(halves) == weights(whole)
+    network, drawn = (build_modules(MATERIAL, 3).double() for _ in range(2))
+    load_network(find_checkpoint(halves), network)
+    names = [name for name, _ in network.parameters_by_node()]
+    pairs = zip(names, network.parameters(), drawn.parameters(), strict=True)
+    still = {name for name, now, then in pairs if torch.equal(now, then)}
     assert still == {name for name in names if name.startswith("encoder") or name.endswith(".bias")}
     assert gathered(halves) == {index for index, name in enumerate(names) if name not in still}
     assert train(material, halves, *trained, "--train.epochs", "3") == 0
     assert gathered(halves) == set(range(len(names)))
+    assert "optimizer.lr_factors" in find_checkpoint(halves).saved.resumed[-1].changed
     assert train(material, halves, *frozen, "--train.epochs", "4") == 0
     assert gathered(halves) == {index for index, name in enumerate(names) if name not in still}
-    assert train(material, none, "--optimizer.lr_factors", '{"*": 0}') == 2
-    assert "optimizer.lr_factors has 0 for all" in capfd.readouterr().err
+    for factors, words in (('{"*": 0}', "has 0 for all"), ('{"nothing*": 2}', "has 'nothing*'")):
+        assert train(material, none, "--optimizer.lr_factors", factors) == 2
+        assert f"optimizer.lr_factors {words}" in capfd.readouterr().err
     assert not none.exists()
     # Unfrozen after the last step: its checkpoint, of the run in another folder, lacks what was never gathered.
-    newest = str(find_checkpoint(whole).path)
-    assert train(material, stages, *trained, "--train.resume", newest, "--train.epochs", "2") == 0
-    newest = str(find_checkpoint(stages).path)
-    assert train(material, later, *trained, "--train.resume", newest, "--train.epochs", "3") == 0
+    for source, folder, epochs in ((whole, stages, "2"), (stages, later, "3")):
+        newest = str(find_checkpoint(source).path)
+        assert train(material, folder, *trained, "--train.resume", newest, "--train.epochs", epochs) == 0
     assert gathered(later) == set(range(len(names)))
 
 
 MATERIAL = UNet(2, 1, base_channels=3, dropout=0.2, bands=3, classes=3)
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(find_checkpoint(run).path / "model.safetensors")
-
-
-def named(found: dict[str, torch.Tensor], names: list[str]) -> list[torch.Tensor]:
-    """In the network's order."""
-    keys = [name for name, _ in build_modules(MATERIAL, 0).named_parameters()]
-    assert len(keys) == len(names)
-    return [found[key] for key in keys]
 
 
 def gathered(run: Path) -> set[int]:

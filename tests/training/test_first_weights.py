@@ -61,20 +61,14 @@ def test_a_run_begins_with_a_file_says_so_and_goes_on_without_it(
         run(config)
 
 
-def test_statistics_of_a_file_stand_still(
-    material: Material, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In tiles, and read: those of the decoder are as they are drawn, which is said; resumed, they may move again."""
+def test_statistics_of_a_file_stand_still(material: Material, tmp_path: Path) -> None:
+    """In tiles, and read; resumed, they may move again."""
     file, folder = tmp_path / "resnet18.pth", tmp_path / "run"
     state = resnet((2, 2, 2, 2), False, 8)
     torch.save(state, file)
     config = pretrained(material, folder, file, rate=0.01)
-    config.model.freeze_norm, config.tiling.grid, config.run.verbosity = True, 2, 1
+    config.model.freeze_norm, config.tiling.grid = True, 2
     assert run(config) == 0
-    said = capsys.readouterr().err
-    assert "warning: model.freeze_norm is true, and 10 of 30 batch norms keep the mean 0 and the variance 1" in said
-    noted = json.loads((folder / "summary.json").read_text())["warnings"]
-    assert [note.split(",")[0] for note in noted][-1] == "model.freeze_norm is true"
 
     def statistics() -> torch.Tensor:
         checkpoint = find_checkpoint(folder)

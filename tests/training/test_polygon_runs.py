@@ -38,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_raster(root / "image.tif", image_CHW)
     write_raster(root / "labels.tif", labels_HW[None])
     kinds = [kind for *_, kind in BOXES]
-    write_vectors(root / "labels.gpkg", [on_the_ground(*box[:4]) for box in BOXES], UTM, kind=kinds, sort=kinds)
+    write_vectors(root / "labels.gpkg", [on_the_ground(*box[:4]) for box in BOXES], UTM, kind=kinds)
     return root
 
 
@@ -77,8 +77,6 @@ def test_other_polygons_are_refused_in_one_line(root: Path, capfd: pytest.Captur
     write_vectors(root / "far.gpkg", [shapely.box(0, 0, 9, 9)], UTM, kind=["road"])
     for name, change, words in (
         ("going", {"background": "road"}, "is of another run: data.background is"),
-        ("going", {"label_attribute": "sort"}, "is of another run: data.label_attribute is"),
-        ("going", {"label_layer": "labels"}, "is of another run: data.label_layer is"),
         ("refused", {"labels": str(root / "far.gpkg")}, "has no polygon in the image"),
         ("refused", {"labels": str(root / "labels.tif")}, "no labels are polygons"),
     ):
@@ -152,7 +150,6 @@ def test_a_store_of_polygons_refuses_in_one_line(root: Path, capfd: pytest.Captu
     numbered = ["--classes", "3", "--background", "0"]
     for labels, flags, words in (
         ("labels.gpkg", ["--label-attribute", "kind", "--background", "ground"], "one of class 0, class 1, or ignored"),
-        ("labels.gpkg", ["--classes", "3"], "--background is null, but"),
         ("labels.tif", numbered, "--background is given, but no labels are"),
         ("sea.gpkg", [*numbered, "--label-attribute", "kind"], "no polygon in"),
     ):

@@ -31,7 +31,7 @@ def test_a_checkpoint_has_the_bits_of_its_moment(tmp_path: Path, monkeypatch: py
     for step in (2, 5):
         steps(network, optimizer, 2 if step == 2 else 3)
         average.update(step)
-        save(tmp_path / "at-once", step, contents_of(network, optimizer, average.tensors), state_of(step), 9)
+        save(tmp_path / "at-once", contents_of(network, optimizer, average.tensors), state_of(step), 9)
         if step == 5:
             threading.Timer(0.1, gate.set).start()
         assert saver.save(network, optimizer, average, state_of(step), None)

@@ -7,8 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.law.cases import IGNORED, ArrayReader, Case, as_batch, one_rank
 from tiledseg.architecture.unet import UNet
@@ -115,25 +113,3 @@ def test_views_lie_in_the_blocks_that_are_validated_on() -> None:
     for view in views:
         assert view.shape == (256, min(256, SHAPES[view.image][1]))
         assert large.contains(view.box) if view.image == 0 else view.box.contains(small)
-
-
-@settings(derandomize=True, max_examples=60, deadline=None)
-@given(data=st.data(), stride=st.integers(1, 9))
-def test_tiles_fill_a_view_with_every_strideth_pixel(data: st.DataObject, stride: int) -> None:
-    """Whatever the tiles are: each of its pixels comes once, and is the right one."""
-    height, width = (data.draw(st.integers(1, 40)) for _ in range(2))
-    sides = []
-    for size in (height, width):
-        start = data.draw(st.integers(0, size - 1))
-        sides.append(Interval(start, data.draw(st.integers(start + 1, size))))
-    view = PanelView(0, Box(*sides), stride)
-    raster = np.arange(height * width).reshape(height, width)
-    picture = np.full(view.shape, -1)
-    tile = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
-    for core in Box.of_shape((height, width)).blocks(*tile):
-        part = view.part(core)
-        if part is not None:
-            to, of = part
-            assert (picture[to] == -1).all()
-            picture[to] = raster[core.slices][of]
-    assert (picture == raster[view.box.slices][::stride, ::stride]).all()

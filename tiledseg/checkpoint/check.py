@@ -28,14 +28,10 @@ class DamagedCheckpointError(CheckpointError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files match their checksums.
-
-    `state`: the JSON record; `saved`: the record as its model. `passed_over`: a line for each newer checkpoint that was
-    damaged. `averages`: it has averaged weights.
-    """
+    """A checkpoint whose files match their checksums. `saved`: its record. `passed_over`: a line for each newer
+    checkpoint that was damaged. `averages`: it has averaged weights."""
 
     path: Path
-    state: dict[str, Any]
     saved: SavedState
     passed_over: tuple[str, ...] = ()
     averages: bool = False
@@ -48,18 +44,15 @@ def verified(path: Path) -> Checkpoint:
     try:
         saved = parse_state(manifest["state"])
         checksums, averages = manifest["checksums"], AVERAGE in manifest["checksums"]
-        steps = {manifest["step"], saved.step}
     except (ConfigError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path} is no checkpoint of this program, though its checksums are right: {MANIFEST}: "
             f"{' '.join(str(error).split())[:200]}; use another one, or the version that wrote it"
         ) from None
     name = path.name.removeprefix("step-")  # resuming counts by the folder's name
-    steps |= {int(name)} if path.name != name and name.isdecimal() else set()
-    if len(steps) > 1:
+    if path.name != name and name.isdecimal() and int(name) != saved.step:
         raise CheckpointError(
-            f"{path} names step {name}, but its {MANIFEST} holds step {manifest['step']} and state.step {saved.step}; "
-            "give the folder the name that it had"
+            f"{path} names step {name}, but its {MANIFEST} holds step {saved.step}; give the folder its former name"
         )
     for file in (MODEL, OPTIMIZER, *([AVERAGE] if averages else [])):
         kind, fault = irregular_kind(path / file), None
@@ -71,7 +64,7 @@ def verified(path: Path) -> Checkpoint:
             fault = "does not match its checksum"
         if fault:
             raise DamagedCheckpointError(f"{path} is damaged: {file} {fault}; use an older checkpoint")
-    return Checkpoint(path, manifest["state"], saved, averages=averages)
+    return Checkpoint(path, saved, averages=averages)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

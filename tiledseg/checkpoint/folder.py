@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +47,9 @@ _PARTIAL = ".partial-"
 _NAME = re.compile(r"step-(\d{6,})")
 
 
-@dataclass(frozen=True)
-class Contents:
-    """The tensors of a checkpoint, on the CPU; with stages, a rank's own part. `weights`: weights and buffers by name.
-    `optimizer`: by `index.entry`, with a parameter's index in the whole network. `groups`: the optimizer's options.
-    `average`: averaged weights and buffers, if the run has them."""
-
-    weights: dict[str, torch.Tensor]
-    optimizer: dict[str, torch.Tensor]
-    groups: list[dict[str, Any]]
-    average: dict[str, torch.Tensor] = field(default_factory=dict)
-
-
+Contents = dict[str, dict[str, torch.Tensor]]
+"""The tensors of a checkpoint, on the CPU, by file and name; with stages, a rank's own part. Weights have the network's
+names, the optimizer's state `index.entry`, with a parameter's index in the whole network."""
 Copy = Callable[[str, torch.Tensor], torch.Tensor]
 
 
@@ -75,18 +66,18 @@ def contents_of(
 ) -> Contents:
     """Return this rank's part of a checkpoint, without tensors on the meta device, which are another stage's. `copy`
     copies a tensor, given its unique name; by default a CPU's tensors are not copied."""
-    whole, numbers = optimizer.state_dict(), numbers_of(optimizer)
-    entries = {
-        f"{numbers[index]}.{name}": copy(f"optimizer {numbers[index]}.{name}", torch.as_tensor(value))
-        for index, entries in whole["state"].items()
-        for name, value in entries.items()
-        if value is not None
+    numbers, state = numbers_of(optimizer), optimizer.state_dict()["state"]
+    files: Contents = {
+        MODEL: {name: tensor for name, tensor in network.state_dict().items() if not tensor.is_meta},
+        OPTIMIZER: {
+            f"{numbers[index]}.{name}": torch.as_tensor(value)
+            for index, entries in state.items()
+            for name, value in entries.items()
+            if value is not None
+        },
+        **({AVERAGE: dict(average)} if average else {}),
     }
-    options = {key: value for key, value in whole["param_groups"][0].items() if key not in ("indices", "factor")}
-    groups = [{**options, "params": list(range(len(numbers)))}]
-    weights = {k: copy(f"weights {k}", v) for k, v in network.state_dict().items() if not v.is_meta}
-    averaged = {name: copy(f"average {name}", tensor) for name, tensor in (average or {}).items()}
-    return Contents(weights, entries, groups, averaged)
+    return {file: {k: copy(f"{file} {k}", tensor) for k, tensor in own.items()} for file, own in files.items()}
 
 
 def numbers_of(optimizer: torch.optim.Optimizer) -> list[int]:
@@ -98,29 +89,29 @@ def numbers_of(optimizer: torch.optim.Optimizer) -> list[int]:
 
 
 def save_checkpoint(
-    folder: Path, step: int, contents: Contents, state: Mapping[str, Any], keep: int, best: int | None = None
+    folder: Path, contents: Contents, state: Mapping[str, Any], keep: int, best: int | None = None
 ) -> Path:
-    """Write `folder`/step-XXXXXX and let `latest` name it, and `best` if `step` is `best`; then delete all but the
-    newest `keep` and the best. One rank calls it.
+    """Write `folder`/step-XXXXXX and let `latest` name it, and `best` if the state's step is `best`; then delete all
+    but the newest `keep` and the best. One rank calls it.
 
     The law: if it ends at any moment, every older checkpoint is whole until the new one is. There must be no checkpoint
-    of a later step (see `drop_later`). Raises WriteError if the disk refuses, and deletes the partial checkpoint.
+    of a later step (see `rewind`). Raises WriteError if the disk refuses, and deletes the partial checkpoint.
     """
-    final = folder / name_of(step)
+    final = folder / name_of(state["step"])
     with writing(final):
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{_PARTIAL}{final.name}"
         delete(partial)
         partial.mkdir()
         try:
-            _write(partial, step, contents, state)
+            _write(partial, contents, state)
             _remove(final)  # a damaged one, if the run was resumed from an older one
             os.replace(partial, final)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         write_whole(folder / _LATEST, final.name + "\n")
-        if best == step:
+        if best == state["step"]:
             write_whole(folder / BEST, final.name + "\n")
         flush(folder)
         for old in _checkpoints(folder)[:-keep]:
@@ -129,12 +120,9 @@ def save_checkpoint(
     return final
 
 
-def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any]) -> None:
+def _write(partial: Path, contents: Contents, state: Mapping[str, Any]) -> None:
     """Write all files of a checkpoint, and sync them to the disk."""
-    files = {MODEL: contents.weights, OPTIMIZER: contents.optimizer}
-    if contents.average:
-        files[AVERAGE] = contents.average
-    for name, tensors in files.items():
+    for name, tensors in contents.items():
         try:
             groups = (enumerate(group.items()) for group in by_memory(tensors))  # shared memory must be cloned
             apart = {k: v.clone() if number else v for group in groups for number, (k, v) in group}
@@ -144,9 +132,7 @@ def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any
             raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
     manifest = {
         "format": FORMAT,
-        "step": step,
-        "checksums": {name: sha256(partial / name) for name in files},
-        "optimizer_groups": contents.groups,
+        "checksums": {name: sha256(partial / name) for name in contents},
         "state": dict(state),
     }
     manifest = json.loads(json.dumps(manifest))  # as it will be read: all keys as text
@@ -217,12 +203,6 @@ def newest_step(folder: Path) -> int | None:
     return _step_of(paths[-1]) if paths else None
 
 
-def clean_leftovers(folder: Path) -> None:
-    """Delete the leftovers of interrupted saves."""
-    for path in folder.glob(f"{_PARTIAL}*"):
-        delete(path)
-
-
 def unfinished_bytes(folder: Path) -> int:
     """Return the bytes written so far of an unfinished checkpoint, as a measure of progress."""
     size = 0
@@ -232,19 +212,19 @@ def unfinished_bytes(folder: Path) -> int:
     return size
 
 
-def drop_later(folder: Path, step: int) -> None:
-    """Delete the checkpoints after `step`: a run resumed from `step` found them damaged, and writes them again."""
-    kept = [path for path in _checkpoints(folder) if _step_of(path) <= step]
+def rewind(folder: Path, step: int, best: int | None) -> None:
+    """Make the folder that of a run after `step`: delete leftovers of interrupted saves, and later checkpoints, which a
+    resumed run found damaged; let `latest` and `best` (the step `best`, if any) name what is left."""
+    for path in folder.glob(f"{_PARTIAL}*"):
+        delete(path)
+    paths = _checkpoints(folder)
+    kept = [path for path in paths if _step_of(path) <= step]
     if kept:
         write_whole(folder / _LATEST, kept[-1].name + "\n")
-    for path in _checkpoints(folder)[len(kept) :]:
+    for path in paths[len(kept) :]:
         _remove(path)
-
-
-def point_best(folder: Path, step: int | None) -> None:
-    """Let the file `best` name the checkpoint of `step`, or (None) delete the file."""
-    if step is not None:
-        write_whole(folder / BEST, name_of(step) + "\n")
+    if best is not None:
+        write_whole(folder / BEST, name_of(best) + "\n")
     else:
         (folder / BEST).unlink(missing_ok=True)
 

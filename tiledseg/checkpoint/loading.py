@@ -32,7 +32,7 @@ from tiledseg.checkpoint.saved_state import Origin
 from tiledseg.comm.mesh import ALONE, Mesh
 from tiledseg.config.checks import shown
 from tiledseg.errors import CheckpointError, first_line
-from tiledseg.models.network import GraphNetwork, build_modules
+from tiledseg.models.network import build_modules
 
 _Heads = Mapping[str, tuple[torch.Size, torch.dtype]]  # shapes and dtypes of a file's tensors, by name
 
@@ -231,13 +231,14 @@ def load_pretrained(path: str, network: Pretrainable) -> FirstWeights:
     except OSError as error:
         raise CheckpointError(f"model.pretrained is {path}: {error.strerror}; give a file of weights") from None
     with torch.device("meta"):
-        module = build_modules(network)
-    own = module.state_dict()
+        own = build_modules(network).state_dict()
     modules = {name for normed in (False, True) for name in network.file_names(normed).values()}
     leaves = ("weight", "bias", "running_mean", "running_var", _COUNTER)
     tensors = strip_prefixes(read_state_dict(path), {f"{name}.{leaf}" for name in modules for leaf in leaves})
     names = network.file_names(_norms(tensors) > 0)
-    sources = _sources(module, names)
+    nodes = {node.replace(".", "-"): source for node, source in names.items()}
+    split = {name: name.split(".") for name in own}  # layers, node, leaf
+    sources = {name: f"{nodes[node]}.{leaf}" for name, (_, node, leaf) in split.items() if node in nodes}
     held = {name: source for name, source in sources.items() if source in tensors}
     unused = [name for name in tensors if name not in held.values() and not name.startswith(_CLASSIFIER)]
     if not held:
@@ -250,16 +251,22 @@ def load_pretrained(path: str, network: Pretrainable) -> FirstWeights:
             f"{path} was trained with batch norm, of which {_norms(unused)} fit nowhere; set model.norm to batch and "
             "model.encoder to the file's"
         )
+    first, fitted = next(iter(sources)), dict[str, torch.Tensor]()
     for name, source in held.items():
-        check_kind(path, source, tensors[source], own[name])
-    first = next(iter(sources.values()))
-    fitted = {n: _fitted(path, source, tensors[source], own[n].shape, source == first) for n, source in held.items()}
+        tensor, wanted = tensors[source], own[name]
+        check_kind(path, source, tensor, wanted)
+        widens = name == first and (tensor.shape[:1], tensor.shape[2:]) == (wanted.shape[:1], wanted.shape[2:])
+        if tensor.shape != wanted.shape and not widens:
+            raise CheckpointError(
+                f"{path}: '{source}' is {tuple(tensor.shape)}, but the network's is {tuple(wanted.shape)}; give a file "
+                "of this encoder, and leave model.base_channels out"
+            )
+        fitted[name] = widened(tensor, wanted.shape[1]) if widens else tensor
+        check_finite(path, source, fitted[name])
     missing = [source for source in sources.values() if source not in tensors and not source.endswith(_COUNTER)]
-    stretched = [source for name, source in held.items() if own[name].shape != tensors[source].shape]
     bare = len(network.file_names(True)) - len(names)
     words = (
         f"{len(held)} tensors of {path}",
-        stretched and f"'{stretched[0]}' widened to {network.bands} bands",
         missing and f"it lacks {_some(missing)}",
         bare and f"it has no norms, of which {bare} begin at 1 and 0",
         unused and f"left out: {_some(unused)}",
@@ -267,27 +274,8 @@ def load_pretrained(path: str, network: Pretrainable) -> FirstWeights:
     return FirstWeights(fitted, origin, f"the encoder begins with {'; '.join(str(part) for part in words if part)}")
 
 
-def _sources(module: GraphNetwork, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the file's names of the encoder's tensors, by ours. `names`: the file's names of nodes, by ours."""
-    modules = {node.replace(".", "-"): source for node, source in names.items()}
-    split = {name: name.split(".") for name in module.state_dict()}  # layers, node, leaf
-    return {name: f"{modules[node]}.{leaf}" for name, (_, node, leaf) in split.items() if node in modules}
-
-
 def _norms(names: Iterable[str]) -> int:
     return sum(name.endswith(".running_mean") for name in names)
-
-
-def _fitted(path: str, name: str, tensor: torch.Tensor, shape: torch.Size, first: bool) -> torch.Tensor:
-    if tensor.shape != shape:
-        if not first or (tensor.shape[:1], tensor.shape[2:]) != (shape[:1], shape[2:]):
-            raise CheckpointError(
-                f"{path}: '{name}' is {tuple(tensor.shape)}, but the network's is {tuple(shape)}; give a file of this "
-                "encoder, and leave model.base_channels out"
-            )
-        tensor = widened(tensor, shape[1])
-    check_finite(path, name, tensor)
-    return tensor
 
 
 def widened(weight: torch.Tensor, bands: int) -> torch.Tensor:

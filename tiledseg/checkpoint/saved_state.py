@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from tiledseg.architecture.network import Network
@@ -22,7 +22,7 @@ from tiledseg.raster.reader import Identity
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.raster.statistics import Normalization
 
-_OLD = ("marks", "found")  # entries that older versions wrote
+_OLD = ("marks", "found", "random")  # entries that older versions wrote
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,6 @@ class SavedState:
     judged: tuple[Source, ...] = ()
     resumed: tuple[Resumed, ...] = ()
     pretrained: Origin | None = None
-    random: dict[str, Any] = field(default_factory=dict)
     class_weights: tuple[float, ...] = ()
     best: Best | None = None
     loss_scale: LossScale | None = None

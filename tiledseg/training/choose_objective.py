@@ -17,7 +17,7 @@ from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import Network
 from tiledseg.config.checks import shown
 from tiledseg.config.run import Config
-from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
+from tiledseg.config.train import TrainConfig
 from tiledseg.config.words import BOUNDARY, EDGES, LOSS_FIELDS, TVERSKY, read_loss
 from tiledseg.config.words import DICE as DICE_LOSS
 from tiledseg.errors import ConfigError
@@ -66,13 +66,6 @@ def choose_objective(
                 f"train.loss: edges.{field} is {edges[field]}, but only gated_scnn gives edges; leave it out"
             )
     return Objective(tuple(terms))
-
-
-def objective_of(config: Config, network: Network, label_map: LabelMap, weights: tuple[float, ...]) -> Objective:
-    """Return the objective. Weights that are counted later are set to 1, so that faults show before the count."""
-    if config.train.class_weights == MEDIAN_FREQUENCY:
-        weights = (1.0,) * label_map.count
-    return choose_objective(network, config.train.loss, label_map.ignore_index, weights)
 
 
 def weighted(objective: Objective, weights: tuple[float, ...]) -> Objective:

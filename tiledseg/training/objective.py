@@ -124,7 +124,7 @@ def inner(values_BHW: torch.Tensor, margin: int) -> torch.Tensor:
     return values_BHW[:, margin : height - margin, margin : width - margin]
 
 
-def counted(factor: float, name: str) -> str:
+def with_factor(factor: float, name: str) -> str:
     """Return a loss's name with its factor, for the labels of curves."""
     return name if factor == 1 else f"{factor:g} {name}"
 
@@ -146,7 +146,7 @@ class PixelTerm(Term):
         name = f"cross-entropy{smoothed}" if self.gamma is None else f"focal (gamma {self.gamma:g})"
         prefix = "class-weighted " if self.weights else ""
         terms = (self.factor, name), (self.attention, "attention")
-        return " + ".join(counted(factor, prefix + name) for factor, name in terms if factor)
+        return " + ".join(with_factor(factor, prefix + name) for factor, name in terms if factor)
 
     def sums(self, outputs_BKHW: Outputs, target_BHW: torch.Tensor) -> torch.Tensor:
         """Return the sum of losses and the sum of weights. The focal loss is -w (1 - p)^gamma log p, with p the
@@ -230,7 +230,7 @@ class OverlapTerm(Term):
     @property
     def in_words(self) -> str:
         name = "Dice" if self.alpha == self.beta == DICE else f"Tversky ({self.alpha:g}, {self.beta:g})"
-        return counted(self.factor, f"class-weighted {name}" if self.weights else name)
+        return with_factor(self.factor, f"class-weighted {name}" if self.weights else name)
 
     def sums(self, outputs_BKHW: Outputs, target_BHW: torch.Tensor) -> torch.Tensor:
         """Return I, P and T of all classes."""
@@ -267,7 +267,7 @@ class EdgesTerm(Term):
 
     @property
     def in_words(self) -> str:
-        return " + ".join(counted(f, name) for f, name in ((self.factor, "edges"), (self.dual, "dual")) if f)
+        return " + ".join(with_factor(f, name) for f, name in ((self.factor, "edges"), (self.dual, "dual")) if f)
 
     def sums(self, outputs_BKHW: Outputs, target_BHW: torch.Tensor) -> torch.Tensor:
         _, edges_BCHW, gradients_BCHW = outputs_BKHW
@@ -332,7 +332,7 @@ class BoundaryTerm(Term):
 
     @property
     def in_words(self) -> str:
-        return counted(self.factor, "boundary")
+        return with_factor(self.factor, "boundary")
 
     def sums(self, outputs_BKHW: Outputs, target_BHW: torch.Tensor) -> torch.Tensor:
         shares_BKHW = outputs_BKHW[0].softmax(1)

@@ -61,17 +61,11 @@ def hooks_of(moving: Offload | None) -> Hooks | None:
 
 def check_store(offload: str, store: str, device: torch.device) -> None:
     """Raise ConfigError if tensors of `device` cannot be offloaded to the store."""
-    if offload == "none":
-        return
-    if device.type == "cpu" and store == HOST:
+    if offload != "none" and (device.type == "cpu") == (store == HOST):
+        other = "host" if store != HOST else "a folder on a local disk"
         raise ConfigError(
-            f"memory.offload is {offload}, but memory.store is host, the memory that it would free; give a folder on "
-            "a local disk"
-        )
-    if device.type != "cpu" and store != HOST:
-        raise ConfigError(
-            f"memory.offload is {offload} and memory.store {store}, but tensors on {device} can only go to the host's "
-            "memory; use memory.store host, or leave it out"
+            f"memory.offload is {offload} and memory.store {store}, but tensors on {device} cannot go there; "
+            f"give {other}"
         )
 
 

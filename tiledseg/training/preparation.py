@@ -30,11 +30,11 @@ from tiledseg.raster.samples.content import ByContent, SplitPart
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Sampler, Steps
 from tiledseg.tracing.build import known, network_modules
-from tiledseg.training.choose_objective import given_weights, loss_bytes_of, objective_of
+from tiledseg.training.choose_objective import choose_objective, given_weights, loss_bytes_of
 from tiledseg.training.objective import Objective
 from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.raster_set import RasterSet, inspect_files, layout_notes, split_of
-from tiledseg.training.saving import score_class
+from tiledseg.training.saving import check_best
 from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_of
 
@@ -49,9 +49,8 @@ class Preparation:
     """A checked and planned run, computed by the root and sent to all ranks.
 
     `user_config`: the configuration of the user. `config`: the same with epochs, tiles of a step and the learning rate
-    as numbers. `class_weights`: empty if all are 1, or not yet counted. `score_class`: the class whose IoU is
-    `train.best`. `files`: every file of the rasters. `chosen`: True if grid and steps are the program's
-    defaults.
+    as numbers. `class_weights`: empty if all are 1, or not yet counted. `files`: every file of the rasters. `chosen`:
+    True if grid and steps are the program's defaults.
     """
 
     user_config: Config
@@ -66,7 +65,6 @@ class Preparation:
     validation: RasterSet | None
     warnings: tuple[str, ...]
     files: tuple[str, ...]
-    score_class: int | None = None
     chosen: bool = False
 
     @property
@@ -106,8 +104,11 @@ def prepare(config: Config, memory_bytes: int, ranks: int, on_cpu: bool = True) 
     learnt, held_out = inspect_files(data, label_map)
     with explained(learnt.infos[0].notes):
         network = known(build_network(config.model, learnt.infos[0].bands, label_map.count), config.model.freeze_norm)
+    check_best(train.best, label_map, held_out is not None)
     weights = given_weights(train.class_weights, label_map)
-    objective = objective_of(config, network, label_map, weights)
+    # Weights that are counted later are 1, so that faults show before the count.
+    ones = (1.0,) * label_map.count if train.class_weights == MEDIAN_FREQUENCY else weights
+    objective = choose_objective(network, train.loss, label_map.ignore_index, ones)
     store = _store(config, on_cpu)
     question = _question(config, network, learnt, held_out, memory_bytes, ranks, store)
     question = replace(question, loss=loss_bytes_of(config, network, label_map, objective))
@@ -117,6 +118,8 @@ def prepare(config: Config, memory_bytes: int, ranks: int, on_cpu: bool = True) 
     usual = _usual_tiles(question) if open_keys and alone and train.windows is None else None
     chosen, question = usual is not None, usual or question
     plan = plan_run(question)
+    if train.compiles() == "on":
+        _check_compiles(question, plan)
     tilings = () if question.windows else plan.tilings[: len(learnt.infos)]
     halo = max(plan.footprint.before, plan.footprint.after)
     no_split: tuple[tuple[SplitPart, ...], tuple[SplitPart, ...], tuple[str, ...]] = (), (), ()
@@ -140,6 +143,12 @@ def prepare(config: Config, memory_bytes: int, ranks: int, on_cpu: bool = True) 
         from tiledseg.raster.labels.polygons import vector_files  # here: few runs read polygons
 
         files += tuple(vector_files(data.area))
+    notes = [*split_notes, *layout_notes(learnt.infos, tilings)]
+    if config.model.freeze_norm and not (config.model.pretrained or config.model.build):
+        notes.append(
+            "model.freeze_norm is true, so batch norms keep the mean 0 and the variance 1 that they begin with; "
+            "weights that were trained bring statistics (model.pretrained)"
+        )
     items = question.windows.per_step if question.windows else train.given_tiles or train.images_per_step
     return Preparation(
         config,
@@ -152,9 +161,8 @@ def prepare(config: Config, memory_bytes: int, ranks: int, on_cpu: bool = True) 
         sampler,
         rasters,
         held_out.cut(plan.held_out, data.area, validated) if held_out else None,
-        (*reference_notes(infos), *split_notes, *layout_notes(learnt.infos, tilings), *plan.warnings),
+        (*reference_notes(infos), *notes, *plan.warnings),
         files,
-        score_class(train.best, label_map, held_out is not None),
         chosen,
     )
 
@@ -278,14 +286,10 @@ def _store(config: Config, on_cpu: bool) -> Store | None:
     return (disk_of if memory.in_file else store_of)(machine) or replace(ASSUMED_STORE, machine=machine)
 
 
-def why_uncompiled(preparation: Preparation) -> str | None:
-    """Return the reason why a run with `train.compile: on` cannot be compiled; None if it can, or is not to be."""
-    if not preparation.compiles:
-        return None
-    plan = preparation.plan
-    graph = plan.network.graph()
-    keeps_all = named_policy(graph, preparation.question.recompute).keeps_all
-    placed = [node.name for node in graph.nodes if node.layer.asks_place]
+def _check_compiles(question: RunQuestion, plan: RunPlan) -> None:
+    """Raise ConfigError if the steps of this plan cannot be compiled."""
+    placed = [node.name for node in question.graph.nodes if node.layer.asks_place]
+    keeps_all = named_policy(question.graph, question.recompute).keeps_all
     reasons = {
         "parallel.halo is layer; give read or exchange": plan.spread.shares_layers,
         "parallel.stages cut it; give 1": plan.pipeline is not None,
@@ -295,5 +299,5 @@ def why_uncompiled(preparation: Preparation) -> str | None:
         "memory.offload moves its activations; leave it out": plan.offloaded is not None,
         f"{next(iter(placed), '')} depends on its place in the image; give compile off": len(placed) > 0,
     }
-    obstacle = next((reason for reason, holds in reasons.items() if holds), None)
-    return obstacle and f"train.compile is on, which needs the whole network, but {obstacle}"
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        raise ConfigError(f"train.compile is on, which needs the whole network, but {reason}")

@@ -24,7 +24,7 @@ from tiledseg.comm.collectives import Doings, RehearsedCommunicator, unmatched
 from tiledseg.comm.doing import name_ranks
 from tiledseg.comm.launch import Launch, open_files_needed
 from tiledseg.comm.mesh import Mesh, open_axes
-from tiledseg.errors import ConfigError, InputError
+from tiledseg.errors import InputError
 from tiledseg.execution.carrying import CAST_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.halo_modes import Part, Piece, ReadMode
 from tiledseg.execution.parallel_run import ParallelRun
@@ -39,7 +39,7 @@ from tiledseg.raster.samples.sampling import Position
 from tiledseg.raster.statistics import statistics_blocks
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.offloading import remedy
-from tiledseg.training.preparation import Preparation, why_uncompiled
+from tiledseg.training.preparation import Preparation
 from tiledseg.training.run_files import check_run_folder
 from tiledseg.units import SINGLE_BYTES, size
 
@@ -55,8 +55,6 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     ranks without one. `fails`: faults that would end the job. Raises InputError if a rank's set-up is refused.
     """
     begun = time.perf_counter()
-    if refusal := why_uncompiled(preparation):
-        raise ConfigError(refusal)
     spread, memory = preparation.plan.spread, preparation.plan.memory
     meshes, doings = [], {rank: Doings() for rank in range(ranks)}
     for rank, done in doings.items():
@@ -71,7 +69,7 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
         for kind in ("sent", "summed")
     )
     files, root = (open_files_needed(ranks, keeps, peers) for keeps in (False, True))
-    idle = [rank for rank, (parts, _) in enumerate(shares) if not parts]
+    idle = [rank for rank, parts in enumerate(shares) if not parts]
     warnings = [f"{len(idle)} of {ranks} ranks have no part of the first step: {name_ranks(idle)}"] if idle else []
     if preparation.question.value_bytes < SINGLE_BYTES and any(sent):
         warnings.append(f"bytes of messages are of fp32: up to twice those of {preparation.config.train.precision}")
@@ -92,11 +90,11 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
         "ranks": ranks,
         "network": network,
         "mode": spread.in_words,
-        "tiles": sum(len(parts) for parts, _ in shares),
+        "tiles": sum(map(len, shares)),
         "idle": len(idle),
         "memory": memory,
         "gpu_memory": gpu_memory,
-        "rasters": max(len({part.image for part in parts}) if reads else 0 for parts, reads in shares),
+        "rasters": max(len({part.image for part in parts}) for parts in shares),
         "groups": groups,
         "peers": peers,
         "messages": max(map(len, sent)),
@@ -138,41 +136,28 @@ def _try_files(preparation: Preparation) -> tuple[int, int, list[str]]:
     return read, len(blocks), fails
 
 
-_Share = tuple[tuple[Part, ...], bool]
-"""A rank's parts of the first step, and True if it reads them."""
-
-
-def _walk(preparation: Preparation, meshes: Sequence[Mesh]) -> list[_Share]:
-    """Run the first step; return each rank's share of it. If tiles are dealt out, the first and the last rank run it.
-    Otherwise the ranks of the first replica run it: ranks of other replicas send the same messages, and the first rank
-    of each gives the share of all of its ranks."""
+def _walk(preparation: Preparation, meshes: Sequence[Mesh]) -> list[tuple[Part, ...]]:
+    """Run the first step; return each rank's parts of it. If tiles are dealt to ranks, the first and the last rank run
+    it; else those of the first replica: ranks of other replicas send the same messages."""
     walker, shape = _Walker(preparation), preparation.plan.spread.mesh
-    if not preparation.plan.spread.shares_images and shape.stages == 1:
-        run, passes = walker.open(meshes[0])
-        assert isinstance(passes.mode, ReadMode), "tiles are dealt out"
-        dealt_shares = [(parts, True) for parts in passes.mode.dealt(walker.first)]
-        walker.step(run, passes, dealt_shares[0][0])
-        if len(meshes) > 1:
-            walker.step(*walker.open(meshes[-1]), dealt_shares[-1][0])
-        return dealt_shares
-    each = shape.ranks // shape.replicas
-    shares: list[_Share] = []
-    dealt: Sequence[tuple[Part, ...]] = ()  # each replica's parts, if tiles are dealt to pipelines
+    alone = not preparation.plan.spread.shares_images and shape.stages == 1
+    owners, each = (len(meshes), 1) if alone else (shape.replicas, shape.ranks // shape.replicas)
+    running = {0, len(meshes) - 1} if alone else range(each)
+    shares: list[tuple[Part, ...]] = []
+    dealt: Sequence[tuple[Part, ...]] = ()  # the parts of every owner, in mode `read`
     for mesh in meshes:
-        first = mesh.rank - mesh.rank % each
-        alike = each <= mesh.rank and (mesh.rank != first or bool(dealt))
-        if alike or mesh.rank >= shape.ranks:
-            position = open_axes(mesh, shape).position
-            own = () if position is None else dealt[position.replica] if dealt else shares[first][0]
-            shares.append((own, position is not None and shares[mesh.rank % each][1]))
+        owner, place = divmod(mesh.rank, each)
+        if mesh.rank in running or (owner < owners and place == 0 and not dealt):
+            run, passes = walker.open(mesh, mesh.rank in running)
+            if type(passes.mode) is ReadMode:
+                dealt = dealt or passes.mode.dealt(walker.first)
+            shares.append(dealt[owner] if dealt else passes.mode.share(walker.first))
+            if mesh.rank in running:
+                walker.step(run, passes, shares[-1])
             continue
-        run, passes = walker.open(mesh, mesh.rank < each)
-        own = passes.mode.share(walker.first)
-        shares.append((own, passes.loads))
-        if mesh.rank < each:
-            walker.step(run, passes, own)
-        if not dealt and type(passes.mode) is ReadMode:
-            dealt = passes.mode.dealt(walker.first)
+        if not alone:
+            open_axes(mesh, shape)
+        shares.append(() if owner >= owners else dealt[owner] if dealt else shares[mesh.rank - place])
     return shares
 
 

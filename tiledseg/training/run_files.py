@@ -6,12 +6,11 @@ Rank 0 alone writes. A run resumed from a checkpoint removes the validation file
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,15 +196,17 @@ def check_run_folder(folder: Path, inputs: Iterable[str | Path]) -> None:
             if os.path.commonpath([real, os.path.realpath(source)]) == real:
                 raise OutputError(f"the input {source} lies in {part}, which the run changes; move it away")
     own = folder / CONFIG
-    if _is_record(own):  # a run may start from its own record, which it then rewrites
+    record = _is_record(own)
+    if record:  # a run may start from its own record, which it then rewrites
         sources = [source for source in sources if not (own.exists() and os.path.samefile(own, source))]
     latest = [f"{CHECKPOINTS}/latest"] if (folder / CHECKPOINTS).is_dir() else []
     names = CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, PAGE, *latest
     outputs = [Output(_KEY, folder / run_lock.NAME), *(whole(_KEY, folder / name) for name in names)]
     check_outputs(outputs, sources, folder)
-    if own.exists() and not _is_record(own):
+    checked = [] if record else [CONFIG] if latest else names  # a run writes its configuration first
+    for other in (folder / name for name in checked if os.path.lexists(folder / name)):
         raise OutputError(
-            f"{own} was not written by a run, which would replace it; move it away, or give another {_KEY}"
+            f"{other} was not written by a run, which would replace it; move it away, or give another {_KEY}"
         )
 
 
@@ -236,40 +237,29 @@ def _is_record(path: Path) -> bool:
         return False
 
 
-def steps_done(lines: Iterable[Mapping[str, Any]]) -> int:
-    """Return the last step of a metrics file's lines; 0 without one."""
-    return max((line["step"] for line in lines if "val" not in line), default=0)
+def check_metrics(folder: Path, step: int | None, checkpoint_every: int) -> str | None:
+    """Return a note if the metrics in a run's folder are not those of `step` steps (None: of a new run).
 
-
-def check_lines(path: Path, step: int, lines: Iterable[Mapping[str, Any]]) -> str | None:
-    """Raise OutputError if a metrics file with these `lines` lacks steps of a run that has done `step` steps. Return a
-    note if the file was moved away."""
-    if not path.exists():
-        return f"{path} is gone: the new one starts after step {step}"
-    last = steps_done(lines)
-    if last < step:
-        end = f"at step {last}" if last else "before the first step"
-        raise OutputError(
-            f"{path} ends {end}, the checkpoint is of step {step}: the lines between are lost; put the whole file "
-            "back, or move this one away to start a new one"
-        )
-    return None
-
-
-def check_none_lost(folder: Path, checkpoint_every: int) -> str | None:
-    """Return a note on the metrics in a folder without checkpoints; None for a new folder. Raises OutputError if the
-    folder's run must have written checkpoints: a new run would remove its metrics.
-
-    A run must have written one if it has a summary, or more than twice `checkpoint_every` steps.
+    Raises OutputError for metrics that no run has written, if lines before `step` are missing, and for a new run if
+    the folder's run must have written checkpoints: the new one would remove its metrics. A run must have written one if
+    it has a summary, or more than twice `checkpoint_every` steps.
     """
-    metrics, done = folder / METRICS, 0
-    with contextlib.suppress(OutputError):
-        done = steps_done(read_metrics(metrics))
-    if done == 0:
+    path = folder / METRICS
+    last = max((line["step"] for line in read_metrics(path) if "val" not in line), default=0)
+    if step is None and not last:
         return None
-    if (folder / SUMMARY).exists() or done > 2 * checkpoint_every:
+    if step is None and ((folder / SUMMARY).exists() or last > 2 * checkpoint_every):
         raise OutputError(
-            f"{metrics} has {done} steps, but no checkpoint is left in {folder}; put the checkpoints back, or give "
+            f"{path} has {last} steps, but no checkpoint is left in {folder}; put the checkpoints back, or give "
             f"another run.output, or move {METRICS} away to begin anew"
         )
-    return f"{metrics} has {done} steps, but there is no checkpoint of them: the run begins anew"
+    if step is None:
+        return f"{path} has {last} steps, but there is no checkpoint of them: the run begins anew"
+    if not path.exists():
+        return f"{path} is gone: the new one starts after step {step}"
+    if last < step:
+        raise OutputError(
+            f"{path} ends at step {last}, the checkpoint is of step {step}: the lines between are lost; put the whole "
+            "file back, or move this one away to start a new one"
+        )
+    return None

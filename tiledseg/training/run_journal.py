@@ -45,14 +45,12 @@ _SCALARS = "loss", "lr", "pixels_per_second", "data_seconds", "communication_sec
 
 
 class Journal:
-    """The records of a run of `total` steps that has done `step` of them, and has `lines` of metrics. `started`: the
-    facts of its summary that are known from the start."""
+    """The records of a run of `total` steps that has done `step` of them; lines of later steps go. `started`: the facts
+    of its summary that are known from the start."""
 
-    def __init__(
-        self, folder: Path, step: int, total: int, verbosity: int, started: Facts, lines: Sequence[Facts]
-    ) -> None:
-        self._folder, self._started, self._step = folder, started, step
-        self.path, kept = folder / METRICS, [line for line in lines if line["step"] <= step]
+    def __init__(self, folder: Path, step: int, total: int, verbosity: int, started: Facts) -> None:
+        self._folder, self._started, self._step, self.path = folder, started, step, folder / METRICS
+        kept = [line for line in read_metrics(self.path) if line["step"] <= step]
         write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         with writing(self.path):
             self._file = self.path.open("ab", buffering=0)  # so a line refused by the disk is not retried at close
@@ -119,7 +117,7 @@ class Journal:
 
         plot_progress(self._folder, self._started["title"], self._started["loss"])
         try:
-            written = write_report(self._folder, self._folder / PAGE, None if now else self._started)
+            written = write_report(self._folder, self._folder / PAGE)
             reason = "" if written else f"jinja2 or matplotlib is not installed: {REMEDY}"
         except OutputError as error:
             reason = str(error)
@@ -135,16 +133,14 @@ class Journal:
                 self._events.close()
 
 
-def plot_progress(folder: Path, title: str, loss: str) -> bool:
-    """Draw the learning curves of a run; return False if matplotlib is not installed."""
+def plot_progress(folder: Path, title: str, loss: str) -> None:
+    """Draw the learning curves of a run, if matplotlib is installed."""
     from tiledseg.reporting.page import can_plot, draw_curves, png_of
 
-    if not can_plot():
-        return False
-    data = png_of(draw_curves(read_metrics(folder / METRICS), read_validations(folder), loss, title))
-    with replacing(folder / PROGRESS) as part:
-        part.write_bytes(data)
-    return True
+    if can_plot():
+        data = png_of(draw_curves(read_metrics(folder / METRICS), read_validations(folder), loss, title))
+        with replacing(folder / PROGRESS) as part:
+            part.write_bytes(data)
 
 
 def _on_thread_error(former: Callable[[Any], object], arguments: Any) -> None:

@@ -20,16 +20,13 @@ MOST_MOMENTS = 24
 """Most validations with pictures on the page: evenly spread, with the first and the newest."""
 
 
-def write_report(folder: Path, path: Path, started: Mapping[str, Any] | None = None) -> bool:
+def write_report(folder: Path, path: Path) -> bool:
     """Write the page of a run; return False if jinja2 or matplotlib is not installed. Raises OutputError and
-    WriteError.
-
-    `started`: facts of a running run, in place of its summary, which is that of an earlier start.
-    """
+    WriteError."""
     if not can_render():
         return False
     try:
-        text = render(page_of(folder, started))
+        text = render(page_of(folder))
     except TiledsegError:
         raise
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError) as error:
@@ -42,12 +39,11 @@ def write_report(folder: Path, path: Path, started: Mapping[str, Any] | None = N
     return True
 
 
-def page_of(folder: Path, started: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def page_of(folder: Path) -> dict[str, Any]:
     """Return the values of the page's template. Raises OutputError if the metrics are damaged."""
     summary, begun = read_json(folder / SUMMARY), read_json(folder / STARTED)
     if not summary or (begun and begun.get("begun") != summary.get("begun")):
-        summary = begun  # the last start was killed before it wrote a summary
-    summary = summary if started is None else dict(started)
+        summary = begun  # the last start is running, or was killed before it wrote a summary
     config = ""
     with contextlib.suppress(OSError, ValueError):
         config = (folder / CONFIG).read_text()

@@ -110,7 +110,7 @@ class Saver:
 
     def _write(self, contents: Contents, state: Mapping[str, Any], best: int | None) -> None:
         try:
-            save_checkpoint(self._folder, state["step"], contents, state, self._keep, best)
+            save_checkpoint(self._folder, contents, state, self._keep, best)
         except BaseException as error:
             self._error = error
 
@@ -123,19 +123,20 @@ def collect(own: Contents, axes: Axes) -> Contents | None:
     """
     if axes.shape.stages == 1 or axes.position is None:
         return own
-    parts = {"weights": own.weights, "state": own.optimizer, "average": own.average}
-    named = {(kind, name): tensor for kind, tensors in parts.items() for name, tensor in tensors.items()}
-    kinds = axes.pipeline.gather_objects([(key, tensor.shape, tensor.dtype) for key, tensor in named.items()])
+    named = {(file, name): tensor for file, tensors in own.items() for name, tensor in tensors.items()}
+    heads = axes.pipeline.gather_objects([(key, tensor.shape, tensor.dtype) for key, tensor in named.items()])
     if axes.position.stage > 0:
         for tensor in named.values():
             axes.stage_messages.start([Message(axes.rank_of_stage(0), tensor)], []).wait()
         return None
-    for stage, theirs in enumerate(kinds[1:], start=1):
+    for stage, theirs in enumerate(heads[1:], start=1):
         for key, shape, dtype in theirs:
             named[key] = torch.empty(shape, dtype=dtype)
             axes.stage_messages.start([], [Message(axes.rank_of_stage(stage), named[key])]).wait()
-    weights, state, average = ({n: tensor for (k, n), tensor in named.items() if k == kind} for kind in parts)
-    return Contents(weights, state, own.groups, average)
+    whole: Contents = {file: {} for file in own}
+    for (file, name), tensor in named.items():
+        whole.setdefault(file, {})[name] = tensor
+    return whole
 
 
 # The job's end in Unix seconds: set by our batch scripts, and by newer Slurm.
@@ -172,28 +173,25 @@ ROUNDING = 1e-9
 """Relative difference of two losses below which they count as equal: sums in float64 depend on their order."""
 
 
-def score_class(score: str, label_map: LabelMap, validates: bool) -> int | None:
-    """Return the class whose IoU is `train.best`; None for another score. Raises ConfigError for a score without
-    validation data, or of an unknown class."""
+def check_best(score: str, label_map: LabelMap, validates: bool) -> None:
+    """Raise ConfigError for a score of `train.best` without validation data, or of an unknown class."""
     if score != "none" and not validates:
         raise ConfigError(
             f"train.best is {score}, but nothing is validated on; give data.val_images, data.split, or a manifest with "
             "a column split"
         )
     name = class_of(score)
-    if name is None:
-        return None
-    if name not in label_map.numbers:
+    if name is not None and name not in label_map.numbers:
         names = ", ".join(record.name for record in label_map.classes)
         raise ConfigError(f"train.best is {score}, but no class is '{name}'; give one of {names}, or its number")
-    return label_map.numbers[name]
 
 
 class BestSoFar:
-    """The best validation of a run by `train.best`. `number`: of the class in its name; `best`: the best so far."""
+    """The best validation of a run by `train.best`, and the `best` so far."""
 
-    def __init__(self, train: TrainConfig, number: int | None, best: Best | None) -> None:
-        self._train, self._number, self.best = train, number, best
+    def __init__(self, train: TrainConfig, label_map: LabelMap, best: Best | None) -> None:
+        name = class_of(train.best)
+        self._train, self._number, self.best = train, None if name is None else label_map.numbers[name], best
 
     def takes(self, findings: Findings, step: int, epoch: int) -> bool:
         """Return True and keep the validation as the best if it is better than the best so far."""

@@ -10,24 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.network import Network, Pretrainable
-from tiledseg.checkpoint.folder import (
-    Checkpoint,
-    clean_leftovers,
-    drop_later,
-    find_checkpoint,
-    newest_checkpoint,
-    newest_step,
-    point_best,
-)
+from tiledseg.checkpoint.folder import Checkpoint, find_checkpoint, newest_checkpoint, newest_step, rewind
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.data import IMAGENET
 from tiledseg.config.run import Config
-from tiledseg.errors import CheckpointError, ConfigError, LabelError, OutputError
+from tiledseg.errors import CheckpointError, LabelError, OutputError
 from tiledseg.execution.carrying import make_deterministic, naming_disorder
 from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.progress import Shown, StepProgress, unseen
-from tiledseg.execution.survey import survey, survey_content
+from tiledseg.execution.survey import Survey, survey, survey_content
 from tiledseg.memory.device import is_gpu
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.raster.labels.label_map import median_frequency_weights
@@ -38,16 +30,15 @@ from tiledseg.raster.statistics import Normalization
 from tiledseg.system.console import counted
 from tiledseg.system.files import write_whole, writing
 from tiledseg.system.freed_memory import keep_no_more
-from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS, VALIDATION
+from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS, SUMMARY
 from tiledseg.system.run_lock import hold
 from tiledseg.training.choose_objective import weighted
 from tiledseg.training.offloading import check_store, store_in_words, suggesting_settings
-from tiledseg.training.optimizer import Course
-from tiledseg.training.preparation import Preparation, prepare, why_uncompiled
+from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.resuming import Beginning, begin
-from tiledseg.training.run_files import check_lines, check_none_lost, check_run_folder, own_files, read_metrics
+from tiledseg.training.run_files import check_metrics, check_run_folder, own_files, read_json, read_metrics
 from tiledseg.training.run_journal import facts_of
-from tiledseg.training.saving import end_of_job
+from tiledseg.training.saving import BestSoFar, end_of_job
 from tiledseg.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -66,80 +57,69 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     """
     end = end_of_job(os.environ)
     make_deterministic(config.train.deterministic)  # before the first kernel runs
-    mesh.on_root(lambda: check_store(config.memory.offload, config.memory.store, mesh.device))
     mesh.on_all(config.memory.check_folder)  # each host has its own
-    preparation = _prepared(config, mesh)
-    folder, pretrained = Path(config.run.output), config.model.pretrained
-    weights_file = [pretrained] if pretrained and Path(pretrained).exists() else []  # a resumed run needs it no more
-    mesh.on_root(lambda: check_run_folder(folder, [*preparation.files, *files, *weights_file]))
-    lines: list[dict[str, Any]] = []  # of metrics, on the root alone
-
-    def find_beginning() -> tuple[int | None, Beginning, str | None]:
-        newest, beginning = newest_step(folder / CHECKPOINTS), begin(_checkpoint_of(config), preparation)
-        if over := _own_end(beginning, preparation):  # changed values affect no step
-            beginning = replace(beginning, resumed=over.saved.resumed)
-        checkpoint = beginning.checkpoint
-        if checkpoint is None:
-            return newest, beginning, check_none_lost(folder, config.train.checkpoint_every)
-        lines.extend(read_metrics(folder / METRICS))
-        own = checkpoint.path.parent.resolve() == (folder / CHECKPOINTS).resolve()
-        return newest, beginning, check_lines(folder / METRICS, checkpoint.saved.step, lines) if own else None
-
-    newest, beginning, lost = mesh.on_root(find_beginning)
-    first = first_weights(pretrained if beginning.checkpoint is None else None, preparation.plan.network, mesh)
+    memory, folder = memory_per_rank(mesh), Path(config.run.output)
+    preparation, newest, beginning, lost, over = mesh.on_root(lambda: _look(config, memory, files, mesh))
+    progress = StepProgress(0, 0, 2 if mesh.is_root and config.run.verbosity else 0)
+    if over:
+        progress.say(over)
+        return 0
+    pretrained = config.model.pretrained if beginning.checkpoint is None else None  # a resumed run needs it no more
+    first = first_weights(pretrained, preparation.plan.network, mesh)
     if first is not None:
         beginning = replace(beginning, pretrained=first.origin, warnings=(*beginning.warnings, first.note))
     normalization, preparation = survey_data(preparation, beginning, mesh)
     preparation = count_by_place(preparation, mesh)
     with ExitStack() as stack:  # the root holds the lock of the folder
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
-        over = _own_end(beginning, preparation) is not None
-        mesh.on_root(lambda: _claim(folder, text, beginning, newest, over))
+        mesh.on_root(lambda: _claim(folder, text, beginning, newest))
         hosts = mesh.communicator.gather_objects(mesh.host)
         notes = [warning for warning in (lost, idle_ranks(preparation, mesh.size), unlocked) if warning]
         warnings = (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes)
-        freed = ""
         plan, on_cpu = preparation.plan, mesh.device.type == "cpu"
         if preparation.question.budgeted and on_cpu and (plan.rebuilt is not None or plan.blocks is not None):
             keep_no_more(os.environ)
-            freed = "freed memory goes back to the system"
         started: dict[str, Any] = {}
         if mesh.is_root:
             started = facts_of(preparation, mesh, command, warnings, hosts)
-            progress = StepProgress(0, 0, 2 if config.run.verbosity else 0)
             quicker = ""
             if is_gpu(mesh.device) and config.train.precision == "fp32":
                 quicker = "train.precision bf16 is many times as fast on a GPU (docs/how-to/gpu.md)"
-            short = "" if over else few_steps(preparation)
-            opening = _opening_lines(preparation, beginning, (*warnings, short))
-            for line in filter(None, [*opening, freed, quicker]):
+            opening = _opening_lines(preparation, beginning, (*warnings, few_steps(preparation)))
+            for line in filter(None, [*opening, quicker]):
                 progress.say(line)
         weights = first.tensors if first else {}
-        trainer = Trainer(mesh, preparation, normalization, beginning, weights, lines, started)
+        trainer = Trainer(mesh, preparation, normalization, beginning, weights, started)
         with suggesting_settings(preparation.question, preparation.plan):
             return trainer.run(end)
 
 
-def _prepared(config: Config, mesh: Mesh) -> Preparation:
-    """Prepare the run on the root, for its ranks' devices and memory. Collective."""
-    memory = memory_per_rank(mesh)
+def _look(
+    config: Config, memory: int, files: Sequence[str], mesh: Mesh
+) -> tuple[Preparation, int | None, Beginning, str | None, str]:
+    """Make the checks that the root makes for all ranks. Return the run prepared for `memory` bytes a rank, the step of
+    the newest checkpoint in its folder, its beginning, a note on its metrics, and a line if nothing is left to do."""
+    check_store(config.memory.offload, config.memory.store, mesh.device)
+    on_cpu, folder, pretrained = mesh.device.type == "cpu", Path(config.run.output), config.model.pretrained
+    preparation = prepare(config, memory, mesh.size, on_cpu)
+    if preparation.compiles:
+        from tiledseg.models.compiled import check_compiler
 
-    def on_root() -> Preparation:
-        preparation = prepare(config, memory, mesh.size, mesh.device.type == "cpu")
-        if refusal := why_uncompiled(preparation):
-            raise ConfigError(refusal)
-        if preparation.compiles:
-            from tiledseg.models.compiled import check_compiler
-
-            check_compiler(mesh.device)
-        return preparation
-
-    preparation: Preparation = mesh.on_root(on_root)
+        check_compiler(mesh.device)
     # A CPU rank without stages holds weights and gradients; `train.ema` adds a copy.
-    whole = preparation.question.parallel.stages == 1 and mesh.device.type == "cpu"
-    copies = (2 if whole else 1) + (config.train.ema > 0)
-    mesh.on_root(lambda: check_weights(preparation.plan.network, copies, config.train.precision, mesh))
-    return preparation
+    copies = (2 if preparation.question.parallel.stages == 1 and on_cpu else 1) + (config.train.ema > 0)
+    check_weights(preparation.plan.network, copies, config.train.precision, mesh)
+    weights_file = [pretrained] if pretrained and Path(pretrained).exists() else []
+    check_run_folder(folder, [*preparation.files, *files, *weights_file])
+    newest, beginning = newest_step(folder / CHECKPOINTS), begin(_checkpoint_of(config), preparation)
+    checkpoint, every = beginning.checkpoint, config.train.checkpoint_every
+    if checkpoint is None:
+        return preparation, newest, beginning, check_metrics(folder, None, every), ""
+    if checkpoint.path.parent.resolve() != (folder / CHECKPOINTS).resolve():
+        read_metrics(folder / METRICS)  # raises for damage
+        return preparation, newest, beginning, None, ""
+    lost = check_metrics(folder, checkpoint.saved.step, every)
+    return preparation, newest, beginning, lost, _nothing_left(checkpoint, beginning, preparation)
 
 
 def _checkpoint_of(config: Config) -> Checkpoint | None:
@@ -162,37 +142,37 @@ def _checkpoint_of(config: Config) -> Checkpoint | None:
     return checkpoint
 
 
-def _own_end(beginning: Beginning, preparation: Preparation) -> Checkpoint | None:
-    """Return the resumed checkpoint if it lies in this run's folder and no step is left, else None."""
-    course, checkpoint = Course(preparation.epochs, preparation.sampler.steps_per_epoch), beginning.checkpoint
-    if checkpoint is None or course.left(checkpoint.saved.position):
-        return None
-    own = Path(preparation.config.run.output) / CHECKPOINTS
-    return checkpoint if checkpoint.path.parent.resolve() == own.resolve() else None
+def _nothing_left(checkpoint: Checkpoint, beginning: Beginning, preparation: Preparation) -> str:
+    """Return a line for the user if the run has a summary of its end and no step is left, else an empty string."""
+    train, saved = preparation.config.train, checkpoint.saved
+    summary = read_json(Path(preparation.config.run.output) / SUMMARY)
+    if (summary.get("steps"), summary.get("finished")) != (saved.step, True):
+        return ""
+    done = f"nothing to do: {counted(saved.step, 'step')}, {counted(saved.position.epoch, 'epoch')}, are done"
+    if saved.position.epoch >= preparation.epochs:
+        return f"{done}; give train.epochs above {saved.position.epoch} to go on, or another run.output"
+    if BestSoFar(train, preparation.label_map, beginning.best).gives_up(saved.position):
+        return f"{done}, and train.early_stop has ended the run; give a larger one to go on, or another run.output"
+    return ""
 
 
-def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None, over: bool) -> None:
-    """Clean the locked folder after a crash, and write the configuration, unless the run is `over`."""
-    checkpoint = beginning.checkpoint
+def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None) -> None:
+    """Clean the locked folder after a crash, and write the configuration."""
+    done = beginning.checkpoint.saved.step if beginning.checkpoint else 0
     now = newest_step(folder / CHECKPOINTS)
     if now != newest:  # another run wrote between the first look and the lock
         raise OutputError(
             f"{folder} has been written by another run: its newest checkpoint was of step {newest} and is of step "
             f"{now}; run the command again"
         )
-    clean_leftovers(folder / CHECKPOINTS)
-    if not (over and (folder / CONFIG).exists()):
-        write_whole(folder / CONFIG, text)
-    with writing(folder / VALIDATION):
-        for step, path in own_files(folder):
-            if step > (checkpoint.saved.step if checkpoint is not None else 0):
-                path.unlink()
+    write_whole(folder / CONFIG, text)
     with writing(folder):
-        if checkpoint is None:
+        for step, path in own_files(folder):
+            if step > done:
+                path.unlink()
+        if beginning.checkpoint is None:
             (folder / METRICS).unlink(missing_ok=True)
-        else:
-            drop_later(folder / CHECKPOINTS, checkpoint.saved.step)
-        point_best(folder / CHECKPOINTS, beginning.best.step if beginning.best else None)
+        rewind(folder / CHECKPOINTS, done, beginning.best.step if beginning.best else None)
 
 
 def few_steps(preparation: Preparation) -> str:
@@ -289,54 +269,57 @@ def first_weights(path: str | None, network: Network, mesh: Mesh) -> FirstWeight
 def survey_data(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[Normalization, Preparation]:
     """Return the normalisation, and the preparation with class weights: the checkpoint's, or measured for a new run.
     The labels of all new images are checked. Collective."""
-    checkpoint, normalize = beginning.checkpoint, preparation.config.data.normalize
-    # The checkpoint's class weights hold unless `train.class_weights` has changed since.
-    weighs = checkpoint is not None and bool(checkpoint.saved.class_weights)
-    later = [r for r in beginning.resumed if checkpoint and r.step == checkpoint.saved.step]
-    count = preparation.counts_classes and not (weighs and not any("train.class_weights" in r.changed for r in later))
-    numbers = range(len(preparation.training.images)) if checkpoint is None or count else beginning.added
+    saved = beginning.checkpoint.saved if beginning.checkpoint else None
+    normalize, label_map = preparation.config.data.normalize, preparation.label_map
+    weights, notes = saved.class_weights if saved else (), list[str]()
+    if any("train.class_weights" in r.changed for r in beginning.resumed if saved and r.step == saved.step):
+        weights = ()
+    count = preparation.counts_classes and not weights
+    numbers = range(len(preparation.training.images)) if saved is None or count else beginning.added
+    result: Survey | None = None
     if numbers:
         with ExitStack() as stack:
             images, labels = _opened(preparation, numbers, stack)
             shown: Shown = unseen
             if mesh.is_root:
                 shown = stack.enter_context(closing(StepProgress(0, 0, preparation.config.run.verbosity))).part
-            measures = normalize is not False and checkpoint is None
-            found = survey(mesh, images, labels, preparation.label_map, measures, count, shown)
-        if checkpoint is None and not found.labels.any():
+            result = survey(mesh, images, labels, label_map, normalize is not False and saved is None, count, shown)
+    if saved is None:
+        assert result is not None, "a run has images"
+        if not result.labels.any():
             raise mark_agreed(
                 LabelError(
                     "no pixel of data.labels is of a class: all are data.ignore_index "
-                    f"({preparation.label_map.ignore_index}), without data or outside the training area; check "
+                    f"({label_map.ignore_index}), without data or outside the training area; check "
                     "data.labels, data.classes and data.area"
                 )
             )
-        absent = [str(k) for k, pixels in enumerate(found.labels.tolist()) if not pixels]
-        if checkpoint is None and absent and found.unlabelled:
-            number = preparation.label_map.ignore_index
-            note = (
-                f"no label has class {', '.join(absent)}, and {found.unlabelled:,} label pixels are not counted: they "
+        absent = [str(k) for k, pixels in enumerate(result.labels.tolist()) if not pixels]
+        if absent and result.unlabelled:
+            number = label_map.ignore_index
+            notes.append(
+                f"no label has class {', '.join(absent)}, and {result.unlabelled:,} label pixels are not counted: they "
                 f"are {number} or without data; if {number} is a class, give it in data.classes by its values "
                 "(docs/how-to/own-data.md)"
             )
-            preparation = replace(preparation, warnings=(*preparation.warnings, note))
-        if found.counts is not None:
-            absent = [str(k) for k, pixels in enumerate(found.counts.sum(axis=0).tolist()) if not pixels]
-            note = f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1"
-            preparation = replace(preparation, warnings=(*preparation.warnings, *([note] if absent else [])))
-            preparation = _with_class_weights(preparation, median_frequency_weights(found.counts))
-        if checkpoint is None and normalize == IMAGENET:  # for the first three bands; others as measured
-            measured = found.normalization
-            mean, deviation = (tuple(255 * value for value in values) for values in (MEAN, DEVIATION))
-            constant = tuple(band for band in measured.constant if band >= len(MEAN))
-            rest = {"mean": (*mean, *measured.mean[len(mean) :]), "std": (*deviation, *measured.std[len(deviation) :])}
-            return replace(measured, constant=constant, **rest), preparation
-        if checkpoint is None:
-            return found.normalization, preparation
-    assert checkpoint is not None, "a new run surveys all its images"
-    if preparation.counts_classes and not count:
-        preparation = _with_class_weights(preparation, checkpoint.saved.class_weights)
-    return checkpoint.saved.normalization, preparation
+    if result is not None and result.counts is not None:
+        weights = median_frequency_weights(result.counts)
+        absent = [str(k) for k, pixels in enumerate(result.counts.sum(axis=0).tolist()) if not pixels]
+        if absent:
+            notes.append(f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1")
+    preparation = replace(preparation, warnings=(*preparation.warnings, *notes))
+    if preparation.counts_classes:
+        preparation = replace(preparation, class_weights=weights, objective=weighted(preparation.objective, weights))
+    if saved is not None:
+        return saved.normalization, preparation
+    assert result is not None, "a run has images"
+    measured = result.normalization
+    if normalize == IMAGENET:  # for the first three bands; others as measured
+        mean, deviation = (tuple(255 * value for value in values) for values in (MEAN, DEVIATION))
+        constant = tuple(band for band in measured.constant if band >= len(MEAN))
+        rest = {"mean": (*mean, *measured.mean[len(mean) :]), "std": (*deviation, *measured.std[len(deviation) :])}
+        measured = replace(measured, constant=constant, **rest)
+    return measured, preparation
 
 
 def count_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
@@ -367,7 +350,3 @@ def _opened(
     rasters = preparation.training
     images = [stack.enter_context(rasters.open_counted(number)) for number in numbers]
     return images, [stack.enter_context(rasters.open_labels(number)) for number in numbers]
-
-
-def _with_class_weights(preparation: Preparation, weights: tuple[float, ...]) -> Preparation:
-    return replace(preparation, class_weights=weights, objective=weighted(preparation.objective, weights))

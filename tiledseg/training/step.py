@@ -19,23 +19,8 @@ from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.memory.device import Stopwatch
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.samples.dataset import Dataset, Sample
-from tiledseg.training.objective import Objective, PixelTerm
+from tiledseg.training.objective import Objective
 from tiledseg.training.step_loss import StepLoss, TileFigures, WatchedLoss, diverged, error_of
-
-
-class StepResult(NamedTuple):
-    """The outcome of a step, the same on every rank.
-
-    `loss`: mean over the valid core pixels of all tiles, weighted by class (None if the weights add up to 0). `stop`:
-    a rank wishes to stop. `skipped`: the gradient was not finite, so there was no update. `figures`: those of
-    `metrics.jsonl`. `data_seconds` and `communication_seconds` are waits, mean over ranks; halo figures are sums over
-    ranks; `memory_bytes` is the largest peak of a rank.
-    """
-
-    loss: float | None
-    stop: bool
-    skipped: bool
-    figures: dict[str, Any]
 
 
 class RankFigures(NamedTuple):
@@ -59,23 +44,12 @@ class RankFigures(NamedTuple):
     stage_messages: float = 0.0
 
 
-class StepRules(NamedTuple):
-    """The rules of every step. `ignore_index`: the class of pixels that never count. `seed`: of dropout. `clip_norm`:
-    largest norm of the gradient (0: any). `wide_sums`: gradients are summed in float64. `objective`: the cross-entropy
-    of classes by default. `largest_loss`: a larger loss ends the run (None: any finite loss is accepted)."""
-
-    ignore_index: int
-    seed: int
-    clip_norm: float = 0.0
-    wide_sums: bool = True
-    objective: Objective | None = None
-    largest_loss: float | None = None
-
-
 class Stepper:
     """A runner of optimizer steps. The result of a step depends on its tiles, not on the ranks that compute them.
 
-    `scale`: of the loss, in fp16; the same on every rank, because it depends on sums over all ranks.
+    `seed`: of dropout. `scale`: of the loss, in fp16; the same on every rank, because it depends on sums over all
+    ranks. `clip_norm`: largest norm of the gradient (0: any). `wide_sums`: gradients are summed in float64.
+    `largest_loss`: a larger loss ends the run (None: any finite loss is accepted).
     """
 
     def __init__(
@@ -84,19 +58,18 @@ class Stepper:
         mesh: Mesh,
         passes: Passes,
         axes: Axes,
-        rules: StepRules,
+        objective: Objective,
+        seed: int,
         scale: LossScale | None = None,
+        clip_norm: float = 0.0,
+        wide_sums: bool = True,
+        largest_loss: float | None = None,
     ) -> None:
-        self.scale = scale
-        self._optimizer = optimizer
-        self._mesh = mesh
-        self._passes = passes
-        self._axes = axes
+        self.scale, self._seed, self._clip_norm, self._largest = scale, seed, clip_norm, largest_loss
+        self._optimizer, self._mesh, self._passes, self._axes = optimizer, mesh, passes, axes
         self._halos = axes.point_to_point.meter
-        self._rules = rules
-        objective = rules.objective or Objective((PixelTerm(rules.ignore_index),))
-        self._loss = StepLoss(objective, rules.ignore_index, mesh)
-        self._reducer = GradientReducer(passes.mode.network.parameters(), axes.weights, rules.wide_sums)
+        self._loss = StepLoss(objective, mesh)
+        self._reducer = GradientReducer(passes.mode.network.parameters(), axes.weights, wide_sums)
         self._waits = Stopwatch(mesh.device)
         reset_peak(mesh.device)
 
@@ -108,10 +81,15 @@ class Stepper:
         stop: bool,
         weight: float = 1.0,
         dataset: Dataset | None = None,
-    ) -> StepResult:
+    ) -> tuple[dict[str, Any], bool]:
         """Run step number `step` (from 0) on this rank's next samples, loaded for `parts`. Collective: a rank without
         parts calls it too. `stop`: this rank wishes to end. `weight`: approximate sum of the weights of the step's
         pixels, for a loss scale.
+
+        Return the figures of `metrics.jsonl`, and True if a rank wishes to stop: the same on every rank. `loss`: mean
+        over the valid core pixels of all tiles, weighted by class (None if the weights add up to 0). `data_seconds` and
+        `communication_seconds` are waits, mean over ranks; halo figures are sums over ranks; `memory_bytes` is the
+        largest peak of a rank.
 
         Raises an error on every rank, before the update, if the loss or the gradient is not finite, or the loss is
         above `largest_loss`. With a `dataset` the error names the tile, which is read again. With a loss scale, a
@@ -141,7 +119,7 @@ class Stepper:
         finite = math.isfinite(sums.gradient)
         skipped = loss is not None and not finite and scale is not None and scale.value > 1
         if loss is not None:
-            largest = self._rules.largest_loss
+            largest = self._largest
             whole = math.isfinite(loss) and (finite or skipped)
             if not whole or (largest is not None and loss > largest):
                 what = diverged(step, loss, finite or skipped, largest, scale.value if scale else None)
@@ -149,8 +127,8 @@ class Stepper:
             self.scale = scale.after(finite) if scale else None
             if not skipped:
                 scale_gradients(self._reducer, factor)
-                if self._rules.clip_norm:
-                    clip_gradients(self._reducer, self._rules.clip_norm, self._axes.pipeline, self._mesh.device)
+                if self._clip_norm:
+                    clip_gradients(self._reducer, self._clip_norm, self._axes.pipeline, self._mesh.device)
                 self._reducer.deliver()
                 self._optimizer.step()
         seconds = time.perf_counter() - begun
@@ -176,14 +154,14 @@ class Stepper:
                 "stage_seconds": [sum(busy[stage::stages]) / (ranks // stages) for stage in range(stages)],
                 "bubble_share": 1 - sum(busy) / (ranks * longest) if longest else 0.0,
             }
-        return StepResult(loss, sums.stops > 0, skipped, figures)
+        return figures, sums.stops > 0
 
     def rounds(self, parts: Sequence[Part]) -> int:
         """Return how often `run` reads the samples of `parts`."""
         return self._passes.rounds(parts, self._loss.looks_first)
 
     def _key(self, step: int) -> Key:
-        return lambda image: DropoutKey(self._rules.seed, step, image)
+        return lambda image: DropoutKey(self._seed, step, image)
 
     def _begin(self, weight: float) -> None:
         self._reducer.zero()

@@ -41,8 +41,8 @@ _CAUSES = {
 class StepLoss:
     """The loss of a step, reused for each step after a `reset`. See `execution.part_passes.Loss`."""
 
-    def __init__(self, objective: Objective, ignore_index: int, mesh: Mesh) -> None:
-        self.objective, self._ignore_index, self._mesh = objective, ignore_index, mesh
+    def __init__(self, objective: Objective, mesh: Mesh) -> None:
+        self.objective, self._mesh = objective, mesh
         self.looks_first = not objective.single
         self.reset()
 
@@ -116,7 +116,7 @@ class StepLoss:
     def _add(self, sums: torch.Tensor, piece: Piece, sample: Sample) -> None:
         assert sample.y_HW is not None, "training samples have labels"
         self._totals += sums
-        self.pixels += int(np.count_nonzero(sample.y_HW[piece.in_part.slices] != self._ignore_index))
+        self.pixels += int(np.count_nonzero(sample.y_HW[piece.in_part.slices] != self.objective.terms[0].ignore_index))
 
 
 def logits_dtype(logits: torch.Tensor) -> torch.dtype:

@@ -34,7 +34,6 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.raster.statistics import Normalization
-from tiledseg.system.console import counted
 from tiledseg.system.files import write_whole
 from tiledseg.system.outputs import CHECKPOINTS, PAGE, SUMMARY
 from tiledseg.system.signals import STOPPED, deferring
@@ -51,10 +50,10 @@ from tiledseg.training.optimizer import (
 from tiledseg.training.preparation import Preparation
 from tiledseg.training.raster_set import RasterSet
 from tiledseg.training.resuming import Beginning, rewritten_notes, sampling_fingerprint, sources_of
-from tiledseg.training.run_files import read_json, write_validation
+from tiledseg.training.run_files import write_validation
 from tiledseg.training.run_journal import Journal, seconds_so_far
 from tiledseg.training.saving import BestSoFar, Saver, StopFlag
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.step import Stepper
 
 
 class Trainer:
@@ -67,27 +66,18 @@ class Trainer:
         normalization: Normalization,
         beginning: Beginning,
         first_weights: Mapping[str, torch.Tensor],
-        lines: Sequence[dict[str, Any]],
         started: Mapping[str, Any],
     ) -> None:
-        """`first_weights`: by name, for a new run. On the root, `lines` of metrics, and `started`: the facts of the
-        summary that are known now."""
+        """`first_weights`: by name, for a new run. `started`: on the root, the facts of the summary that are known
+        now."""
         self.mesh, self.preparation, self.normalization, self.beginning = mesh, preparation, normalization, beginning
         self.config, self.plan, self.sampler = preparation.config, preparation.plan, preparation.sampler
-        self.lines, self.started = lines, dict(started)
+        self.started = dict(started)
         config, plan, train, checkpoint = self.config, self.plan, self.config.train, beginning.checkpoint
         self.judged = sources_of(preparation.validation) if mesh.is_root and preparation.validation is not None else ()
         self.network = self._build_network(first_weights)
-        self.notes: list[str] = []
         if config.model.freeze_norm:
-            layers = zip(self.network.hold_statistics().layers.values(), self.network.graph.layers, strict=True)
-            still: list[Any] = [module for module, layer in layers if layer.is_still]
-            drawn = sum(bool((m.running_mean == 0).all() and (m.running_var == 1).all()) for m in still)
-            if drawn:
-                self.notes.append(
-                    f"model.freeze_norm is true, and {drawn} of {len(still)} batch norms keep the mean 0 and the "
-                    "variance 1 that they began with; weights that were trained bring statistics (model.pretrained)"
-                )
+            self.network.hold_statistics()
         self.offload = offload_to(config.memory.store, plan.offloaded, mesh)
         policy = plan.rebuilt.policy if plan.rebuilt else None
         policy = policy or named_policy(self.network.graph, preparation.question.recompute)
@@ -107,27 +97,33 @@ class Trainer:
         self.folder = Path(config.run.output)
         self.checkpoints = self.folder / CHECKPOINTS
         self.saver = Saver(self.checkpoints, train.keep_checkpoints, self.parallel.axes)
-        self.step, self.position, self.seconds_before = 0, Position(0, 0), 0.0
+        self.step, self.position = 0, Position(0, 0)
         self.course = Course(preparation.epochs, self.sampler.steps_per_epoch)
-        self.saved_in: Path | None = None  # folder of a checkpoint of the current step
+        self.saved = False  # the run's folder has a checkpoint of the current step
         scale = LossScale()
         average: Iterable[tuple[str, torch.Tensor]] = ()
         if checkpoint is not None:
             load_optimizer(checkpoint, self.optimizer, mesh)
             saved, scale = checkpoint.saved, checkpoint.saved.loss_scale or scale
-            self.step, self.position, self.saved_in = saved.step, saved.position, checkpoint.path.parent.resolve()
-            if mesh.is_root and self.saved_in == self.checkpoints.resolve():
-                self.seconds_before = seconds_so_far(self.folder)
+            self.step, self.position = saved.step, saved.position
+            self.saved = checkpoint.path.parent.resolve() == self.checkpoints.resolve()
             average = load_average(checkpoint, mesh) if train.ema else ()
-        self.best = BestSoFar(train, preparation.score_class, beginning.best)
+        self.best = BestSoFar(train, preparation.label_map, beginning.best)
         self.average = AveragedWeights(self.network, train.ema, average) if train.ema else None
         self.passes = self.parallel.over(plan.tilings, plan.tiles_per_batch)
-        ignored, clip, objective = preparation.label_map.ignore_index, config.optimizer.clip_norm, preparation.objective
-        rules = StepRules(ignored, train.seed, clip, train.deterministic, objective, train.largest_loss)
-        scaled = scale if train.precision == "fp16" else None
-        self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules, scaled)
+        self.stepper = Stepper(
+            self.optimizer,
+            mesh,
+            self.passes,
+            self.parallel.axes,
+            preparation.objective,
+            train.seed,
+            scale if train.precision == "fp16" else None,
+            config.optimizer.clip_norm,
+            train.deterministic,
+            train.largest_loss,
+        )
         self.journal: Journal | None = None  # on the root, from `run` on
-        self.kept: dict[str, Any] = {}  # on the root: the former summary of a run that has nothing to do
 
     def _build_network(self, first_weights: Mapping[str, torch.Tensor]) -> GraphNetwork:
         """Build the network with its weights: from the checkpoint, from a file, or drawn by the seed."""
@@ -149,11 +145,14 @@ class Trainer:
     def run(self, end: float | None = None) -> int:
         """Train to the end, a wall-time signal, or the job's `end` (Unix seconds); return 0 or 75. Collective."""
         begun = time.perf_counter()
+        before = seconds_so_far(self.folder) if self.mesh.is_root and self.saved else 0.0
         with deferring(), contextlib.ExitStack() as stack:
             stack.callback(self.stepper.close)
             stack.callback(self.saver.wait)
             if self.mesh.is_root:
-                self.journal = self._open_journal(stack)
+                total, facts = self.step + self.course.left(self.position), {**self.started, "seconds_before": before}
+                self.journal = Journal(self.folder, self.step, total, self.config.run.verbosity, facts)
+                stack.enter_context(contextlib.closing(self.journal))
             training, held_out = (
                 stack.enter_context(contextlib.closing(self._dataset(rasters))) if rasters is not None else None
                 for rasters in (self.preparation.training, self.preparation.validation)
@@ -181,10 +180,9 @@ class Trainer:
                 "epochs": self.position.epoch,
                 "finished": not stopped,
                 "stopped_early": self.best.gives_up(self.position),
-                "seconds": self.seconds_before + time.perf_counter() - begun,
+                "seconds": before + time.perf_counter() - begun,
                 "val": self.journal.last_validation,
                 **self._history(),
-                **self.kept,
             }
             write_whole(self.folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
             self.journal.draw(now=True)
@@ -195,28 +193,6 @@ class Trainer:
                 files.append(f"best {self.checkpoints / name_of(best.step)} ({best.score} {best.value:.4f})")
             self.journal.say(f"wrote {', '.join(files)}")
         return STOPPED if stopped else 0
-
-    def _open_journal(self, stack: contextlib.ExitStack) -> Journal:
-        """Open the run's records, and print the notes from before the first step."""
-        self.started["warnings"] = [*self.started["warnings"], *self.notes]
-        facts = {**self.started, "seconds_before": self.seconds_before}
-        left = self.course.left(self.position) and not self.best.gives_up(self.position)
-        if not left and self.saved_in == self.checkpoints.resolve():
-            summary = read_json(self.folder / SUMMARY)
-            self.kept = summary if (summary.get("steps"), summary.get("finished")) == (self.step, True) else {}
-            facts |= {key: value for key, value in self.kept.items() if key in facts}
-        total = self.step + self.course.left(self.position)
-        journal = Journal(self.folder, self.step, total, self.config.run.verbosity, facts, self.lines)
-        stack.enter_context(contextlib.closing(journal))
-        for note in self.notes:
-            journal.say(f"warning: {note}")
-        done = f"nothing to do: {self.step} steps, {counted(self.position.epoch, 'epoch')}, are done"
-        if not self.course.left(self.position):
-            journal.say(f"{done}; give train.epochs above {self.position.epoch} to go on, or another run.output")
-        elif self.best.gives_up(self.position):
-            why = "train.early_stop has ended the run; give a larger one to go on, or another run.output"
-            journal.say(f"{done}, and {why}")
-        return journal
 
     def _say(self, line: str) -> None:
         if self.journal is not None:
@@ -246,25 +222,25 @@ class Trainer:
                 tiles = (one.tile if isinstance(one.tile, Tile) else tilings[one.image].tiles[one.tile] for one in step)
                 weight = heaviest * sum(tile.core.area for tile in tiles)
                 with doing("step %d", self.step + 1):
-                    result = self.stepper.run(self.step, samples, parts, flag.is_set, weight, training)
+                    figures, stop = self.stepper.run(self.step, samples, parts, flag.is_set, weight, training)
                 agree_on_buffers(self.network, self.parallel.axes.weights, self.passes.mode.speaks(parts))
-                self.step, self.position, self.saved_in = self.step + 1, self.course.after(position), None
-                if self.average is not None and not result.skipped:
+                self.step, self.position, self.saved = self.step + 1, self.course.after(position), False
+                if self.average is not None and not figures.get("skipped"):
                     self.average.update(self.step)
                 if self.journal is not None:
                     of_step = {"step": self.step, "epoch": position.epoch, "lr": rate, "tiles": len(step)}
-                    self.journal.step({**of_step, **result.figures})
+                    self.journal.step({**of_step, **figures})
                 train, epoch, better = config.train, position.epoch, False
                 if self.position.epoch > epoch and (epoch + 1) % train.validate_every == 0 and held_out is not None:
                     better = self._validate(held_out, epoch)
                 last = not self.course.left(self.position) or self.best.gives_up(self.position)
-                if last or better or result.stop or self.step % train.checkpoint_every == 0:
+                if last or better or stop or self.step % train.checkpoint_every == 0:
                     self._checkpoint()
                 if last:
                     break
-                if result.stop:
+                if stop:
                     return True
-        if self.saved_in != self.checkpoints.resolve():
+        if not self.saved:
             self._checkpoint()  # resumed from another folder's checkpoint, with no step left
         return False
 
@@ -304,7 +280,7 @@ class Trainer:
         axes, best = self.parallel.axes, self.best.best
         check_finite(self.network, self.optimizer, self.mesh, self.step)
         check_agreement(self.network, self.mesh, axes.weights)
-        self.saved_in = self.checkpoints.resolve()
+        self.saved = True
         if self.mesh.rank >= axes.shape.stages and not self.mesh.is_root:
             return
         state = {
@@ -316,7 +292,6 @@ class Trainer:
             "sources": [asdict(source) for source in self.beginning.sources],
             "judged": [asdict(source) for source in self.judged],
             "sampling": sampling_fingerprint(self.preparation),
-            "random": {"seed": self.config.train.seed, "step": self.step},
             "step": self.step,
             "loss_scale": self.stepper.scale and asdict(self.stepper.scale),
             **self._history(),

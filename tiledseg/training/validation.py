@@ -7,7 +7,6 @@ hundred KiB a rank.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 import time
@@ -29,6 +28,7 @@ from tiledseg.execution.scores import confusion_matrix, empty_counts, reliabilit
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.memory.device import asked_back, sent
 from tiledseg.raster.samples.dataset import Dataset, Sample
+from tiledseg.raster.samples.draws import drawn_number
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.training.objective import cross_entropy_sums
 from tiledseg.training.step_loss import logits_dtype
@@ -76,8 +76,7 @@ def choose_views(
     subsampled; then windows at full resolution, drawn by the seed from each image in turn. `counted`: the boxes of each
     image whose pixels count, in or around which windows are drawn (none: the whole image)."""
     views = [PanelView(0, Box.of_shape(shapes[0]), max(1, -(-max(shapes[0]) // SIDE)))]
-    digest = hashlib.sha256(f"tiledseg.views {seed}".encode()).digest()
-    generator = random.Random(int.from_bytes(digest[:8], "big"))
+    generator = random.Random(drawn_number("tiledseg.views", str(seed)))
     boxes = counted or [[Box.of_shape(shape)] for shape in shapes]
     images = [image for image, own in enumerate(boxes) if own]
     for number in range(1, count):
