@@ -10,9 +10,9 @@ from torch import nn
 
 from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, image, with_weights
-from tests.spatial.twins import as_graph, forward, undivided
+from tests.spatial.twins import forward, undivided
 from tiledseg.comm.mesh import serial_axes
-from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Add, Concatenate
@@ -24,7 +24,6 @@ from tiledseg.models.layers.joins import JoinModule
 from tiledseg.models.network import build_network
 from tiledseg.models.norm import PixelNorm
 from tiledseg.spatial.convert import convert_layer
-from tiledseg.spatial.network import SpatialNetwork
 from tiledseg.spatial.twins import POINTWISE
 
 
@@ -126,9 +125,3 @@ def test_on_one_rank_outputs_that_a_later_layer_drops_are_computed_all_the_same(
         Node("drops", Convolution(CHANNELS, 1, 2)),
     )
     one_rank(with_weights(build_network(Graph(nodes), CHANNELS), 3), image((1, CHANNELS, 12, 10), 5))
-
-
-def test_blocks_that_do_not_fit_are_refused() -> None:
-    spatial = SpatialNetwork(as_graph(nn.Sequential(nn.ReLU())), serial_axes())
-    with pytest.raises(GeometryError, match="cut into 2 x 1 blocks, but the mesh is 1 x 1 x 1"):
-        spatial.output(Partition((0, 4, 8)), Partition((0, 8)))

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.mesh import Axes
-from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import KEEP
 from tiledseg.geometry.sharing.decomposition import BlockExchange, Partition, block_exchange
@@ -226,11 +225,7 @@ class SpatialNetwork:
     def _program(self, rows: Partition, cols: Partition) -> tuple[Action, ...]:
         if (rows, cols) not in self._programs:
             shape, sources = self.axes.shape, self._converted.rows.sources
-            if (rows.parts, cols.parts) != (shape.rows, shape.cols):
-                raise GeometryError(
-                    f"the input is cut into {rows.parts} x {cols.parts} blocks, but the mesh is {shape}; give each "
-                    "rank one"
-                )
+            assert (rows.parts, cols.parts) == (shape.rows, shape.cols), "each rank has a block"
             early = not self.overlap  # for overlap, an exchange stands right before its convolution
             windows = (
                 layer_windows(self._converted.rows, rows, self.fusion, early),
