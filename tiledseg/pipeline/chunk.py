@@ -1,14 +1,12 @@
 """One chunk of a pipeline: its forward pass for a micro-batch, and later its backward pass.
 
 A received tensor enters the graph of autograd by `_Enter`, which keeps no tensor: it is freed once no layer needs it.
-An output leaves by `_Leave`, a scalar in which the chunk's graph ends, and is freed once it has been sent. The backward
-pass starts from the scalar, with the gradients received for the outputs.
+An output is freed once it has been sent. Its `GradientEdge` is kept, from which the backward pass starts with the
+gradients received for the output.
 
     forward     received --> _Enter --> layer --> ... --> layer --> output --> sent and freed
                                :                                       :
-                               :                                     _Leave --> scalar, which is kept
-                               :                                       :
-    backward    Entrance <-----+------- layer <-- ... <-- layer <------+------- `outgoing`: received gradients
+    backward    Entrance <-----+------- layer <-- ... <-- layer <---- edge <-- received gradients
                    |
                    +--> sent back to the chunk that made the received tensor
 
@@ -27,6 +25,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tiledseg.memory.second_run import still_statistics
 from tiledseg.models.network import GraphNetwork, Tensors
@@ -58,13 +57,13 @@ class StagedBatch(Protocol):
 class Held:
     """The tensors that a chunk keeps of a micro-batch from its forward to its backward pass.
 
-    `inputs`: for recomputation. `scalar`: the end of the chunk's graph (None: nothing to differentiate). `outgoing`:
-    filled with the gradients of the outputs, in their order. `entered`: get the gradients of the inputs.
+    `inputs`: for recomputation. `loss`: of the last chunk. `edges`: the ends of another chunk's graph, by output.
+    `entered`: get the gradients of the inputs.
     """
 
     inputs: Tensors | None = None
-    scalar: torch.Tensor | None = None
-    outgoing: list[torch.Tensor] = field(default_factory=list)
+    loss: torch.Tensor | None = None
+    edges: dict[int, GradientEdge] = field(default_factory=dict)
     entered: dict[int, Entrance] = field(default_factory=dict)
 
 
@@ -129,10 +128,10 @@ class Chunk:
             inputs, held.inputs = held.inputs, None
             with still_statistics(self._modules):
                 held = self._differentiable(micro_batch, inputs)[0]
-        if held.scalar is not None:
-            if not self.is_last:
-                held.outgoing += [_total(gradients[tensor]) for tensor in self._returning]
-            held.scalar.backward()
+        if held.loss is not None:
+            held.loss.backward()
+        elif held.edges:
+            torch.autograd.backward(list(held.edges.values()), [_total(gradients[tensor]) for tensor in held.edges])
         return {tensor: entrance.gradient() for tensor, entrance in held.entered.items()}
 
     def _differentiable(self, micro_batch: StagedBatch, inputs: Tensors) -> tuple[Held, Tensors]:
@@ -143,11 +142,9 @@ class Chunk:
             inputs[tensor] = enter.apply(torch.empty(0, requires_grad=True), inputs[tensor], held.entered[tensor])
         outputs = self.outputs(micro_batch, inputs)
         if self.is_last:
-            held.scalar = micro_batch.loss(*(outputs[tensor] for tensor in self._results))
+            held.loss = micro_batch.loss(*(outputs[tensor] for tensor in self._results))
             return held, {}
-        returning = [outputs[tensor] for tensor in self._returning]
-        if any(tensor.requires_grad for tensor in returning):
-            held.scalar = _Leave.apply(held.outgoing, *returning)
+        held.edges = {k: get_gradient_edge(outputs[k]) for k in self._returning if outputs[k].requires_grad}
         return held, {number: tensor.detach() for number, tensor in outputs.items()}
 
 
@@ -184,18 +181,3 @@ class _EnterOverwritten(_Enter):
         ctx.entrance = entrance
         ctx.mark_dirty(received)
         return received
-
-
-class _Leave(torch.autograd.Function):
-    """An operation that returns a dummy scalar. Its backward pass gives each output its gradient, which `box` holds by
-    then."""
-
-    @staticmethod
-    def forward(ctx: Any, box: list[torch.Tensor], *outputs: torch.Tensor) -> torch.Tensor:
-        ctx.box = box
-        return outputs[0].new_zeros((), dtype=torch.float32)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *ctx.box
