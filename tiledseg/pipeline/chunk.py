@@ -138,8 +138,9 @@ class Chunk:
         held = Held()
         for tensor in [t for t in inputs if self._wants_gradient[t]]:
             held.entered[tensor] = Entrance(inputs[tensor])
-            enter = _EnterOverwritten if tensor in self._overwritten else _Enter
-            inputs[tensor] = enter.apply(torch.empty(0, requires_grad=True), inputs[tensor], held.entered[tensor])
+            inputs[tensor] = _Enter.apply(torch.empty(0, requires_grad=True), inputs[tensor], held.entered[tensor])
+            if tensor in self._overwritten:
+                inputs[tensor] = inputs[tensor].clone()
         outputs = self.outputs(micro_batch, inputs)
         if self.is_last:
             held.loss = micro_batch.loss(*(outputs[tensor] for tensor in self._results))
@@ -171,13 +172,3 @@ class _Enter(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
         ctx.entrance.given = gradient
         return None, None, None
-
-
-class _EnterOverwritten(_Enter):
-    """An `_Enter` for a tensor that a layer of the chunk overwrites."""
-
-    @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, received: torch.Tensor, entrance: Entrance) -> torch.Tensor:
-        ctx.entrance = entrance
-        ctx.mark_dirty(received)
-        return received
