@@ -71,15 +71,12 @@ class Entrance:
     """The gradient of a received tensor, once it is computed; and the tensor's shape, strides, dtype and device."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._like = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+        self._like, self._device = tensor.to("meta"), tensor.device
         self.given: torch.Tensor | None = None  # by autograd
 
     def gradient(self) -> torch.Tensor:
         """Return the gradient; zeros if no layer of the chunk depends on the tensor."""
-        if self.given is not None:
-            return self.given
-        shape, strides, dtype, device = self._like
-        return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
+        return torch.zeros_like(self._like, device=self._device) if self.given is None else self.given
 
 
 class Chunk:
