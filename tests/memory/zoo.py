@@ -166,6 +166,16 @@ def _past_autograd(x: torch.Tensor) -> torch.Tensor:
     return z.sin().sum()
 
 
+def _through_a_handle(x: torch.Tensor) -> torch.Tensor:
+    """So does who writes through the storage alone."""
+    y = x * 2
+    z, handle = y * y, y.untyped_storage()
+    del y
+    w = z.sin().exp()
+    handle.fill_(0)
+    return w.sum()
+
+
 DOUBLE, COMPLEX = torch.float64, torch.complex64
 LOSSES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = {
     "conjugate and negative views": (_conjugate_and_negative, COMPLEX),
@@ -175,6 +185,7 @@ LOSSES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = 
     "a function of one's own": (lambda x: Cubed.apply(x.exp() * 2, 3).sin().sum(), DOUBLE),
     "writes into a part": (_writes_into_a_part, torch.float32),
     "changed past autograd": (_past_autograd, torch.float32),
+    "changed through a handle": (_through_a_handle, torch.float32),
 }
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.pipeline.chained import FIRST_SKIP, chained, flat, is_sound
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config.run import ModelConfig
-from tiledseg.config.words import SCHEDULES, chunk_ranks
+from tiledseg.config.words import RECOMPUTE, SCHEDULES, chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
@@ -27,6 +27,7 @@ from tiledseg.pipeline.schedule import (
     chunk_routes,
     compute_orders,
     forward_program,
+    kept_of,
     most_in_flight,
     program,
 )
@@ -61,6 +62,27 @@ def test_the_bubble_of_equal_stages(
     line = simulate(made, [forward] * stages, [backward] * stages)
     assert line.makespan == (micro_batches + stages - 1) * (forward + backward)
     assert 1 - line.busy_share == pytest.approx((stages - 1) / (micro_batches + stages - 1))
+
+
+@law
+@given(st.sampled_from(SCHEDULES), st.sampled_from(RECOMPUTE), STAGES, MICRO_BATCHES, st.integers(1, 9))
+def test_what_recomputation_keeps(schedule: str, recompute: str, stages: int, micro_batches: int, inputs: int) -> None:
+    """Walked through the order of each chunk, in units of which a micro-batch's activations have 10."""
+    orders = compute_orders(schedule, stages, micro_batches)
+    most = most_in_flight(schedule, stages, micro_batches)
+    for chunk, held in enumerate(most):
+        kept: dict[int, int] = {}
+        peak = 0
+        for action in (action for order in orders for action in order if action.chunk == chunk):
+            again = recompute == "always" or (recompute == "except_last" and action.micro_batch < micro_batches - 1)
+            kept[action.micro_batch] = inputs if again and not action.backward else 10
+            peak = max(peak, sum(kept.values()))
+            if action.backward:
+                del kept[action.micro_batch]
+        complete, inputs_only = kept_of(schedule, held, recompute)
+        assert peak <= 10 * complete + inputs * inputs_only
+        if schedule != "folded":
+            assert peak == 10 * complete + inputs * inputs_only
 
 
 def test_each_tensor_has_a_route_to_each_chunk_that_takes_it() -> None:
