@@ -65,6 +65,17 @@ def test_the_bubble_of_equal_stages(
 
 
 @law
+@given(STAGES, MICRO_BATCHES)
+def test_skips_of_a_fold_send_nothing(stages: int, micro_batches: int) -> None:
+    ranks = chunk_ranks("folded", stages)
+    pipeline = chained(ranks, [(c, len(ranks) - 1 - c) for c in range(stages)])
+    made = program("folded", pipeline, micro_batches)
+    messages = [a for turns in made for a in flat(turns) if isinstance(a, MessageEnd)]
+    assert not any(message.route.tensor >= FIRST_SKIP for message in messages)
+    assert len(messages) == 4 * micro_batches * (len(ranks) - 1)
+
+
+@law
 @given(st.sampled_from(SCHEDULES), st.sampled_from(RECOMPUTE), STAGES, MICRO_BATCHES, st.integers(1, 9))
 def test_what_recomputation_keeps(schedule: str, recompute: str, stages: int, micro_batches: int, inputs: int) -> None:
     """Walked through the order of each chunk, in units of which a micro-batch's activations have 10."""
