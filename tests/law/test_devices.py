@@ -6,15 +6,12 @@ A GPU's kernels differ by the kind of layer, by what determinism allows and by p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
 
-from tests.law.cases import KEY, Case, difference, step_gradients, undivided
-from tests.law.every_layer import EveryLayer, ForeignLayers
+from tests.law.cases import Case, difference, step_gradients, undivided
 from tests.pipeline.undivided import OnDevice, Result, network_of, result_of
 from tests.pipeline.undivided import undivided as undivided_result
 from tiledseg.architecture.unet import UNet
@@ -23,11 +20,6 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh, serial_axes
 from tiledseg.config.words import NORMS, UPSAMPLINGS
 from tiledseg.execution.carrying import autocast, make_deterministic
-from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layers.convolutions import Convolution
-from tiledseg.geometry.layers.resampling import Border, Upsample
-from tiledseg.models.dropout import set_dropout_key
-from tiledseg.models.network import build_modules
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network
 from tiledseg.pipeline.schedule import Settings
@@ -101,40 +93,3 @@ def test_a_network_of_each_kind(
         again = computed(unet, device, precision, "never")
         for other in (results[1], again):
             assert all(torch.equal(results[0].gradients[name], g) for name, g in other.gradients.items())
-
-
-@dataclass(frozen=True)
-class Bicubic:
-    """Upsampling by four pixels a dim, twice, between reflections."""
-
-    bands: int = 2
-    classes: int = 3
-    norm: str = "none"
-
-    def graph(self) -> Graph:
-        ends = Border(2, 2, 0.0, "reflect"), Convolution(4, 3), Upsample("bicubic"), Convolution(4, 1)
-        layers = enumerate((*ends, Upsample("bicubic", 3), Convolution(3, 1)))
-        return Graph(tuple(Node(f"node{k}", layer) for k, layer in layers))
-
-
-@pytest.mark.parametrize(
-    "kind", [EveryLayer(), EveryLayer(True), ForeignLayers(), ForeignLayers(True), Bicubic()], ids=str
-)
-def test_every_layer_trains_in_one_order(kind: Any, device: torch.device) -> None:
-    """Where deterministic algorithms are asked for: gradients as in float64 on the CPU, and the same bits twice."""
-
-    def gradients(device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
-        network = build_modules(kind, seed=0).to(device, dtype, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-        set_dropout_key(network, KEY)
-        draw = torch.Generator().manual_seed(1)
-        x_BCHW = torch.randn(1, 2, 32, 24, generator=draw).to(device, dtype)
-        y_BKHW = network(x_BCHW.contiguous(memory_format=torch.channels_last))
-        (y_BKHW * torch.randn(y_BKHW.shape, generator=draw).to(device, dtype)).sum().backward()
-        return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-
-    make_deterministic(True)
-    first, second = gradients(device, torch.float32), gradients(device, torch.float32)
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-    wanted = torch.cat([gradient.flatten() for gradient in gradients(CPU, torch.float64)])
-    found = torch.cat([gradient.flatten() for gradient in first]).cpu().double()
-    assert (found - wanted).norm() <= BOUNDS["fp32"] * wanted.norm()

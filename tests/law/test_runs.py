@@ -85,7 +85,6 @@ ROWS: dict[str, Row] = {
         {"train.epochs": 15, "train.tiles_per_step": 5, "train.validate_every": 5, "optimizer.name": "sgd"},
         ({"data.workers": 3, "train.tiles_per_batch": 2},),
     ),
-    "float32": Row((4,), {"train.precision": "fp32"}, ({},), bound=1e-5),
     "exchange": Row(
         (2,), {"train.augment": CHANGES, "model.norm": "pixel", "optimizer.name": "sgd"}, (halo("exchange"),)
     ),
@@ -179,9 +178,6 @@ ROWS: dict[str, Row] = {
     ),
     "half precision": Row((2,), FP16, (halo("exchange", mesh=[1, 2]), stages(2, "gpipe")), bound=2e-3),
     "half precision in stages": Row((2,), FP16, (stages(2, recompute="always"), stages(2, "folded")), bound=2e-3),
-    "half precision of a norm": Row(
-        (4,), FP16 | {"model.norm": "batch", "train.epochs": 3}, (halo("layer", idle_ranks=True),), WHOLE, 5e-3
-    ),
     "half precision in blocks": Row((2,), FP16 | WHOLE | {"train.epochs": 3}, ({"memory.blocks": 2},), bound=5e-3),
 }
 
