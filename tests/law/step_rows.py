@@ -193,10 +193,7 @@ ROWS: dict[str, Row] = {
     "layer, batch": Row(Steps(larger("batch", "bilinear"), layer(), **loss("both")), (2, 9)),
     "layer, pixel fused": Row(Steps(larger("pixel", "bilinear"), layer(fusion=4)), (3,)),
     "layer, whole network fused": Row(Steps(larger("none", "nearest", "valid"), layer(fusion=WHOLE)), (4,)),
-    "layer, valid batch": Row(Steps(larger("batch", "bilinear", "valid"), layer(overlap=True)), (2,)),
-    "layer, valid fused": Row(
-        Steps(larger("none", "transposed", "valid"), layer(fusion=2, overlap=True), update="adamw"), (3, 9)
-    ),
+    "layer, valid batch": Row(Steps(larger("batch", "bilinear", "valid"), layer(overlap=True)), (2, 9)),
     "layer, boundaries": Row(Steps(small("batch"), layer(), **loss("boundary")), (4,)),
     "layer, in order": Row(Steps(small("batch", "bilinear"), layer(), **loss("both")), (3,), True),
     "layer, overlap in order": Row(Steps(small("instance"), layer(overlap=True), ((0, 1),) * 2), (2,), True),
@@ -208,7 +205,6 @@ ROWS: dict[str, Row] = {
     "layer, frozen": Row(Steps(small("batch"), layer([2, 1], overlap=True), ONE_LAST, factors=ENCODER), (2,)),
     "layer, still statistics": Row(Steps(Still(unet("batch"), (4, 3)), layer(overlap=True), factors=ENCODER), (3,)),
     "layer, every layer": Row(Steps(Case(EveryLayer(True), (8, 4)), layer(overlap=True)), (2, 9)),
-    "layer, every layer fused": Row(Steps(Case(EveryLayer(True), (8, 4)), layer(fusion=3)), (4,)),
     "layer, foreign layers": Row(Steps(Case(ForeignLayers(True), (8, 4)), layer(fusion=3)), (3, 9)),
     "layer, segnet": Row(Steps(short(segnet("batch")), layer()), (2,)),
     "layer, residual50": Row(
@@ -237,7 +233,6 @@ ROWS: dict[str, Row] = {
         for recompute in ("never", "always", "except_last")
         if NIGHTLY or f"{schedule} {recompute}" in FOUR_BY_DAY
     },
-    "three stages, valid": Row(Steps(larger("none", "nearest", "valid"), staged(3, "gpipe")), (3,)),
     "stages, exchange": Row(Steps(small(), staged(2, "1f1b", halo="exchange", mesh=[2, 1]), ((0, 1),) * 2), (4,), True),
     **{
         f"stages, layer {schedule}": Row(

@@ -111,7 +111,6 @@ ROWS: dict[str, Row] = {
         (halo("layer", fusion=3, overlap=True), halo("layer") | {"tiling.grid": [4, 3]}),
         WHOLE,
     ),
-    "replicas": Row((3,), SEVERAL, (halo("exchange") | {"tiling.grid": [3, 1]},)),
     "factors": Row(
         (4,),
         {
@@ -128,10 +127,8 @@ ROWS: dict[str, Row] = {
     ),
     "folded": Row((2,), {**CONSTANT, "train.ema": 0.9}, (stages(2, "folded"), {"tiling.grid": 2})),
     "rounds": Row((2,), {}, (stages(2, micro_batches=2, recompute="always"),)),
-    "four stages": Row((4,), CONSTANT, (stages(4), stages(3, idle_ranks=True))),
     "stages of exchange": Row((4,), {}, (stages(2, "gpipe", halo="exchange", mesh=[2, 1]),)),
     "stages of layer": Row((4,), CONSTANT, (stages(2, halo="layer", mesh=[2, 1], recompute=["always", "never"]), {})),
-    "folded layer": Row((4,), {}, (stages(2, "folded", halo="layer", mesh=[2, 1]),)),
     "six stages": Row((6,), CONSTANT, (stages(6, "folded"), stages(3, idle_ranks=True))),
     "preset": Row(
         (6,),
@@ -166,7 +163,6 @@ ROWS: dict[str, Row] = {
         ({},),
     ),
     "somebody's": Row((2,), SOMEBODY | CONSTANT, (halo("exchange"), halo("layer"))),
-    "somebody's in stages": Row((3,), SOMEBODY | CONSTANT, (stages(3), {})),
     "somebody's norms": Row((2,), NORMED | {"optimizer.name": "sgd"}, (halo("layer"),), ALONE),
     "still statistics": Row((2,), STILL | {"model.freeze_norm": True, "tiling.grid": 3}, ({},), WHOLE),
     "early end": Row((2,), EARLY | {"train.best": "loss", "optimizer.lr": 1e-30}, (halo("layer"),)),

@@ -98,7 +98,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "a skip that is concatenated": (Skipping, (2, 3, 16, 16)),
     "indices of a pooling": (partial(Skipping, True), (2, 3, 16, 16)),
     "norms of all kinds": (_norms, (2, 3, 12, 12)),
-    "a recurrent network": (lambda: nn.LSTM(8, 16, 2, batch_first=True), (3, 9, 8)),
     "weights that are computed": (_computed_weights, (8, 16)),
     "a weight that is used twice": (_shared, (8, 16)),
 }
@@ -197,22 +196,6 @@ def _loss(loss: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, step
 # Others, each with a way of its own.
 
 OTHERS: list[Case] = []
-
-
-@OTHERS.append
-def dropout_draws_the_same_numbers(step: int) -> Tensors:
-    torch.manual_seed(step)
-    layers = nn.Linear(32, 64), nn.Dropout(0.5), nn.Linear(64, 64), nn.Dropout(0.2)
-    return [*trained(module(lambda: nn.Sequential(*layers)), leaf(16, 32, step=step)), torch.rand(4)]
-
-
-@OTHERS.append
-def attention(step: int) -> Tensors:
-    attend = module(lambda: nn.MultiheadAttention(16, 4, batch_first=True))
-    x = leaf(2, 10, 16, step=step)
-    q, k, v = (leaf(2, 4, 12, 8, step=10 * step + part) for part in range(3))
-    scaled = functional.scaled_dot_product_attention(q, k, v, is_causal=True).square().sum()
-    return gradients(attend(x, x, x)[0].square().sum() + scaled, x, q, k, v, *attend.parameters())
 
 
 @OTHERS.append

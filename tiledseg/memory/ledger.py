@@ -10,7 +10,6 @@ network's code still names) stays: offloading it would free no memory.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import weakref
@@ -273,12 +272,11 @@ class Ledger:
 
     def _settle(self) -> None:
         """Process dropped views and finished copies."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                entry = self._dropped.get_nowait()
-                entry.live -= 1
-                if entry.live == 0:
-                    self._free(entry)
+        while not self._dropped.empty():  # no other thread takes from it: this one has the lock
+            entry = self._dropped.get()
+            entry.live -= 1
+            if entry.live == 0:
+                self._free(entry)
         for entry in list(self._at[Place.LEAVING].values()):
             if entry.sent is not None and entry.sent.copying.done():
                 self._finish_leaving(entry)
