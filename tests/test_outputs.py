@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,17 @@ def test_the_disk_takes_all_files_together(tmp_path: Path) -> None:
     check_outputs([part])
     with pytest.raises(OutputError, match=r"it needs .* GiB, \. has .* GiB free; make room"):
         check_outputs([part, Output("--probabilities", "p.tif", size=free // 3 * 2)])
+
+
+def test_a_limit_of_the_size_of_files_is_seen_beforehand() -> None:
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, former[1]))
+    try:
+        check_outputs([Output("--output", "m.tif", size=5000)])
+        with pytest.raises(OutputError, match=r"it takes 5001 bytes, but files may have 5000 here; raise the limit"):
+            check_outputs([Output("--output", "m.tif", size=5001)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
 
 
 @pytest.mark.parametrize("end", [*(".tif.aux.xml", ".tif.OVR", ".tif.msk", ".tfw", ".TFW", ".wld", ".prj"), "_RPC.TXT"])

@@ -16,12 +16,7 @@ from tiledseg.errors import ConfigError
 
 SWITCH = "TILEDSEG_KEEP_FREED_MEMORY"
 
-# Options of malloc.h and their values: no block gets its own mapping, and the heap's end is never returned.
-_MMAP_MAX, _NO_BLOCK = -4, 0
-_TRIM_THRESHOLD, _NEVER = -1, -1
-_MMAP_THRESHOLD, _LARGE = -3, 1 << 20
-_HEAPS, _ONE = -8, 1
-_MAPPINGS, _TRIMMED = 65536, 128 << 10  # glibc's defaults
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _HEAPS = -1, -3, -4, -8  # options of malloc.h
 
 
 def keep_freed_memory(environ: Mapping[str, str]) -> None:
@@ -32,8 +27,8 @@ def keep_freed_memory(environ: Mapping[str, str]) -> None:
     """
     if why_not_kept(environ) is None:
         library = ctypes.CDLL(None)
-        library.mallopt(_MMAP_MAX, _NO_BLOCK)
-        library.mallopt(_TRIM_THRESHOLD, _NEVER)
+        library.mallopt(_MMAP_MAX, 0)  # no block gets its own mapping
+        library.mallopt(_TRIM_THRESHOLD, -1)  # the heap's end is never returned
 
 
 def keep_no_more(environ: Mapping[str, str]) -> None:
@@ -41,10 +36,10 @@ def keep_no_more(environ: Mapping[str, str]) -> None:
     The process then holds only its tensors' memory, and a step takes longer (decision 0012)."""
     if why_not_kept(environ) is None:
         library = ctypes.CDLL(None)
-        library.mallopt(_MMAP_MAX, _MAPPINGS)
-        library.mallopt(_MMAP_THRESHOLD, _LARGE)
-        library.mallopt(_TRIM_THRESHOLD, _TRIMMED)
-        library.mallopt(_HEAPS, _ONE)  # one for all threads: a thread's own heap keeps its free memory
+        library.mallopt(_MMAP_MAX, 65536)  # glibc's default
+        library.mallopt(_MMAP_THRESHOLD, 1 << 20)
+        library.mallopt(_TRIM_THRESHOLD, 128 << 10)  # glibc's default
+        library.mallopt(_HEAPS, 1)  # for all threads: a thread's own heap keeps its free memory
         give_back_freed()
 
 

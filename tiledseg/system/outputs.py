@@ -7,6 +7,7 @@ inode, else by real path, including their temporary names. Standard library only
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -135,10 +136,14 @@ def _check_run(output: Output, own: str | Path | None) -> None:
 
 
 def _check_room(outputs: Sequence[Output]) -> None:
-    """Raise OutputError unless the disks have room for all files together."""
+    """Raise OutputError unless the disks have room for all files together, and each is below the limit of a file."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     needed: dict[int, int] = {}
     for output in outputs:
         folder = Path(output.path).parent
+        if limit != resource.RLIM_INFINITY and output.size > limit:
+            words = f"it takes {output.size} bytes, but files may have {limit} here; raise the limit (ulimit -f)"
+            raise output.refusal(words)
         device, free = os.stat(folder).st_dev, shutil.disk_usage(folder).free
         needed[device] = needed.get(device, 0) + output.size
         if needed[device] > free:
