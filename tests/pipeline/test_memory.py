@@ -11,7 +11,6 @@ from tests.pipeline.undivided import Drawn, network_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh, open_axes
 from tiledseg.config.words import SCHEDULES
-from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.pipeline.balance import BalancePrices, choose_balances, choose_folded_balances
 from tiledseg.pipeline.executor import PipelineExecutor
@@ -97,7 +96,7 @@ def test_a_received_skip_goes_with_its_concatenation(meshes: dict[str, Mesh], mo
     monkeypatch.setattr(Drawn, "loss", counted)
     # All marks on the first stage, the pooling after the last of them too; all that take them on the last.
     layers = PLAIN.graph()
-    encoder = max(index for index, layer in enumerate(layers.layers) if isinstance(layer, Mark)) + 2
+    encoder = max(index for index, node in enumerate(layers.nodes) if node.name.endswith("stash")) + 2
     between = mesh.size - 2
     stages = (encoder, *(1,) * between, len(layers) - encoder - between)
     run("gpipe", "never", COUNT, mesh, stages)
