@@ -70,7 +70,7 @@ def test_an_activation_writes_over_what_nobody_else_takes(between: tuple[Layer, 
 
 
 def test_an_activation_does_not_write_over_what_a_backward_pass_or_the_caller_needs() -> None:
-    assert overwriting(ACT) == []
+    assert overwriting(ACT, CONV_NODE) == []
     assert overwriting(Node("mark", Mark()), ACT) == []
     for layer in (Sigmoid(), Activation(), ImageMean()):
         assert "act" not in overwriting(CONV_NODE, Node("before", layer), ACT)
