@@ -128,6 +128,8 @@ def test_legal_sizes_of_the_unpadded_unet() -> None:
     assert output_size(layers, 572) == 388
     legal = [n for n in range(188, 1500) if is_legal_size(layers, n)]
     assert legal == [n for n in range(188, 1500) if (n - 572) % 16 == 0]
+    assert is_legal_size(line(MaxPool(3, 2, 1)), 5)
+    assert not is_legal_size(line(MaxPool()), 5), "a remainder"
     with pytest.raises(GeometryError, match="1434 is not legal"):
         output_size(layers, 1434)
 
