@@ -58,8 +58,8 @@ def asked(graph: Graph) -> tuple[tuple[int, ...], ...]:
     for k, layer in enumerate(graph.layers):
         if layer.hands_on or not graph.wants_gradient[k + 1]:
             continue
-        inputs = () if graph.overwrites[k] else tuple(graph.sources[k][index] for index in layer.kept_inputs)
-        output = (k + 1,) if layer.keeps_output or graph.overwrites[k] else ()
+        inputs = [graph.sources[k][index] for index in layer.kept_inputs]
+        output = [k + 1] if layer.keeps_output or graph.overwrites[k] else []
         for home in dict.fromkeys(homes(graph)[tensor] for tensor in (*inputs, *output)):
             nodes[home].append(k)
     return tuple(map(tuple, nodes))
