@@ -191,8 +191,6 @@ class _Normalised(torch.autograd.Function):
         normed = [(s_BC * how.sharing.spread(deviation_G)).sum(0) for (_, s_BC), how in zip(sums, hows, strict=True)]
         to_weight = None if weight_C is None else torch.stack(normed).sum(0).to(weight_C.dtype)
         to_bias = torch.stack([s_BC.sum(0) for s_BC, _ in sums]).sum(0) if ctx.wants_bias else None
-        if to_bias is not None and weight_C is not None:
-            to_bias = to_bias.to(weight_C.dtype)
         return to_weight, to_bias, None, None, None, *inputs
 
 
