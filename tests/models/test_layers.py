@@ -17,7 +17,7 @@ from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.resampling import AlignedUpsample, MaxPool
 from tiledseg.models.layers.block import cropped, tile_places
 from tiledseg.models.layers.joins import WholeImageMax
-from tiledseg.models.layers.pooling import MaxPoolModule
+from tiledseg.models.layers.pooling import MaxIndicesModule, MaxPoolModule, MaxUnpoolModule
 from tiledseg.models.layers.resampling import AlignedUpsampleModule, Interpolated, Reflected
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -55,6 +55,13 @@ def test_maxima_are_torchs(ties: bool, layout: torch.memory_format) -> None:
     for options in ((2,), (3, 2, 1), ((3, 2), 1, (1, 0), (2, 1))):
         for dtype in (torch.float32, torch.float64):
             check(MaxPoolModule(*options), nn.MaxPool2d(*options), x_BCHW.to(dtype), layout, exact=True)
+
+
+def test_unpooling_is_torchs() -> None:
+    x_BCHW = drawn(2, 5, 12, 14, ties=True)
+    y_BCHW, found_BCHW = functional.max_pool2d(x_BCHW, 2, return_indices=True)
+    unpooled_BCHW = MaxUnpoolModule(2)(y_BCHW, MaxIndicesModule(2, 2, 0, 1)(x_BCHW))
+    assert torch.equal(unpooled_BCHW, functional.max_unpool2d(y_BCHW, found_BCHW, 2))
 
 
 @layouts
