@@ -35,7 +35,7 @@ def test_a_norm_takes_the_place_of_the_bias() -> None:
         (lambda: UNet(classes=1), "data.classes is 1"),
         (lambda: UNet(norm="group", base_channels=6), "level 1 has 12 channels, which do not divide into 8 groups"),
         (lambda: SegNet(6), "model.levels is 6; give 1 to 5"),
-        (lambda: ResidualUNet("resnet101"), "model.encoder is 'resnet101'; give one of resnet18, resnet34, resnet50"),
+        (lambda: ResidualUNet("wide38"), "model.encoder is 'wide38'; give one of resnet18, resnet34, resnet50"),
         (lambda: ResidualUNet(base_channels=12, norm="group"), "12 channels"),
         (lambda: GatedSCNN(base_channels=12), "model.base_channels is 12; give a multiple of 8 for gated_scnn"),
         (lambda: GatedSCNN(bands=1, edge_band=True), "model.arguments: edge_band is true, but the image has 1 band"),
