@@ -78,8 +78,7 @@ class GradientReducer:
     def use(self, parameter: nn.Parameter, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the parameter's values (in `dtype`, if given) as a tensor whose gradient is added to the sums alone,
         in its own dtype. Create it right before its use, so that autograd delivers its gradient soon."""
-        values: torch.Tensor = _Use.apply(parameter, self._sums[parameter].add_, dtype or parameter.dtype)
-        return values
+        return _Use.apply(parameter, self._sums[parameter].add_, dtype or parameter.dtype)
 
     def overlap(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
         """Announce that the next gradient of each of `parameters` (None: all) is its last of the step, so that the sum

@@ -73,8 +73,7 @@ def nnunet(kind: Any, norm: type[nn.Module] = nn.InstanceNorm2d, **more: Any) ->
     options |= {"kernel_sizes": 3, "strides": (1, 2, 2), "num_classes": 2, "conv_bias": True, "norm_op": norm}
     options |= {"norm_op_kwargs": {"eps": 1e-5, "affine": True}, "nonlin": nn.LeakyReLU}
     options |= {"nonlin_kwargs": {"inplace": True}, "n_conv_per_stage_decoder": 1}
-    network: nn.Module = kind(**options, **more)
-    return network
+    return kind(**options, **more)
 
 
 def unet2d(kind: Any, **more: Any) -> nn.Module:

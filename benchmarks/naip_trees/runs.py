@@ -72,8 +72,7 @@ def result_file(folder: Path) -> Path:
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(result_file(folder).read_text())
-    return found
+    return json.loads(result_file(folder).read_text())
 
 
 def write_result(folder: Path, found: dict[str, Any]) -> None:

@@ -90,8 +90,7 @@ def cases(levels: Sequence[int], norms: Sequence[str], side: int) -> list[Case]:
 def in_its_own_process(case: Case, words: Sequence[str]) -> dict[str, int]:
     command = [sys.executable, "-m", "benchmarks.planned_memory.resident", "--case", json.dumps(vars(case)), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True)
-    found: dict[str, int] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -21,8 +21,7 @@ FORMER = Path(__file__).with_name("former")
 
 def state_of_former() -> dict[str, Any]:
     path = find_checkpoint(FORMER / "run").path
-    state: dict[str, Any] = json.loads((path / "manifest.json").read_text())["state"]
-    return state
+    return json.loads((path / "manifest.json").read_text())["state"]
 
 
 @pytest.mark.usefixtures("without_plots")

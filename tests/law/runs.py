@@ -102,8 +102,7 @@ def losses(lines: list[dict[str, Any]]) -> list[float]:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return found
+    return json.loads((folder / "summary.json").read_text())
 
 
 def copied(folder: Path, name: str, mesh: Mesh) -> Path:

@@ -67,8 +67,7 @@ def _without_padding(module: nn.Conv2d | nn.ConvTranspose2d, x_BCHW: torch.Tenso
     x_BCHW = x_BCHW.clone(memory_format=torch.channels_last)
     padding, module.padding = module.padding, (0, 0)
     try:
-        result: torch.Tensor = module(x_BCHW)
-        return result
+        return module(x_BCHW)
     finally:
         module.padding = padding
 

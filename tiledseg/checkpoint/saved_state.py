@@ -108,8 +108,7 @@ def parse_state(state: Any) -> SavedState:
     words = dict(state["network"])
     state = {key: value for key, value in state.items() if key not in _OLD}
     network = _as(SAVED[words.pop("kind", FIRST)], words)
-    saved: SavedState = _as(SavedState, {**state, "config": without_moved(state["config"]), "network": network})
-    return saved
+    return _as(SavedState, {**state, "config": without_moved(state["config"]), "network": network})
 
 
 def _as(hint: Any, value: Any) -> Any:

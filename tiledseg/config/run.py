@@ -196,8 +196,7 @@ class Config:
 
     def record(self) -> dict[str, Any]:
         """Return every key as JSON has it."""
-        record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return record
+        return json.loads(json.dumps(asdict(self)))
 
     def _check_store(self) -> None:
         """Refuse a folder for blocks where tiles cannot be computed in blocks."""

@@ -73,8 +73,7 @@ def network_input(sample: Sample, device: torch.device, is_untraced: bool = Fals
 def labels(sample: Sample, device: torch.device) -> torch.Tensor:
     """Return the classes of a sample: with the margin of `Sample.around_HW` if it has one, else of its core."""
     if sample.carried is not None:
-        carried_HW: torch.Tensor = sample.carried.await_all()[1]
-        return carried_HW
+        return sample.carried.await_all()[1]
     labels_HW = _labels(sample)
     assert labels_HW is not None, "a tile without labels cannot be trained on"
     return _sent(labels_HW, device)

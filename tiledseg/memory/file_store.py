@@ -130,8 +130,7 @@ class MemoryShelf:
         return x if self.is_memory else (x.cpu(), x.device)
 
     def get(self, what: Any) -> torch.Tensor:
-        x: torch.Tensor = what if self.is_memory else what[0].to(what[1])
-        return x
+        return what if self.is_memory else what[0].to(what[1])
 
     def ahead(self, what: Any) -> None:
         """Prefetch a tensor that `get` will return soon."""

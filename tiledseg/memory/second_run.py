@@ -246,8 +246,7 @@ def noted(compute: Callable[[], Result]) -> Result:
     """Return the result of `compute`, or in a second run that of the node's first run."""
     notes = CURRENT.get()
     if notes is not None and notes.unread is not None:
-        earlier: Result = next(notes.unread)
-        return earlier
+        return next(notes.unread)
     result = compute()
     if notes is not None:
         notes.results.append(result)

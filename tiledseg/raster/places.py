@@ -47,8 +47,7 @@ class View(NamedTuple):
 
     def find(self, row: float, col: float) -> tuple[float, float]:
         """Return the position (row, col) in the view, or beyond it, of a position of the raster."""
-        position: tuple[float, float] = ~self.to_raster @ (row, col)
-        return position
+        return ~self.to_raster @ (row, col)
 
     def window(self, row: int, col: int, shape: tuple[int, int]) -> View:
         """Return the part of the view that begins at (row, col) and has `shape`."""

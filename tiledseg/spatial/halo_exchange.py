@@ -77,8 +77,7 @@ def exchanged(
     """
     if exchange is None:
         return x_BCHW
-    result: torch.Tensor = _Exchange.apply(x_BCHW, exchange, axes, fill, owned)
-    return result
+    return _Exchange.apply(x_BCHW, exchange, axes, fill, owned)
 
 
 def start(x_BCHW: torch.Tensor, exchange: BlockExchange, axes: Axes, fill: float) -> Flight:

@@ -157,8 +157,7 @@ class SpatialConvolution(SpatialLayer):
         padding = place.own_padding((self._row.padding, self._col.padding))
         options = (m.stride[0], m.stride[1]), padding, (m.dilation[0], m.dilation[1]), m.groups
         job = OverlapJob(axes, exchange, (self._row, self._col), place, self._convolve, options)
-        result: torch.Tensor = OverlappedConvolution.apply(x_BCHW.to(dtype), m.weight.to(dtype), bias, job)
-        return result
+        return OverlappedConvolution.apply(x_BCHW.to(dtype), m.weight.to(dtype), bias, job)
 
 
 def _convolution_along(module: nn.Conv2d, dim: int) -> Convolution:
@@ -240,8 +239,7 @@ class SpatialNorm(SpatialLayer):
 
     def _normed(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
         if place.is_whole:
-            whole: torch.Tensor = self.module(x_BCHW)
-            return whole
+            return self.module(x_BCHW)
         return normed(self.module, x_BCHW, place.owned(x_BCHW), self.ranks, self._dtype(x_BCHW))
 
     @property
@@ -273,8 +271,7 @@ class SpatialBatchNorm(SpatialNorm):
     def _normed(self, place: BlockPlace, x_BCHW: torch.Tensor) -> torch.Tensor:
         if takes_statistics(self.module):
             return super()._normed(place, x_BCHW)
-        still: torch.Tensor = self.module(x_BCHW)
-        return still
+        return self.module(x_BCHW)
 
 
 @functools.cache

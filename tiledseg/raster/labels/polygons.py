@@ -306,8 +306,7 @@ class PolygonReader(RasterReader):
         # The y axis points up, as in north-up rasters: it decides which polygon gets a centre on a common edge.
         place = Affine(1, 0, block.col.start, 0, -1, -block.row.start)
         drawn = [(self._shapes[at], self._drawn[at]) for at in touching]
-        numbers_HW: NDArray[np.uint8] = rasterize(drawn, block.shape, self._background, transform=place, dtype="uint8")
-        return numbers_HW
+        return rasterize(drawn, block.shape, self._background, transform=place, dtype="uint8")
 
     def release(self) -> None:
         self._block.cache_clear()
