@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from tiledseg.errors import ConfigError
 from tiledseg.system.files import is_zarr
 
-NETCDF, MEMORY = (".nc", ".nc4", ".cdf"), "dataarray:"
-TILES, OWN = "tiledseg", ("times", "holds_classes", "palette")
-"""The attribute of stores cut by `tiledseg tile`, and the fields of `RasterInfo` in it."""
+HDF5, STORED = "hdf5", (".h5", ".hdf5")
+NETCDF, MEMORY = (".nc", ".nc4", ".cdf", *STORED), "dataarray:"
+TILES, DONE, OWN = "tiledseg", "done", ("times", "holds_classes", "palette", "ground", "class_names")
+"""Attributes of stores cut by `tiledseg tile`, and the fields of `RasterInfo` in the first one."""
 
-_NAME = re.compile(r"(?!/vsi|\w{2,}:(?!//))(.+?\.(?:zarr|nc4?|cdf))/?(?::/*(.*))?", re.IGNORECASE | re.DOTALL)
+_NAME = re.compile(r"(?!/vsi|\w{2,}:(?!//))(.+?\.(?:zarr|nc4?|cdf|h5|hdf5))/?(?::/*(.*))?", re.IGNORECASE | re.DOTALL)
 _OF_FOLDER = re.compile(r"([^:]+):/+(.*)", re.DOTALL)
 _arrays: dict[str, Any] = {}
 P = ParamSpec("P")
