@@ -28,9 +28,9 @@ MAP = ["--checkpoint", "run", "--image", "image.tif", "--output", "map.tif", "--
 MAP += ["--tiling.grid", "2"]
 STORE = ["--images", "image.tif", "--labels", "labels.tif", "--grid", "2"]
 SCENE = ["--size", "40", "40", "--image", "scene.tif", "--labels", "classes.tif"]
-# Each command that writes: what is typed, its outputs, and how often it touches files at most.
+# Each command that writes a file: what is typed, its outputs, and how often it touches files at most. Interrupted runs:
+# tests/crash, benchmarks/faults.
 WRITERS: dict[str, tuple[list[str], tuple[str, ...], int]] = {
-    "train": (["--config", "run.yaml"], ("run",), 260),
     "predict": (MAP, ("map.tif",), 60),
     "tile": ([*STORE, "--output", "new.h5"], ("new.h5",), 60),
     "scene": (SCENE, ("scene.tif", "classes.tif"), 60),
@@ -105,10 +105,8 @@ def draw_checkpoint(draw: random.Random, folder: Path) -> Trial:
 def draw_interrupted(draw: random.Random, folder: Path) -> Trial:
     """A command that writes meets a limit of size, or a signal: at a touch of a file, the same in each run of the case,
     or after a while."""
-    command = draw.choice(("train", *WRITERS))
+    command = draw.choice(list(WRITERS))
     arguments, outputs, touches = WRITERS[command]
-    if command == "train":
-        shutil.rmtree(folder / "run")
     way, signal = draw.random(), draw.choice(("SIGKILL", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGTERM"))
     if way < 0.3:
         interruption = Interruption(largest_file=draw.choice((0, 1, 100, 1000, draw.randrange(60_000))))
@@ -268,7 +266,9 @@ def _is_map_of_its_pixels(folder: Path) -> list[str]:
 
 def aftermath(trial: Trial, outcome: Outcome, folder: Path) -> list[str]:
     """What has a final name is whole; and the same command again gives the whole result, and clears the rest."""
-    faults = [f"after the interruption: {fault}" for fault in _torn(trial, outcome, folder)]
+    made = [name for name in trial.outputs if (folder / name).is_file()]  # a scene's image may be alone
+    is_made = outcome.code == 0 or len(made) == len(trial.outputs)
+    faults = [f"after the interruption: {fault}" for fault in trial.check(folder)] if is_made else []
     if outcome.code == 0 or (trial.command == "tile" and (folder / "new.h5").exists()):  # no store is overwritten
         return faults
     again = run(trial.command, trial.arguments, folder)
@@ -277,28 +277,3 @@ def aftermath(trial: Trial, outcome: Outcome, folder: Path) -> list[str]:
     faults += [f"again: {fault}" for fault in trial.check(folder)]
     left = [path for path in folder.rglob("*") if path.name.startswith(".") or ".part" in path.name]
     return faults + [f"left over after the second run: {path.name}" for path in left if "lock" not in path.name]
-
-
-def _torn(trial: Trial, outcome: Outcome, folder: Path) -> list[str]:
-    if outcome.code == 0:
-        return trial.check(folder)
-    if trial.command == "train":
-        return _torn_run(folder / "run", outcome)
-    made = [name for name in trial.outputs if (folder / name).is_file()]
-    return trial.check(folder) if len(made) == len(trial.outputs) else []  # a scene's image may be alone
-
-
-def _torn_run(path: Path, outcome: Outcome) -> list[str]:
-    """Every checkpoint with a name has its files, and every JSON file is whole."""
-    steps, faults = [*path.glob("checkpoints/step-*")], []
-    for step in steps:
-        names = ("manifest.json", "model.safetensors", "optimizer.safetensors")
-        faults += [f"{step.name} without {name}" for name in names if not (step / name).exists()]
-    for file in (*path.glob("checkpoints/step-*/manifest.json"), *path.glob("summary.json")):
-        try:
-            json.loads(file.read_text())
-        except ValueError:
-            faults.append(f"{file.name} is torn")
-    if outcome.code == 75 and not steps and any(path.glob("summary.json")):
-        faults.append("exit 75 with steps done and no checkpoint")
-    return faults

@@ -200,15 +200,13 @@ def give(parser: Parser, options: argparse.Namespace, source: str, values: Any) 
         for option, each in [(f"{name}.{key}", v) for key, v in value.items()] if known[name] else [(name, value)]:
             action = actions[option]
             action.required = False
-            is_text = each is None or isinstance(each, str)  # a flag's text is YAML
-            taken = (
-                (as_yaml(each) if is_text else each) if action.dest in KEYS else _taken(parser, action, source, each)
-            )
-            setattr(options, action.dest, taken)
+            setattr(options, action.dest, _taken(parser, action, source, each))
 
 
 def _taken(parser: Parser, action: argparse.Action, source: str, value: Any) -> Any:
-    """Return the value of an option that is no key, as its flag has it."""
+    """Return the value of an option as its flag has it: a key's text is YAML."""
+    if action.dest in KEYS:
+        return as_yaml(value) if value is None or isinstance(value, str) else value
     option, is_list = action.option_strings[0][2:].replace("-", "_"), isinstance(value, list | tuple)
     if value is None:
         raise ConfigError(f"{source}: {option} is null; give a value, or leave it out")
