@@ -124,7 +124,9 @@ class DataConfig(Group):
     def check_together(self) -> None:
         if not self.images:
             raise ConfigError("data.images is empty; give at least one image")
-        if bool(self.val_images) != bool(self.val_labels) and not _are_lists(self.val_images):
+        judged = [self.val_images] if isinstance(self.val_images, str) else self.val_images
+        may_name_labels = bool(judged) and all(path.lower().endswith(LIST_ENDINGS) for path in judged)
+        if bool(self.val_images) != bool(self.val_labels) and not may_name_labels:
             given, missing = ("val_images", "val_labels") if self.val_images else ("val_labels", "val_images")
             raise ConfigError(f"data.{given} is given, but data.{missing} is empty; give both or neither")
         if isinstance(self.classes, (int, float)) and not (type(self.classes) is int and 2 <= self.classes <= 255):
@@ -144,9 +146,3 @@ class DataConfig(Group):
     def joined(self, paths: str | list[str], key: str) -> list[str]:
         """Return patterns with all times (`with_times`)."""
         return with_times([paths] if isinstance(paths, str) else paths, self.times, key)
-
-
-def _are_lists(paths: str | list[str]) -> bool:
-    """Return True if all paths are lists of images, which may name labels too."""
-    every = [paths] if isinstance(paths, str) else paths
-    return bool(every) and all(path.lower().endswith(LIST_ENDINGS) for path in every)
