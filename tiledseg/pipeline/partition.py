@@ -92,7 +92,6 @@ def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtyp
     if 0 in own:
         taken = {id(tensor) for module in modules for tensor in tensors_of(module)}
         kept |= {id(tensor) for tensor in tensors_of(network)} - taken
-    others = [index for index in range(len(modules)) if index not in own]
     empty: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id: the old tensor, kept alive, and that on `meta`
     for module in network.modules():
         for values in (module._parameters, module._buffers):
@@ -105,8 +104,6 @@ def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtyp
                     is_weight = isinstance(tensor, nn.Parameter)
                     empty[id(tensor)] = tensor, nn.Parameter(meta, requires_grad=False) if is_weight else meta
                 values[name] = empty[id(tensor)][1]  # type: ignore[assignment]
-    for index in others:
-        modules[index].to("meta", dtype).requires_grad_(False)
     for index in own:
         modules[index].to(device, dtype)
         with_channels_last(modules[index])
