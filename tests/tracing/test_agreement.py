@@ -14,7 +14,7 @@ from tests.foreign.modules import Sly, Somebody, build_aligned
 from tests.tracing.styles import Functions
 from tiledseg.errors import ConfigError
 from tiledseg.models.network import GraphNetwork, with_channels_last
-from tiledseg.tracing.compare import verified
+from tiledseg.tracing.compare import gap, verified
 from tiledseg.tracing.trace import trace
 
 ROOM = 1 << 30
@@ -116,6 +116,13 @@ def test_norms_of_large_images_keep_their_digits(norm: nn.Module) -> None:
 def test_a_norm_that_stands_still_leaves_others_moving() -> None:
     network = trace(Functions(2).train(), 2)
     assert verified(network.train(), window(), ROOM).startswith("checked: ")
+
+
+def test_a_graph_that_gives_no_number_differs() -> None:
+    one, other = torch.tensor([1.0, torch.nan]), torch.tensor([1.0, -3.0])
+    assert gap(one, other) == (torch.inf, 3.0)
+    assert gap(other[:1], other)[0] == torch.inf
+    assert gap(one, one) == (0.0, 1.0)
 
 
 def test_constant_pixels_are_no_fault() -> None:
