@@ -214,7 +214,7 @@ def test_a_plan_is_of_the_same_kind_as_others(capsys: pytest.CaptureFixture[str]
     for more, said in (
         (["--arguments", '{"width": 6}'], "unet has no such choice"),
         (["--build", BUILD, "--levels", "3"], "levels is 3"),
-        (["--build", BUILD, "--arguments", "width"], "argument --arguments: invalid json_map value"),
+        (["--build", BUILD, "--arguments", "width"], "--arguments is width"),
         (["--build", "nobody:knows"], "No module named 'nobody'"),
     ):
         assert main([*words, *more]) == 2
