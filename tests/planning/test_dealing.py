@@ -41,6 +41,10 @@ def test_the_ranks_together_have_the_step(sides: list[int], owners: int, batch: 
         assert sum(set(together) <= set(share) for share in shares) == 1
 
 
+def test_pixels_count_not_tiles() -> None:
+    assert deal([(1, 1), (8, 1), *[(1, 1)] * 7], 2) == [(1,), (0, 2, 3, 4, 5, 6, 7, 8)]
+
+
 def test_neighbours_go_to_one_rank_where_tiles_keep_crops() -> None:
     assert deal([(4, 4)] * 7, 3, in_runs=True) == [(0, 1), (2, 3, 4), (5, 6)]
 
