@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.graph import WORDS
+from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, WORDS
 from tiledseg.planning.walk.choice import Greedy, StepChoices, step_choices
 from tiledseg.planning.walk.cost_model import Machine, Store
 from tiledseg.planning.walk.items import Item, Walk, price
@@ -54,6 +54,68 @@ def drawn_walk(seed: int, most: int = 8) -> Walk:
 def all_choices(walk: Walk) -> Iterator[tuple[str, ...]]:
     """Every choice of which each part can be."""
     return itertools.product(*([each for each in WORDS if item.can_be(each)] for item in walk.items))
+
+
+def replayed(walk: Walk, choices: tuple[str, ...]) -> tuple[float, int]:
+    """Seconds and peak of a choice: the backward pass is gone through from its first moment on, with a set of who is
+    there for good."""
+    items, replay = walk.items, _Replay(walk, choices)
+    for moment in range(len(walk.base) - 1, -1, -1):
+        replay.runs = []
+        for index, (item, choice) in enumerate(zip(items, choices, strict=True)):
+            if choice == OFFLOAD and item.after == moment:
+                replay.there.add(index)
+            if item.used and item.after == moment:
+                replay.use(index, moment)
+        lying = sum(items[index].bytes for index in replay.there if items[index].waits_from <= moment)
+        works = [walk.rebuilding[moment] + lying + work for work in replay.runs]
+        replay.peak = max([replay.peak, walk.base[moment] + lying, *works])
+    sent = sum(item.offload for item, choice in zip(items, choices, strict=True) if choice == OFFLOAD)
+    return replay.seconds + sent, replay.peak
+
+
+class _Replay:
+    def __init__(self, walk: Walk, choices: tuple[str, ...]) -> None:
+        self.items, self.choices = walk.items, choices
+        self.there = {index for index, choice in enumerate(choices) if choice == KEEP}
+        self.seconds, self.peak = 0.0, 0
+        self.runs: list[int] = []  # of each item that is rebuilt for good, or to be used: bytes besides
+
+    def use(self, index: int, moment: int) -> None:
+        if index not in self.there and self.choices[index] == REBUILD:
+            self.runs.append(self._run(index, moment))
+
+    def _run(self, index: int, moment: int) -> int:
+        """Bytes besides the item itself."""
+        self.seconds += self.items[index].rebuild
+        held, peaks = 0, []
+        for parent in self.items[index].parents:
+            if self._is_made_now(parent, moment):
+                peaks.append(held + self.items[parent].bytes + self._run(parent, moment))
+                held += self.items[parent].bytes
+        peaks.append(held + self.items[index].bytes + self.items[index].work)
+        return max(peaks) - self.items[index].bytes
+
+    def _is_made_now(self, index: int, moment: int) -> bool:
+        """Whether an item of which another is made has to be made for the moment; else it is there, or is made to
+        stay."""
+        item = self.items[index]
+        if index in self.there or (item.used and moment <= item.after):
+            return False
+        if self.choices[index] == REBUILD and (item.cheap or not item.used):
+            return True
+        self.there.add(index)
+        if self.choices[index] == REBUILD:
+            self.runs.append(self._run(index, moment))
+        return False
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_prices_are_those_of_a_replay(seed: int) -> None:
+    walk = drawn_walk(seed, most=6)
+    for words in all_choices(walk):
+        cost = price(walk, words)
+        assert (cost.seconds, cost.peak) == replayed(walk, words)
 
 
 def test_drawn_walks_fit_and_nearly_all_are_as_cheap_as_the_best() -> None:
