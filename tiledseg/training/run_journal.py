@@ -151,13 +151,13 @@ def _on_thread_error(former: Callable[[Any], object], arguments: Any) -> None:
 
 
 def facts_of(
-    preparation: Preparation, mesh: Mesh, command: str = "", warnings: Sequence[str] = (), hosts: Sequence[str] = ()
+    preparation: Preparation, mesh: Mesh, command: str, warnings: Sequence[str], hosts: Sequence[str]
 ) -> dict[str, Any]:
     """Return the facts of `summary.json` that the root knows at the start; device and versions are the root's.
     `command`: as typed, without the launcher; `hosts`: of all ranks."""
     own, plan = report_rank(mesh, ask_mpi=False), preparation.plan
     weights = count_parameters(plan.network.graph(), plan.network.bands)  # on all stages together
-    hosts = list(dict.fromkeys(hosts or [mesh.host]))
+    hosts = list(dict.fromkeys(hosts))
     config, windows = preparation.config, preparation.question.windows
     stages, crops = f", {len(plan.pipeline.recompute)} stages" if plan.pipeline else "", crop_grid(config.model)
     title = (  # the run's name, its network, its data, and how it was spread
