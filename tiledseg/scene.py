@@ -15,9 +15,6 @@ from tiledseg.synthetic.scene import CLASSES, IGNORED
 from tiledseg.synthetic.scene_files import write_scene
 from tiledseg.system.console import answer
 
-_LONG = 4_000_000
-"""Pixels above which all cores are used by default."""
-
 
 def _parser() -> Parser:
     names = ", ".join(f"{number} {name}" for number, name in enumerate(CLASSES))
@@ -32,7 +29,8 @@ def _parser() -> Parser:
     parser.add_argument("--seed", type=int, default=0, help="which landscape (0)")
     parser.add_argument("--image", required=True, help="GeoTIFF to write")
     parser.add_argument("--labels", required=True, help="GeoTIFF of the classes to write")
-    parser.add_argument("--workers", type=int, help="threads (one; for a large scene, one a core, to 16)")
+    cores = min(len(os.sched_getaffinity(0)), 16)
+    parser.add_argument("--workers", type=int, default=cores, help="threads (one a core, to 16)")
     return parser
 
 
@@ -40,10 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> None:
         options = _parser().parse_args(argv)
         height, width = options.size
-        pixels, workers = height * width, options.workers
-        if workers is None:
-            workers = min(len(os.sched_getaffinity(0)), 16) if pixels > _LONG else 1
-        write_scene(options.image, options.labels, (height, width), options.bands, options.seed, workers)
+        write_scene(options.image, options.labels, (height, width), options.bands, options.seed, options.workers)
         answer(f"{options.image} and {options.labels}: {height} x {width} pixels, {options.bands} bands")
 
     return run(body)
