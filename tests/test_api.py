@@ -126,7 +126,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "checkpoint is given, but network is": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", checkpoint="r"),
     "tiledseg predict has the unknown key 'grids'": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", grids=3),
     "precision is 'fp8'": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", precision="fp8"),
-    "the configuration has the unknown group 'dat'": lambda: tiledseg.train_network({"dat": {}}),
+    "the configuration has the unknown key 'dat'": lambda: tiledseg.train_network({"dat": {}}),
     "train.epochs": lambda: tiledseg.train_network({"train": {"epochs": "two"}}),
     "b.tif": lambda: tiledseg.evaluate_map("a.tif", "b.tif"),
     "train.epochs is <object object": lambda: tiledseg.train_network({"train": {"epochs": object()}}),

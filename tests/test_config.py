@@ -98,7 +98,10 @@ def parse(*arguments: str) -> Config:
         ("--optimizer.momentum 0.5", "optimizer.name is adamw; leave it out, or give optimizer.name sgd"),
         (f"{WINDOWS.replace('size: 4, ', '')}", "train.windows: size is not given; give a value"),
         (f"{WINDOWS.replace('4', 'a')}", "train.windows: size is a; give a whole number"),
-        (f"{WINDOWS.replace('size', 'side')}", "train.windows has no field 'side'; give some of size, per_step, halo"),
+        (
+            f"{WINDOWS.replace('size', 'side')}",
+            "train.windows has the unknown key 'side'; give some of size, per_step, halo",
+        ),
         (f"{STORE} --parallel.halo exchange", "memory.store is /scratch, but with exchange"),
         (f"{STORE} --parallel.stages 2", "nothing would be stored there"),
         (f"{STORE} --parallel.halo layer --parallel.fusion 2", "nothing would be stored there"),

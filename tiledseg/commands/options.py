@@ -20,11 +20,11 @@ from typing import Any, get_type_hints
 import yaml
 
 from tiledseg.commands.parser import Parser
-from tiledseg.config.checks import AUTO, check_value, convert, default_of, in_words, range_of, shown
+from tiledseg.config.checks import AUTO, check_fields, check_value, convert, default_of, in_words, range_of, shown
 from tiledseg.config.run import Config
 from tiledseg.config.words import refuse_moved
 from tiledseg.errors import ConfigError
-from tiledseg.user_files.yaml_text import ambiguity, check_keys, load_value, read_yaml
+from tiledseg.user_files.yaml_text import ambiguity, load_value, read_yaml
 
 _CONFIG = "--config"
 
@@ -196,8 +196,12 @@ def give(parser: Parser, options: argparse.Namespace, source: str, values: Any) 
     groups = values if isinstance(values, Mapping) else {}
     names = [f"{group}.{key}" for group, keys in groups.items() if isinstance(keys, Mapping) for key in keys]
     refuse_moved(names, f"{source} has")
-    for name, value in check_keys(source, values, known).items():
-        for option, each in [(f"{name}.{key}", v) for key, v in value.items()] if known[name] else [(name, value)]:
+    for name, value in check_fields(source, values, known).items():
+        own = {name: value}
+        if known[name]:
+            group = check_fields(f"{source}: {name}", value, known[name])
+            own = {f"{name}.{key}": each for key, each in group.items()}
+        for option, each in own.items():
             action = actions[option]
             action.required = False
             setattr(options, action.dest, _taken(parser, action, source, each))

@@ -25,6 +25,7 @@ from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.system.console import say
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.units import MOST_BYTES, parse_bytes
+from tiledseg.user_files.machine import find_machine
 
 _SEARCHED = ("mesh", *PIPELINE_KEYS, "recompute", "halo", "memory_budget", "model.window", "model.overlap")
 """Flags of settings that a search finds by itself."""
@@ -201,8 +202,6 @@ def _machine(flags: Namespace) -> Machine:
     site = None if flags.emit is None else find_site(flags.emit, flags.site or "generic").machine
     if flags.machine is None and site is None:
         return Machine() if flags.gpus_per_node is None else Machine(ranks_per_host=flags.gpus_per_node)
-    from tiledseg.user_files.machine import find_machine  # here: few plans need YAML
-
     machine = find_machine(flags.machine or site or "")
     gpus = flags.gpus_per_node or machine.ranks_per_host
     for word, known in ((site, site and find_machine(site)), (f"--machine {flags.machine}", machine)):

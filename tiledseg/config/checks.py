@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache, wraps
@@ -145,9 +145,7 @@ class Group:
     def of(cls, key: str, given: Mapping[str, Any]) -> Self:
         """Return the group of a key that holds a map. Raise ConfigError for unknown fields, and for wrong values."""
         known, values = get_type_hints(cls), {}
-        for name, value in given.items():
-            if name not in known:
-                raise ConfigError(f"{key} has no field '{shown(name)}'; give some of {', '.join(known)}")
+        for name, value in check_fields(key, given, known).items():
             try:
                 values[name] = convert(value, known[name])
             except TypeError:
@@ -156,6 +154,17 @@ class Group:
         check_values(key, made, ": ")
         made.check_together()
         return made
+
+
+def check_fields(key: str, given: Any, known: Collection[str]) -> Mapping[str, Any]:
+    """Return the value of a key, a map whose fields are `known`. Raise ConfigError for any other value."""
+    if not isinstance(given, Mapping):
+        what = "holds nothing" if given is None else f"is {shown(given)}"
+        raise ConfigError(f"{key} {what}; give some of {', '.join(known)}")
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{key} has the unknown key '{shown(name)}'; give some of {', '.join(known)}")
+    return given
 
 
 def default_of(described: Field[Any]) -> Any:

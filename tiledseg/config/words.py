@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tiledseg.config.checks import MOST, Group, Range, number, one_of, shown
+from tiledseg.config.checks import MOST, Group, Range, check_fields, number, one_of, shown
 from tiledseg.errors import ConfigError
 
 SYSTEMS = ("slurm", "lsf")  # of batch jobs
@@ -73,9 +73,7 @@ _USUAL = {"share": 0.2, "gap": "auto", "seed": 0, "halo": "exact", "image_mean":
 
 def _with_defaults(where: str, name: str, given: Mapping[str, Any], known: Fields) -> dict[str, float]:
     """Return all fields of a loss or a policy. Raise ConfigError for an unknown field, or a number out of range."""
-    for field, value in given.items():
-        if field not in known:
-            raise ConfigError(f"{where}: {name} has no field '{shown(field)}'; give some of {', '.join(known)}")
+    for field, value in check_fields(f"{where}: {name}", given, known).items():
         known[field][1].check(f"{where}: {name}.{field}", value)
     return {field: given.get(field, default) for field, (default, _) in known.items()}
 

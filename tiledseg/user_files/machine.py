@@ -14,11 +14,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tiledseg.config.checks import Range, shown
+from tiledseg.config.checks import Range, check_fields, shown
 from tiledseg.errors import ConfigError
 from tiledseg.planning.walk.cost_model import CopyRates, Link, Machine
 from tiledseg.units import ACTIVATION_BYTES
@@ -31,6 +31,7 @@ FIGURES = ("flops", "lanes", "memory_bandwidth", "launch", "links", "stores", "r
 _UNUSED = ("first_touch",)  # in profiles of older versions
 _OLD = ("datasheet", "assumed")
 _NAMES = {"links": ("host", "network"), "stores": ("disk", "host")}
+_COUNT, _RATE, _SECONDS = Range(1, 2**60), Range(0.0, 1e24, above=True), Range(0.0, 1e24)
 _UNKNOWN_LINK = Link(20e-6, 10e9)
 _BY_DEVICE = {"V100": "summit", "A100-40GB": "perlmutter", "MI250X": "frontier"}
 _SHIPPED = Path(__file__).parent / "machines"
@@ -70,13 +71,13 @@ def machine_from(path: str, values: Any) -> Machine:
             f"{path} is a profile of an older version, with other figures; run plan --calibrate again, or give "
             f"figures: {', '.join(FIGURES)}"
         )
-    top = _group(path, values, "", TOP)
-    if not isinstance(top.get("name"), str) or not top["name"]:
-        raise ConfigError(f"{path}: name is '{shown(top.get('name'))}'; give a word for the machine")
-    groups = (("host", FACTS), ("figures", (*FIGURES, *_UNUSED)))
-    host, figures = (_group(path, top.get(name), name, keys) for name, keys in groups)
-    flops = {"fp32": None} | dict(_group(path, figures.get("flops"), "figures.flops", ACTIVATION_BYTES))
-    rates = {precision: _number(path, flops, f"figures.flops.{precision}") for precision in flops}
+    check_fields(path, values, TOP)
+    if not isinstance(values.get("name"), str) or not values["name"]:
+        raise ConfigError(f"{path}: name is '{shown(values.get('name'))}'; give a word for the machine")
+    host = check_fields(f"{path}: host", values.get("host"), FACTS)
+    figures = check_fields(f"{path}: figures", values.get("figures"), (*FIGURES, *_UNUSED))
+    flops = check_fields(f"{path}: figures.flops", figures.get("flops"), ACTIVATION_BYTES)
+    rates = {precision: _number(path, flops, f"figures.flops.{precision}", _RATE) for precision in {"fp32", *flops}}
     links = {name: Link(*pair) for name, pair in _pairs(path, figures, "links", Link._fields).items()}
     stores = {name: CopyRates(*pair) for name, pair in _pairs(path, figures, "stores", CopyRates._fields).items()}
     near = links.get("host", _UNKNOWN_LINK)
@@ -85,55 +86,42 @@ def machine_from(path: str, values: Any) -> Machine:
             f"{path} has host.cores and figures.stores.host, but ranks on cores already use their host's memory; "
             "leave one of the two out"
         )
-    optional = {"reading": 0.0} | figures
+    counts = {
+        name: _number(path, {"threads": 1} | host, f"host.{name}", _COUNT) for name in {"ranks", "threads", *host}
+    }
     return Machine(
         flops=rates["fp32"],
         bandwidth=near.bandwidth,
         latency=near.latency,
-        name=top["name"],
-        measured="measured" in top,
+        name=values["name"],
+        measured="measured" in values,
         rates=rates,
-        lanes=_whole(path, {"lanes": 1} | figures, "figures.lanes"),
-        memory_bandwidth=_number(path, figures, "figures.memory_bandwidth"),
-        launch=_number(path, figures, "figures.launch", above=False),
+        lanes=_number(path, {"lanes": 1} | figures, "figures.lanes", _COUNT),
+        memory_bandwidth=_number(path, figures, "figures.memory_bandwidth", _RATE),
+        launch=_number(path, figures, "figures.launch", _SECONDS),
         network=links.get("network", _UNKNOWN_LINK),
         disk=stores.get("disk"),
         host_store=stores.get("host"),
-        reading=_number(path, optional, "figures.reading", above=False),
-        ranks_per_host=_whole(path, host, "host.ranks"),
-        memory=_whole(path, host, "host.memory") if "memory" in host else None,
-        cores=_whole(path, host, "host.cores") if "cores" in host else None,
-        threads=_whole(path, {"threads": 1} | host, "host.threads"),
-        base=_whole(path, host, "host.base") if "base" in host else 0,
+        reading=_number(path, {"reading": 0.0} | figures, "figures.reading", _SECONDS),
+        ranks_per_host=counts["ranks"],
+        memory=counts.get("memory"),
+        cores=counts.get("cores"),
+        threads=counts["threads"],
+        base=counts.get("base", 0),
     )
-
-
-def _group(path: str, values: Any, where: str, known: Collection[str]) -> dict[str, Any]:
-    """Return the map `where` of the file `path`. Raises ConfigError for other values, and for unknown keys."""
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{path}: {where} is {shown(values)}; give keys below it: {', '.join(known)}")
-    for key in values:
-        if key not in known:
-            place = f"{where}.{key}" if where else key
-            raise ConfigError(f"{path} has the unknown key '{place}'; give some of {', '.join(known)}")
-    return dict(values)
 
 
 def _pairs(path: str, figures: Mapping[str, Any], kind: str, fields: Sequence[str]) -> dict[str, list[float]]:
     """Return the two numbers of each link, or of each store."""
-    groups = _group(path, figures.get(kind, {}), f"figures.{kind}", _NAMES[kind])
-    inner = {name: _group(path, group, f"figures.{kind}.{name}", fields) for name, group in groups.items()}
-    return {name: [_number(path, inner[name], f"figures.{kind}.{name}.{key}") for key in fields] for name in inner}
+    groups = check_fields(f"{path}: figures.{kind}", figures.get(kind, {}), _NAMES[kind])
+    inner = {name: check_fields(f"{path}: figures.{kind}.{name}", group, fields) for name, group in groups.items()}
+    return {
+        name: [_number(path, inner[name], f"figures.{kind}.{name}.{key}", _RATE) for key in fields] for name in inner
+    }
 
 
-def _number(path: str, group: Mapping[str, Any], where: str, above: bool = True) -> float:
+def _number(path: str, group: Mapping[str, Any], where: str, allowed: Range) -> Any:
     value = group.get(where.rpartition(".")[2])
     value = float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
-    Range(0.0, 1e24, above=above).check(f"{path}: {where}", value)
-    return float(value)  # type: ignore[arg-type]  # checked
-
-
-def _whole(path: str, group: Mapping[str, Any], where: str) -> int:
-    value = group.get(where.rpartition(".")[2])
-    Range(1, 2**60).check(f"{path}: {where}", value)
-    return int(value)  # type: ignore[arg-type]  # checked
+    allowed.check(f"{path}: {where}", value)
+    return value if allowed.whole else float(value)

@@ -7,12 +7,10 @@ lose values (a key given twice).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
 from typing import Any
 
 import yaml
 
-from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError
 from tiledseg.system.files import read_text
 
@@ -83,30 +81,6 @@ def read_yaml(path: str) -> Any:
         raise ConfigError(f"{path}{place} is not YAML: {getattr(error, 'problem', None) or error}; mend it") from None
     except ValueError as error:  # a number of thousands of digits, 0x without one
         raise ConfigError(f"{path} holds a value that cannot be: {error}; mend it") from None
-
-
-def check_keys(path: str, values: Any, known: Mapping[str, Collection[str]]) -> Mapping[str, Any]:
-    """Return the `values` of the file `path` if their groups and keys are `known` (an entry without keys is a key
-    outside groups). Raise ConfigError, naming the file, for other values."""
-    kind = "group" if all(known.values()) else "key"
-    if not isinstance(values, Mapping):
-        wanted = "groups of keys" if kind == "group" else "keys"
-        raise ConfigError(f"{path} holds {_kind(values)} instead of {wanted}; give some of {', '.join(known)}")
-    for name, group in values.items():
-        if name not in known:
-            raise ConfigError(f"{path} has the unknown {kind} '{shown(name)}'; give some of {', '.join(known)}")
-        if known[name] and not isinstance(group, Mapping):
-            raise ConfigError(f"{path}: {name} holds {_kind(group)}; give keys below it, or leave it out")
-        unknown = [key for key in group if key not in known[name]] if known[name] else []
-        if unknown:
-            raise ConfigError(
-                f"{path} has the unknown key {name}.{shown(unknown[0])}; give some of {', '.join(sorted(known[name]))}"
-            )
-    return values
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else f"the {type(value).__name__} {shown(value)}"
 
 
 def load_value(text: str) -> Any:
