@@ -199,8 +199,8 @@ def give(parser: Parser, options: argparse.Namespace, source: str, values: Any) 
     for name, value in check_fields(source, values, known).items():
         own = {name: value}
         if known[name]:
-            group = check_fields(f"{source}: {name}", value, known[name])
-            own = {f"{name}.{key}": each for key, each in group.items()}
+            fields_of_group = check_fields(f"{source}: {name}", value, known[name])
+            own = {f"{name}.{key}": each for key, each in fields_of_group.items()}
         for option, each in own.items():
             action = actions[option]
             action.required = False

@@ -156,7 +156,7 @@ class Group:
         return made
 
 
-def check_fields(key: str, given: Any, known: Collection[str]) -> Mapping[str, Any]:
+def check_fields(key: str, given: Any, known: Collection[str]) -> dict[str, Any]:
     """Return the value of a key, a map whose fields are `known`. Raise ConfigError for any other value."""
     if not isinstance(given, Mapping):
         what = "holds nothing" if given is None else f"is {shown(given)}"
@@ -164,7 +164,7 @@ def check_fields(key: str, given: Any, known: Collection[str]) -> Mapping[str, A
     for name in given:
         if name not in known:
             raise ConfigError(f"{key} has the unknown key '{shown(name)}'; give some of {', '.join(known)}")
-    return given
+    return dict(given)
 
 
 def default_of(described: Field[Any]) -> Any:

@@ -121,7 +121,7 @@ def _pairs(path: str, figures: Mapping[str, Any], kind: str, fields: Sequence[st
 
 
 def _number(path: str, group: Mapping[str, Any], where: str, allowed: Range) -> Any:
-    value = group.get(where.rpartition(".")[2])
+    value: Any = group.get(where.rpartition(".")[2])
     value = float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
     allowed.check(f"{path}: {where}", value)
     return value if allowed.whole else float(value)
