@@ -126,7 +126,7 @@ BUDGET = "auto, or bytes as 16GiB"
 BLOCKS = "none, auto, a number of rows and columns of blocks, or [rows, cols]"
 _WHOLE = Need("blocks", "none or auto", lambda memory: not memory.in_blocks)
 _STORED = Need(
-    "blocks", "a number, or memory.offload all", lambda each: each.in_blocks or each.may_block or each.offloads
+    "blocks", "a number, or memory.offload all", lambda each: each.in_blocks or each.may_block or each.offload != NONE
 )
 
 
@@ -170,11 +170,6 @@ class MemoryConfig(Group):
     def may_block(self) -> bool:
         """Return True if the plan may take blocks: no other way to meet the budget is given."""
         return self.blocks == AUTO and self.recompute == AUTO and self.offload != ALL
-
-    @property
-    def offloads(self) -> bool:
-        """Return True if activations may leave memory until the backward pass."""
-        return self.offload != NONE
 
     @property
     def in_file(self) -> bool:

@@ -183,30 +183,26 @@ class Config:
                 raise ConfigError(f"{name} is {shown(group)}; give a {name.capitalize()}Config, or leave it out")
             group.check()
         self._check_windows()
-        self._check_store()
-        halo = f"with parallel.halo {self.parallel.halo} neighbours share images"
-        if self.train.augment_each == "tile" and self.parallel.shares_images:
+        memory, parallel = self.memory, self.parallel
+        whole = parallel.halo == "exchange" or parallel.stages > 1 or parallel.fusion_depth() != 1 or parallel.overlap
+        if memory.in_file and whole and not (memory.in_blocks or memory.offload != NONE):
+            why = (
+                "with exchange, stages, fusion or overlap nothing is computed in blocks: nothing would be stored there"
+            )
+            refuse("memory.store", memory.store, why, "leave store out, or give memory.offload")
+        halo = f"with parallel.halo {parallel.halo} neighbours share images"
+        if self.train.augment_each == "tile" and parallel.shares_images:
             refuse("train.augment_each", "tile", halo, "use image, or parallel.halo read")
         if self.train.given_tiles is not None and self.tiling.grid == AUTO:
             machine = "tiling.grid is auto: the batch would depend on the machine"
             refuse("train.tiles_per_step", self.train.tiles_per_step, machine, "give a grid, or leave it out")
-        if self.train.given_tiles is not None and self.parallel.shares_images:
+        if self.train.given_tiles is not None and parallel.shares_images:
             remedy = "leave it out and use train.images_per_step, or use parallel.halo read"
             refuse("train.tiles_per_step", self.train.tiles_per_step, halo, remedy)
 
     def record(self) -> dict[str, Any]:
         """Return every key as JSON has it."""
         return json.loads(json.dumps(asdict(self)))
-
-    def _check_store(self) -> None:
-        """Refuse a folder for blocks where tiles cannot be computed in blocks."""
-        memory, parallel = self.memory, self.parallel
-        whole = parallel.halo == "exchange" or parallel.stages > 1 or parallel.fusion_depth() != 1 or parallel.overlap
-        if memory.in_file and whole and not (memory.in_blocks or memory.offloads):
-            unused = (
-                "with exchange, stages, fusion or overlap nothing is computed in blocks: nothing would be stored there"
-            )
-            refuse("memory.store", memory.store, unused, "leave store out, or give memory.offload")
 
     def _check_windows(self) -> None:
         """Refuse windows where ranks share images, except small images in mode `layer` without stages."""
