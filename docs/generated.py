@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 
 from tiledseg.cli import COMMANDS, main
-from tiledseg.commands.options import GROUPS, KEYS, default, example, meaning, takes
+from tiledseg.commands.options import GROUPS, KEYS, as_yaml, example, meaning, takes
+from tiledseg.config.checks import default_of
 
 _CONTENTS = {
     "Tutorials": "tutorials/first-map own-imagery time-series four-ranks swin vit cluster-plan killed-run",
@@ -47,7 +48,7 @@ def keys() -> str:
 
 
 def _row(key: str) -> str:
-    cells = f"`{key}`", f"`{default(KEYS[key])}`", takes(KEYS[key]), meaning(key), f"`{example(key)}`"
+    cells = f"`{key}`", f"`{as_yaml(default_of(KEYS[key]))}`", takes(KEYS[key]), meaning(key), f"`{example(key)}`"
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 

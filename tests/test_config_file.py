@@ -19,7 +19,6 @@ from tests.small_files import write_yaml
 from tiledseg.commands.options import (
     KEYS,
     MAIN,
-    default,
     example,
     help_of_key,
     keys_to_show,
@@ -256,7 +255,6 @@ def test_each_key_has_a_default_values_and_an_example_that_comes_back_whole(tmp_
     examples: dict[str, dict[str, Any]] = {}
     for key in KEYS:
         group, _, name = key.partition(".")
-        assert default(KEYS[key])
         assert takes(KEYS[key])
         (value,) = yaml.safe_load(example(key))[group].items()
         assert value[0] == name

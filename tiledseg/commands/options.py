@@ -83,11 +83,6 @@ def meaning(key: str) -> str:
     return re.sub(r"\s+", " ", entry[1]) if entry else ""
 
 
-def default(field: Field[Any]) -> str:
-    """Return the default of a key as YAML writes it."""
-    return as_yaml(default_of(field))
-
-
 def takes(field: Field[Any]) -> str:
     """Return the words or the range of numbers that a key takes, else the kind of its value."""
     words, allowed = field.metadata.get("words"), range_of(field)
@@ -118,7 +113,7 @@ def as_yaml(value: Any) -> str:
 def help_of_key(key: str) -> str:
     """Return the help of one key on 80 columns: meaning, default, values and an example."""
     field = KEYS[key]
-    rows = ("default", default(field)), ("takes", takes(field)), ("example", example(key))
+    rows = ("default", as_yaml(default_of(field))), ("takes", takes(field)), ("example", example(key))
     words = [(f"{key}: {meaning(key)}", ""), *((f"  {name:8} {text}", " " * 11) for name, text in rows)]
     return "\n".join(textwrap.fill(text, 80, subsequent_indent=other, break_on_hyphens=False) for text, other in words)
 
