@@ -84,7 +84,6 @@ def test_every_tile_is_a_window_of_the_one_normalised_raster(
     cut = tiling(footprint=footprint)
     data = Dataset([image_reader], [label_reader], [cut], CLASSES, NORMALIZATION, dtype=out)
     x_CHW, y_HW = expected(dtype, working, out)
-    assert data.tiles_per_image == (6,)
     for index, tile in enumerate(cut.tiles):
         sample = data.load(0, index)
         assert (sample.image, sample.tile) == (0, tile)
@@ -114,11 +113,8 @@ def test_loads_the_same_through_prefetch_threads_and_few_open_files(
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     pair = open_pair(tmp_path)
-    two_bands = open_raster(str(tmp_path / "image.tif"), [1, 2])
     small = open_raster(write(tmp_path / "small.tif", labels()[:, :60]))
     cases: list[tuple[Any, Any, Any, Any, str]] = [
-        (pair[:1], None, [tiling(shape=(64, 90))], None, r"\(70, 90\) but its tiling is of \(64, 90\)"),
-        ([two_bands], None, [tiling()], None, r"normalisation has 3 bands but .*image.tif has 2"),
         (pair[:1], [small], [tiling()], CLASSES, "differ in size: 70 x 90 px against 60 x 90 px"),
     ]
     for *parts, words in cases:

@@ -182,7 +182,7 @@ def test_every_default_colour_is_one_of_its_own() -> None:
 
 
 def test_without_values_one_band_holds_numbers_and_three_hold_colours() -> None:
-    label_map = LabelMap.from_config([{"name": "a", "colour": "#ff0000"}, {"name": "b", "colour": "#00ff00"}])
+    label_map = LabelMap.from_config([{"name": "a", "colour": "#ff0000"}, {"name": "b", "color": "#00ff00"}])
     assert label_map.resolve(Info(bands=1)).apply(np.array([[[1, 0, 255]]], np.uint8)).tolist() == [[1, 0, 255]]
     raw_CHW = np.array([[[0, 255]], [[255, 0]], [[0, 0]]], np.uint8)
     assert label_map.resolve(Info(bands=3)).apply(raw_CHW).tolist() == [[1, 0]]
@@ -254,9 +254,9 @@ def test_a_csv_groups_colours(tmp_path: Path) -> None:
 
 
 def test_a_csv_takes_ids_to_train_ids(tmp_path: Path) -> None:
-    rows = "name,id,class,colour\nunlabeled,0,ignored,#000000\nroad,7,road,#804080\ncar,26,car,#00008e\nplate,-1,,\n"
+    rows = "name,id,class,color\nunlabeled,0,ignored,#000000\nroad,7,road,#804080\ncar,26,car,#00008e\nplate,-1,,\n"
     label_map = LabelMap.from_config(read_classes(written(tmp_path / "cityscapes.csv", rows)))
-    assert [record.name for record in label_map.classes] == ["road", "car"]
+    assert label_map.classes == (ClassRecord("road", (128, 64, 128)), ClassRecord("car", (0, 0, 142)))
     assert label_map.apply(np.array([[[7, 26, 0, -1]]], np.int16)).tolist() == [[0, 1, 255, 255]]
 
 

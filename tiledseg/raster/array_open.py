@@ -5,7 +5,6 @@ h5netcdf."""
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import os
 import threading
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from tiledseg.errors import RasterError, install
 from tiledseg.geometry.box import Box
-from tiledseg.raster.array_names import DONE, NETCDF, TILES, ArrayName
+from tiledseg.raster.array_names import DONE, NETCDF, TILES, ArrayName, unsealed
 from tiledseg.raster.array_place import check_dims, class_names_of, dims_of, nodata_of, placed, time_of
 from tiledseg.raster.composed import VALID, Composed, StackedReader, open_composed
 from tiledseg.raster.gdal_open import CACHE_BYTES
@@ -115,7 +114,7 @@ def _cut(array: Any, whole: bool) -> dict[str, Any]:
     words = array.attrs.get(TILES)
     if words is None:
         return {"class_names": class_names_of(array)}
-    words = words if isinstance(words, dict) else json.loads(words)  # older Zarr stores have no text
+    words = unsealed(words)
     ground, names = words.get("ground"), words.get("class_names", class_names_of(array))
     return {
         "times": int(words.get("times", 1)) if whole else 1,
@@ -260,7 +259,7 @@ def stored_tiles(place: str) -> list[tuple[str, str | None]]:
     if words is None:
         return []
     with reading(f"open {place}", "cut it again with tiledseg tile"):
-        words = words if isinstance(words, dict) else json.loads(words)  # older Zarr stores have no text
+        words = unsealed(words)
         images = [f"{place}:/{at}/images" for at in range(len(words["images"]))]
         labels: list[str | None] = [f"{place}:/{at}/labels" for at in range(len(words["labels"]))]
         return list(zip(images, labels or [None] * len(images), strict=True))

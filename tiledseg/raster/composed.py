@@ -25,7 +25,7 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.array_names import file_of, parse_array_name
 from tiledseg.raster.gdal_reader import MOST_PIXELS, GdalReader, as_stored, valid_pixels
 from tiledseg.raster.info import RasterInfo, check_grids_match, is_placed
-from tiledseg.raster.mirrored_reader import RasterReader, prefetch, reading
+from tiledseg.raster.mirrored_reader import RasterReader, reading
 from tiledseg.raster.places import covers, warped_reader
 from tiledseg.raster.statistics import check_alike
 
@@ -130,9 +130,8 @@ def open_composed(image: Composed, bands: Sequence[int] | None, opener: Opener) 
     if image.kind == VALID:
         return _open_valid(image, bands, opener)
     names = [str(part) for part in image.parts]
-    threads = 8 if len(names) > 8 else 0  # parts on a server open slowly
     own = bands if image.kind in (MOSAIC, TIMES) else None
-    parts = list(prefetch(names, lambda name: opener(name, own, True), threads, 2 * threads))
+    parts = [opener(name, own, True) for name in names]
     if image.kind == MOSAIC:
         return MosaicReader(image.label, parts)
     if image.kind == TIMES:

@@ -1,7 +1,7 @@
 """Tile stores: rasters and their labels in chunks of one Zarr store, written by all ranks, or of one HDF5 file
 (netCDF-4), written by one rank. `array_open` reads both.
 
-    /               attribute `tiledseg`: JSON of {"images": [has a mask, ...], "labels": [...]}; in HDF5 also `done`
+    /               attributes `tiledseg`: {"images": [has a mask, ...], "labels": [...]}, sealed; in HDF5 `done`
     /0              image 0 and its labels, with the coordinates y and x, and the CRS in `spatial_ref`
     /0/images       (band, y, x); `/0/images_valid` (y, x): 0 at invalid pixels, if some may be invalid
     /0/labels       (y, x), or (colour, y, x), raw values; `/0/labels_valid`
@@ -11,8 +11,8 @@ A store has a temporary name until it is complete.
 
 from __future__ import annotations
 
+import importlib.util
 import io
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -25,7 +25,7 @@ import numpy as np
 from tiledseg.config.map_formats import ZARR
 from tiledseg.errors import ConfigError, OutputError, install
 from tiledseg.geometry.box import Box
-from tiledseg.raster.array_names import DONE, HDF5, OWN, STORED, TILES
+from tiledseg.raster.array_names import DONE, HDF5, OWN, STORED, TILES, sealed
 from tiledseg.raster.array_place import flags
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader, prefetch
@@ -69,12 +69,9 @@ class StorePlan:
 def check_store(key: str, path: str, form: str) -> None:
     """Raise ConfigError if the format's libraries are missing, OutputError if the path exists or has another ending."""
     if form == ZARR:
-        check_zarr(key, path)
-        return
-    try:
-        import h5netcdf  # noqa: F401
-    except ImportError:
-        raise ConfigError(f"--format hdf5 needs h5netcdf: {install('zarr')}") from None
+        return check_zarr(key, path)
+    if importlib.util.find_spec("h5netcdf") is None:
+        raise ConfigError(f"--format hdf5 needs h5netcdf: {install('zarr')}")
     check_ending(key, path, *STORED)
     if os.path.exists(path):
         raise OutputError(f"{key} {path} is there; remove it, or choose another output")
@@ -145,7 +142,7 @@ def write_tiles(
 def _create(root: Any, plan: StorePlan) -> None:
     """Create the arrays of all rasters without chunks, and the attributes."""
     masks = {"images": [info.has_mask for info in plan.images], "labels": [info.has_mask for info in plan.labels or ()]}
-    root.attrs[TILES] = _fixed(json.dumps(masks)) if plan.format == HDF5 else json.dumps(masks)
+    root.attrs[TILES] = _fixed(sealed(masks)) if plan.format == HDF5 else sealed(masks)
     place: dict[str, Any] = {}
     for number, kind, info, sides in plan.rasters():
         group = root.require_group(str(number))
@@ -153,7 +150,7 @@ def _create(root: Any, plan: StorePlan) -> None:
             place = write_place(group, info.shape, info.transform, info.crs)
         bands = (info.bands,) if kind == "images" or info.bands > 1 else ()
         names = dict(info.class_names) if kind == "labels" else {}
-        own = json.dumps({key: getattr(info, key) for key in OWN})
+        own = sealed({key: getattr(info, key) for key in OWN})
         group.create_array(
             kind,
             shape=(*bands, *info.shape),

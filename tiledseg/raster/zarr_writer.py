@@ -6,6 +6,7 @@ by one rank. The store has a temporary name until it is complete.
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,10 +31,8 @@ WHOLE = {"array.write_empty_chunks": True}  # so that a missing chunk is damage
 
 def check_zarr(key: str, path: str | Path) -> None:
     """Raise ConfigError if zarr is not installed, OutputError if the path exists or has another ending than .zarr."""
-    try:
-        import zarr  # noqa: F401
-    except ImportError:
-        raise ConfigError(f"--format zarr needs zarr: {install('zarr')}") from None
+    if importlib.util.find_spec("zarr") is None:
+        raise ConfigError(f"--format zarr needs zarr: {install('zarr')}")
     if str(path) and Path(path).exists():
         raise OutputError(f"{key} {path} is there; remove it, or choose another output")
     check_ending(key, str(path), ".zarr")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.gdal_open import CACHE_BYTES
@@ -59,22 +58,10 @@ class Dataset:
     def __post_init__(self) -> None:
         infos = [reader.info for reader in self.images]
         check_alike(infos)
-        if len(self.normalization.mean) != infos[0].bands:
-            raise RasterError(
-                f"normalisation has {len(self.normalization.mean)} bands but {infos[0].path} has {infos[0].bands}; "
-                "select the bands of the statistics"
-            )
-        for info, tiling in zip(infos, self.tilings, strict=bool(self.tilings)):
-            if info.shape != tiling.raster:
-                raise RasterError(f"{info.path} is {info.shape} but its tiling is of {tiling.raster}; give its own")
         for info, reader in zip(infos, self.labels or (), strict=bool(self.labels)):
             check_grids_match(info, reader.info)
         self._maps = [self.label_map.resolve(r.info) for r in self.labels] if self.labels and self.label_map else []
         self._normalize = Normalizer(self.normalization, self.images[0].info.dtype, self.dtype)
-
-    @property
-    def tiles_per_image(self) -> tuple[int, ...]:
-        return tuple(len(tiling) for tiling in self.tilings)
 
     def load(self, image: int, tile: int | Tile, pixels: bool = True, draw: Draw | None = None) -> Sample:
         """Read one tile (its index, or itself) of image `image`. Raises RasterError and LabelError.
