@@ -49,10 +49,13 @@ SHARED = [
     for name in EXACT
     if (not NETWORKS[name].large and (NIGHTLY or name in BY_DAY)) or os.environ.get("FOREIGN_NETWORKS") == "all"
 ]
-# Attention over reduced keys by day: "Attending", and tests/spatial/test_attention.py.
-THIN = ["smp Unet, Swin, patches of 2", "Scanning", "TemporalUNet"]
-THIN += ["Rotary", "smp Segformer, PVT v2, thin"] if NIGHTLY else []
-THIN = list(REAL) if os.environ.get("FOREIGN_NETWORKS") == "real" else THIN
+# More: tests.tracing.over_ranks. Attention over reduced keys by day: "Attending", and tests/spatial/test_attention.py.
+THIN = [
+    "smp Unet, Swin, patches of 2",
+    "Scanning",
+    "TemporalUNet",
+    *(["Rotary", "smp Segformer, PVT v2, thin"] if NIGHTLY else []),
+]
 REFUSED = [name for name, foreign in NETWORKS.items() if foreign.refused and (NIGHTLY or name not in AT_NIGHT)]
 
 
@@ -117,10 +120,7 @@ def test_ranks_give_what_the_plain_module_gives(name: str, meshes: dict[str, Mes
     """Networks that people use, by uneven blocks and by tiles: y, dx, dW; messages are the plan's."""
     opened, foreign = OpenAxes(meshes["mpi"], print), REAL.get(name) or NETWORKS[name]
     axes, x_BCHW = opened.of(2, 2), image((1, foreign.bands, *(foreign.size or (64, 96))), 5)
-    try:
-        network, expected, fault = foreign.network(), undivided(foreign.module(), x_BCHW), None
-    except ImportError as error:
-        pytest.skip(f"{foreign.package} is not installed ({error})")
+    network, expected, fault = foreign.network(), undivided(foreign.module(), x_BCHW), None
     for named in expected.gradients, expected.buffers:  # the graph has the user's own names
         named.update({key.removeprefix("whole."): named.pop(key) for key in list(named)})
     for compute in (in_blocks, *((in_tiles,) if foreign.tiles else ())) if axes.position else ():
