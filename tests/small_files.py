@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,6 @@ def read_raster(path: Path) -> NDArray:
     """Return the bands of a raster, (C, H, W)."""
     with rasterio.open(path) as file:
         return file.read()
-
-
-def open_below(folder: Path) -> int:
-    """Count the files of a folder that this process holds open."""
-    handles = (os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
-    return sum(path.startswith(f"{folder}/") for path in handles)
 
 
 def touch(*names: str) -> None:

@@ -24,7 +24,7 @@ from tiledseg.comm.failure import describe
 from tiledseg.commands.options import GROUPS, KEYS
 from tiledseg.commands.parser import Parser, add_format_option, run
 from tiledseg.errors import VERSION, CommunicationError, ConfigError, RasterError
-from tiledseg.raster.finding import expand_sources
+from tiledseg.raster.tile_store import is_tile_store
 
 
 @pytest.fixture(autouse=True)
@@ -294,7 +294,7 @@ def test_a_full_standard_error_changes_no_code(material: Material) -> None:
 def test_a_store_is_whole_though_its_summary_is_lost(material: Material) -> None:
     """It gave 0 and no word."""
     path = material.root / "tiles.h5"
-    cut = ("--grid", "2", "--output", str(path))
+    cut = ("--grid", "2", "--levels", "2", "--output", str(path))
     code, _, err = shell("> /dev/full", ["tile", "--images", str(material.root / "one.tif"), *cut])
     assert (code, err) == (1, FULL)
-    assert expand_sources([str(path)], "x") == (f"{path}:/0/images",)
+    assert is_tile_store(str(path))

@@ -22,6 +22,7 @@ from tests.raster.test_writer import Info
 from tests.small_files import write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.errors import OutputError
+from tiledseg.execution.progress import StepProgress
 from tiledseg.raster.map_writer import lay_out, publish
 from tiledseg.system.files import irregular_kind, replacing, temporary
 from tiledseg.system.run_lock import NAME, check_free, check_unclaimed, claimed, hold
@@ -83,7 +84,7 @@ def test_two_stores_at_one_name(
     """The second is refused while the first is cut; the first is not published over a store that came meanwhile."""
     write_raster(tmp_path / "a.tif", np.random.default_rng(0).integers(0, 255, (3, 64, 64)).astype(np.uint8))
     store = tmp_path / "t.h5"
-    words = ["--images", str(tmp_path / "a.tif"), "--grid", "2", "--output", str(store)]
+    words = ["--images", str(tmp_path / "a.tif"), "--grid", "2", "--levels", "1", "--output", str(store)]
     part = temporary(store)
     part.touch()
     with claimed(part, store):
@@ -91,7 +92,8 @@ def test_two_stores_at_one_name(
         assert "another job is writing it too" in capsys.readouterr().err
     assert not store.exists()
     part.unlink()
-    monkeypatch.setattr("tiledseg.tile.tick", lambda: store.write_bytes(b"other"))
+    progress = StepProgress.advance
+    monkeypatch.setattr(StepProgress, "advance", lambda *words: (progress(*words), store.write_bytes(b"other")))
     assert tile(words) == 2
     assert "another job is writing it too" in capsys.readouterr().err
     assert store.read_bytes() == b"other"

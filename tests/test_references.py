@@ -13,6 +13,7 @@ from tests.raster.referring import vrt
 from tests.small_files import write_raster, write_yaml
 from tiledseg.evaluate import main as evaluate
 from tiledseg.predict import main as predict
+from tiledseg.raster.reader import open_raster
 from tiledseg.tile import main as tile
 from tiledseg.train import main as train
 
@@ -61,8 +62,15 @@ def test_each_command_takes_them_by_choice(root: Path, capfd: pytest.CaptureFixt
     with rasterio.open(maps[0]) as one, rasterio.open(maps[1]) as other_map:
         np.testing.assert_array_equal(one.read(), other_map.read())
 
-    cut = ["--images", str(image), "--labels", str(labels), "--grid", "2", "--output", str(root / "tiles.h5")]
+    store = root / "tiles.h5"
+    cut = ["--images", str(image), "--labels", str(labels), "--grid", "2", "--levels", "2", "--output", str(store)]
     assert tile([*cut, "--references"]) == 0
     assert said(capfd) == [line(image), line(labels)]
-    assert evaluate(["--prediction", str(maps[0]), "--labels", str(labels), "--references"]) == 0
+    with open_raster(f"{store}#0") as reader, open_raster(str(root / "image.tif")) as plain:
+        assert reader.info.tiling is not None
+        box = reader.info.tiling.tiles[0].context
+        np.testing.assert_array_equal(reader.read(box)[0], plain.read(box)[0])
+
+    score = ["--prediction", str(maps[0]), "--labels", str(labels), "--references"]
+    assert evaluate(score) == 0
     assert said(capfd) == [line(labels)]

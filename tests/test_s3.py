@@ -22,6 +22,7 @@ from tests.s3_server import BUCKET, KEY, WEED, Addresses, serving, variables
 from tests.small_files import write_raster, write_yaml
 from tests.tls import OPENSSL, VARIABLES, Certificates, make_certificates
 from tiledseg.errors import RasterError, install
+from tiledseg.evaluate import main as evaluate
 from tiledseg.geometry.box import Box
 from tiledseg.predict import main as predict
 from tiledseg.raster import remote
@@ -337,29 +338,44 @@ def test_files_of_a_server_of_ones_own_certificate(
     for name, value in variables(served.secure, scheme="https").items():
         monkeypatch.setenv(name, value)
     labels_HW = np.random.default_rng(3).integers(0, 3, (1, 64, 64), np.uint8)
-    write_raster(tmp_path / "a.tif", labels_HW)
+    for name in ("a.tif", "b.tif"):
+        write_raster(tmp_path / name, labels_HW)
     (tmp_path / "others").mkdir()
     others = make_certificates(tmp_path / "others", "IP:127.0.0.2")
     empty = tmp_path / "empty.pem"
     empty.write_text("none")
-    with running(range_server.__file__, str(tmp_path), str(certificates.server), str(certificates.key)) as here:
-        url = f"https://{here}/a.tif"
-        for authority, said, listed in (
-            (None, "unable to get local issuer certificate", "is not trusted (UnknownIssuer); no variable"),
-            (others.authority, "unable to get local issuer certificate", "certificate is not trusted ("),
-            (empty, "empty.pem", "no certificate of an authority was found; CURL_CA_BUNDLE is"),
+    here, there = (
+        running(range_server.__file__, str(tmp_path), str(one.server), str(one.key)) for one in (certificates, others)
+    )
+    with here as here, there as there:
+        url, elsewhere = f"https://{here}", f"https://{there}"
+
+        def score(base: str) -> int:
+            return evaluate(["--prediction", f"{base}/a.tif", "--labels", str(tmp_path / "b.tif"), "--format", "json"])
+
+        image, run = ["--image", str(material.root / "held-out.tif")], ["--checkpoint", str(material.root / "run")]
+        for authority, base, said, listed in (
+            (None, url, "unable to get local issuer certificate", "is not trusted (UnknownIssuer); no variable"),
+            (others.authority, elsewhere, "no alternative certificate subject name", "certificate is not trusted ("),
+            (empty, url, "empty.pem", "no certificate of an authority was found; CURL_CA_BUNDLE is"),
         ):
             if authority is not None:
                 monkeypatch.setenv("CURL_CA_BUNDLE", str(authority))
-            with pytest.raises(RasterError, match=rf"cannot open {url}: CURL error.*{said}.*; set CURL_CA_BUNDLE"):
-                open_raster(url)
+            assert score(base) == 2
+            err = one_error(capsys)
+            assert f"cannot open {base}/a.tif: CURL error" in err
+            assert said in err
+            assert "set CURL_CA_BUNDLE to the PEM file of the authority that signed it, on every rank" in err
             assert train(train_from_bucket(material, tmp_path / "run")) == 2
+            assert listed in one_error(capsys)
+            assert predict([*run, *image, "--output", f"{HOME}/m.tif"]) == 2
             assert listed in one_error(capsys)
         assert not (tmp_path / "run").exists()
         monkeypatch.setenv("CURL_CA_BUNDLE", str(certificates.authority))
+        assert score(url) == 0
+        assert '"mean_iou": 1.0' in capsys.readouterr().out
         remote.check_writable(RemoteName(BUCKET, "tls/a.tif"))
         remote.put(RemoteName(BUCKET, "tls/a.tif"), tmp_path / "a.tif")
         assert expand_sources([f"{HOME}/tls/*.tif"], "x") == (f"{HOME}/tls/a.tif",)
-        for path in (url, f"{HOME}/tls/a.tif"):
-            with open_raster(path) as read:
-                np.testing.assert_array_equal(read.read(Box.of_shape((64, 64)))[0], labels_HW)
+        with open_raster(f"{HOME}/tls/a.tif") as read:
+            np.testing.assert_array_equal(read.read(Box.of_shape((64, 64)))[0], labels_HW)

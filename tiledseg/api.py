@@ -62,7 +62,7 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
     """
     from tiledseg.comm.session import joined_mesh
     from tiledseg.commands.options import as_config, parse_config, to_yaml
-    from tiledseg.raster.labels.classes import read_classes
+    from tiledseg.raster.labels.classes import class_files, read_classes
     from tiledseg.training.start import start
 
     files = [str(config)] if isinstance(config, (str, Path)) else []
@@ -72,7 +72,7 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
         config = as_config(config)
     if not isinstance(config, Config):
         raise ConfigError(f"the configuration is {config!r}; give a map of groups of keys, or the path of a YAML file")
-    files += [config.data.classes] if isinstance(config.data.classes, str) else []
+    files += class_files(config.data.classes)
     config = replace(config, data=replace(config.data, classes=read_classes(config.data.classes)))
     config.check()
     with joined_mesh() as mesh:

@@ -12,7 +12,7 @@ from tiledseg.commands import entry
 COMMANDS = {
     "plan": "memory, tiles, halo mode, GPUs and time, before any job",
     "scene": "write a synthetic satellite scene and its labels",
-    "tile": "cut rasters into a tile store",
+    "tile": "cut rasters into an HDF5 tile store",
     "train": "train a network; alone, or under mpirun, srun, jsrun, torchrun",
     "predict": "map a raster with a trained network",
     "evaluate": "score a class map against its labels",

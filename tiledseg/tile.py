@@ -8,22 +8,24 @@ if __name__ == "__main__":
     enter("tiledseg.tile")
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tiledseg.architecture.presets import build_network
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse_config, value_of
-from tiledseg.commands.parser import Parser, flag_of, run, warn
+from tiledseg.commands.parser import Parser, flag_of, refuse_given, run, warn
 from tiledseg.config.map_formats import ZARR
 from tiledseg.config.run import Config
-from tiledseg.errors import ConfigError, RasterError, renamed
-from tiledseg.geometry.halo import Footprint
+from tiledseg.errors import ConfigError, OutputError, RasterError, renamed
+from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.raster.array_names import HDF5
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.system.console import answer, counted
 from tiledseg.system.outputs import check_outputs, whole
@@ -33,12 +35,15 @@ if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
     from tiledseg.raster.labels.pair_reading import PairReading
     from tiledseg.raster.mirrored_reader import RasterReader
-    from tiledseg.raster.tile_store import StorePlan
+    from tiledseg.raster.tile_store import Opener, StorePlan
 
 
+HDF5 = "hdf5"
 PLAIN = (
     *(f"data.{key}" for key in ("bands", "nodata", "references", "label_layer", "label_attribute", "background")),
     *("data.classes", "data.warp", "data.times", "data.assets", "data.mosaic", "data.valid", "data.valid_values"),
+    "tiling.halo",
+    *(f"model.{key}" for key in ("levels", "convs_per_level", "kernel", "padding", "upsampling")),
 )
 """Configuration keys that are flags of the command, without their group."""
 
@@ -48,15 +53,15 @@ def build_parser() -> Parser:
     parser = Parser(
         "tiledseg tile",
         "--images a.tif --labels b.tif --grid 4 --output tiles.h5",
-        description="Cut rasters into a store of tiles.",
+        description="Cut rasters into a store of tiles with their halos.",
     )
     parser.add_argument("--images", nargs="+", help="images: paths, globs or URLs")
     parser.add_argument("--labels", nargs="+", help="their labels, in the same order")
     parser.add_argument("--grid", nargs="+", help="tiles along rows and columns: Q, or R C")
     parser.add_argument("--output", required=True, help="the store to write, such as tiles.h5")
-    kinds = "hdf5 (default): one file, which one rank writes; or zarr: a chunk a tile, which the ranks write together"
+    kinds = "hdf5 (default), or zarr: rasters without halos, a chunk a tile, which the ranks write together"
     parser.add_argument("--format", choices=(HDF5, ZARR), default=HDF5, help=kinds)
-    parser.add_argument("--config", help="a run's YAML file: takes data and tiling from there")
+    parser.add_argument("--config", help="a run's YAML file: takes data, tiling and model from there")
     add_keys(parser, PLAIN, plain=True, classes="classes of polygons: as train's; rasters keep their values")
     add_keys(parser, ("parallel.transport",))
     return parser
@@ -77,14 +82,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(options: argparse.Namespace, flags: Mapping[str, str]) -> int:
     from tiledseg.raster.remote import is_remote
-    from tiledseg.raster.tile_store import check_store
 
     config = resolve(options)
     if is_remote(options.output):
         raise ConfigError(
             f"--output is {options.output}, but stores are written locally; give a local path, and copy the store"
         )
-    check_store("--output", options.output, options.format)
+    if options.format == ZARR:
+        halo = [key for key in PLAIN if key.startswith(("model.", "tiling."))]
+        refuse_given(options, halo, "--format zarr keeps no halos")
+        from tiledseg.raster.zarr_writer import check_zarr
+
+        check_zarr("--output", options.output)
+    elif options.output.rstrip("/").lower().endswith(".zarr"):
+        raise ConfigError(f"--output is '{options.output}'; give --format zarr too, or a name such as tiles.h5")
 
     def work(mesh: Mesh) -> None:
         inputs = [options.config] if options.config else []
@@ -114,7 +125,7 @@ def resolve(options: argparse.Namespace) -> Config:
 
 
 def plan_store(
-    config: Config, form: str, classes_given: bool = False
+    config: Config, classes_given: bool = False
 ) -> tuple[StorePlan, PairReading, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Plan the store from the headers of the files. Return the plan, the reading of the pixels (polygons become class
     numbers, rasters keep their values), and the paths of images and labels.
@@ -127,6 +138,7 @@ def plan_store(
     from tiledseg.raster.lists import SourceRules
     from tiledseg.raster.remote import is_vector
     from tiledseg.raster.tile_store import StorePlan
+    from tiledseg.tracing.build import known
 
     data, keys = config.data, ("--images", "--labels")
     images = data.joined(data.images, keys[0])
@@ -145,19 +157,17 @@ def plan_store(
     if data.warp and not label_paths:
         raise ConfigError("data.warp is given, but no labels; leave it out")
     infos, labels = reading.inspect(image_paths, label_paths)
+    network = known(build_network(config.model, infos[0].bands, classes=2), config.model.freeze_norm)
+    footprint = network_footprint(network.graph(), config.tiling.halo_width(), config.parallel.exact)
     grid = config.tiling.grid_shape()
     assert grid is not None, "resolve has checked it"
-    tiles = tuple(make_tiling(info.shape, grid, Footprint(1, 0, 0)).core_max for info in infos)
-    plan = StorePlan(infos, labels or None, tiles, form)
+    plan = StorePlan(infos, labels or None, tuple(make_tiling(info.shape, grid, footprint) for info in infos))
     return plan, reading, (image_paths, label_paths)
 
 
 def cut(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh, kind: str = HDF5) -> None:
     """Cut the store. Rank 0 writes HDF5, whose files have one writer; of Zarr each rank writes its own chunks.
     Collective."""
-    from tiledseg.raster.statistics import NO_VALID_PIXEL
-    from tiledseg.raster.tile_store import begin_zarr, store_made, write_tiles
-
     plan, reading, (images, labels) = mesh.on_root(lambda: _planned(config, output, inputs, classes_given, kind))
 
     def image(number: int) -> RasterReader:
@@ -166,10 +176,59 @@ def cut(config: Config, output: str, inputs: Sequence[str], classes_given: bool,
     def label(number: int) -> RasterReader:
         return reading.open_labels(labels[number], plan.images[number])
 
+    with doing("writing tiles"):
+        if kind == ZARR:
+            _write_zarr(output, plan, image, label, mesh)
+        else:
+            mesh.on_root(lambda: _write_hdf5(output, plan, image, label, config.run.verbosity))
+    if mesh.is_root and config.run.verbosity:
+        tiles = counted(sum(map(len, plan.tilings)), "tile")
+        answer(f"{output}: {counted(len(plan.images), 'image')}, {tiles}, {size(plan.bytes)}")
+
+
+def _planned(
+    config: Config, output: str, inputs: Sequence[str], classes_given: bool, kind: str
+) -> tuple[StorePlan, PairReading, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Plan the store, check its output, and print warnings. Raises OutputError if the output exists, or would replace
+    an input."""
+    from tiledseg.raster.info import code_notes, reference_notes
+    from tiledseg.raster.lists import left_out
+
+    plan, reading, names = plan_store(config, classes_given)
+    files = [file for _, info, _ in plan.rasters() for file in info.files]
+    check_outputs([whole("--output", output, plan.bytes)], [*files, *inputs])
+    if os.path.exists(output):
+        raise OutputError(f"--output {output} is there; remove it, or choose another output")
+    if config.run.verbosity:
+        warn(left_out(config.data.joined(config.data.images, "--images"), "--images"))
+        warn([*reference_notes((*plan.images, *(plan.labels or ()))), *code_notes(plan.images)])
+        warn(note for image in plan.images for note in image.notes)
+    lost = [image.path for image in plan.images if image.ground is not None and kind == ZARR]
+    warn(f"a Zarr store does not keep the ground control of {path}" for path in lost)
+    return plan, reading, names
+
+
+def _write_hdf5(output: str, plan: StorePlan, image: Opener, label: Opener, verbosity: int) -> None:
+    from tiledseg.execution.progress import StepProgress
+    from tiledseg.raster.tile_store import write_store
+
+    done = count(1)
+    with closing(StepProgress(sum(map(len, plan.tilings)), 0, verbosity)) as progress:
+
+        def advance(number: int) -> None:
+            tick()
+            progress.advance(next(done), f"image {number}")
+
+        write_store(output, plan, image, label, advance)
+
+
+def _write_zarr(output: str, plan: StorePlan, image: Opener, label: Opener, mesh: Mesh) -> None:
+    from tiledseg.raster.statistics import NO_VALID_PIXEL
+    from tiledseg.raster.zarr_writer import begin_tiles, store_made, write_tiles
+
     def begin() -> Path:
         store = own.enter_context(store_made(output))
-        if kind == ZARR:
-            begin_zarr(store, plan)
+        begin_tiles(store, plan)
         return store
 
     def end(any_valid: bool) -> None:
@@ -177,27 +236,8 @@ def cut(config: Config, output: str, inputs: Sequence[str], classes_given: bool,
             raise RasterError(NO_VALID_PIXEL)
         own.close()
 
-    with doing("writing tiles"), ExitStack() as own:  # used by the root
+    with ExitStack() as own:  # used by the root
         store = mesh.on_root(begin)
         own_valid = mesh.on_all(lambda: write_tiles(store, plan, image, label, mesh.rank, mesh.size, tick))
         valid = mesh.communicator.gather_objects(own_valid)
         mesh.on_root(lambda: end(any(valid)))
-    if mesh.is_root and config.run.verbosity:
-        answer(f"{output}: {counted(len(plan.images), 'image')}, {size(plan.bytes)}")
-
-
-def _planned(
-    config: Config, output: str, inputs: Sequence[str], classes_given: bool, kind: str
-) -> tuple[StorePlan, PairReading, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Plan the store, check its output, and print warnings. Raises OutputError if the output would replace an input."""
-    from tiledseg.raster.info import code_notes, reference_notes
-    from tiledseg.raster.lists import left_out
-
-    plan, reading, names = plan_store(config, kind, classes_given)
-    files = [file for _, _, info, _ in plan.rasters() for file in info.files]
-    check_outputs([whole("--output", output, plan.bytes)], [*files, *inputs])
-    if config.run.verbosity:
-        warn(left_out(config.data.joined(config.data.images, "--images"), "--images"))
-        warn([*reference_notes((*plan.images, *(plan.labels or ()))), *code_notes(plan.images)])
-        warn(note for image in plan.images for note in image.notes)
-    return plan, reading, names

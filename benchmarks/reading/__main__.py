@@ -31,10 +31,9 @@ from torch.utils.data import DataLoader, Dataset
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.raster.array_names import file_of
 from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.tile_store import StorePlan, store_made, write_tiles
+from tiledseg.raster.tile_store import StorePlan, write_store
 from tiledseg.scene import main as scene
 
 HALO = 96
@@ -105,8 +104,8 @@ def make_files(folder: Path, size: Size) -> dict[str, str]:
             if block := options.pop("block", None):
                 options |= {"blockxsize": block, "blockysize": block}
             copy_raster(str(source), paths[name], **options)
-    paths[STORE] = f"{folder}/tiles.h5:/0/images"
-    make_store(f"{folder}/tiles.h5", str(source), size.tiling)
+    paths[STORE] = str(folder / "tiles.h5")
+    make_store(paths[STORE], str(source), size.tiling)
     paths[MEMORY_MAP] = str(folder / "pixels.raw")
     if not os.path.exists(paths[MEMORY_MAP]):
         with rasterio.open(source) as file:
@@ -116,10 +115,9 @@ def make_files(folder: Path, size: Size) -> dict[str, str]:
 
 def make_store(path: str, source: str, tiling: Tiling) -> None:
     with open_raster(source) as reader:
-        plan = StorePlan((reader.info,), None, (tiling.core_max,))
-    if not os.path.exists(path):
-        with store_made(path) as store:
-            write_tiles(store, plan, lambda _: open_raster(source), lambda _: open_raster(source), 0, 1, lambda: None)
+        plan = StorePlan((reader.info,), None, (tiling,))
+        if not os.path.exists(path):
+            write_store(path, plan, lambda _: open_raster(source), lambda _: open_raster(source), lambda _: None)
 
 
 def through_reader(path: str, windows: Sequence[Box], threads: int) -> Iterator[tuple[int, ...]]:
@@ -222,7 +220,7 @@ def main() -> None:
         paths = make_files(folder, size)
         load = os.getloadavg()[0]
         found = measure(paths, size, 2 if options.quick else options.repeats)
-        sizes = {name: os.path.getsize(file_of(path)) for name, path in paths.items()}
+        sizes = {name: os.path.getsize(path) for name, path in paths.items()}
     if options.json:
         Path(options.json).write_text(json.dumps([[*key, values] for key, values in found.items()], indent=1))
     print(table(found, sizes))

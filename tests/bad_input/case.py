@@ -47,7 +47,7 @@ predict = _like(
 evaluate = _like("evaluate", "--prediction ROOT/second-labels.tif --labels ROOT/labels.tif")
 plan = _like("plan", "--size 1000")
 scene = _like("scene", "--size 64 64 --image ROOT/scene.tif --labels ROOT/scene-labels.tif")
-tile = _like("tile", "--images ROOT/image.tif --labels ROOT/labels.tif --grid 2 --output ROOT/new.h5")
+tile = _like("tile", "--images ROOT/image.tif --labels ROOT/labels.tif --grid 2 --levels 2 --output ROOT/new.h5")
 export = _like("export", "--checkpoint ROOT/run")
 
 

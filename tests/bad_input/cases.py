@@ -131,12 +131,16 @@ STORES = (
     tile("times-that-are-not-given", "--images ROOT/{time}.tif", "--images ", "{time}.tif", "--times is empty"),
     tile("missing-image", "--images ROOT/nowhere.tif", "--images", "nowhere.tif", "does not exist"),
     tile("grid-word", "--grid fine", "grid", "fine", "auto"),
+    tile("halo-too-narrow", "--halo 1", "halo 1 is less than"),
     tile("classes-of-rasters", "--classes 5", "--classes is given, but no labels are polygons"),
-    tile("output-is-the-input", "--output ROOT/image.tif", "image.tif", "ends in .h5"),
+    tile("output-is-the-input", "--output ROOT/image.tif", "image.tif", "input", "another output"),
     tile("output-is-there", "--output ROOT/good.h5", "good.h5 is there", "remove it"),
-    train("no-store", "--data.images ROOT/other.h5 --data.labels []", "other.h5"),
-    train("no-such-image-of-a-store", "--data.images ROOT/good.h5:/7/a --data.labels ROOT/labels.tif", "good.h5:/7/a"),
+    train("no-store", "--data.images ROOT/other.h5 --data.labels []", "other.h5", "no tile store", "tiledseg tile"),
+    train("no-such-image-of-a-store", "--data.images ROOT/good.h5#7 --data.labels ROOT/labels.tif", "good.h5#7"),
+    train("store-of-another-grid", "--data.images ROOT/good.h5 --data.labels [] --tiling.grid 3", "good.h5", "2", "3"),
+    train("store-of-a-narrower-halo", "--data.images ROOT/good.h5 --data.labels [] --model.levels 3", "good.h5"),
     train("store-beside-a-lone-raster", "--data.images [ROOT/good.h5,ROOT/second.tif]", "2 rasters", "has 1"),
+    train("store-of-other-bands", "--data.images ROOT/good.h5 --data.bands [1]", "good.h5", "[1]", "[1, 2, 3]"),
 )
 
 DOCTORS = (
@@ -161,9 +165,11 @@ INPUTS = (
 _AS_STORE = "--data.labels [] --data.images"
 
 EDITED_STORES = (
-    train("store-with-a-flipped-pixel", f"{_AS_STORE} ROOT/flipped.h5", "flipped.h5:/0/images", "tried 4 times"),
-    train("store-of-an-older-version", f"{_AS_STORE} ROOT/old.h5", "old.h5", "older version", "cut it again"),
-    evaluate("store-of-an-older-version", "--labels ROOT/old.h5", "old.h5", "older version", "cut it again"),
+    train(
+        "store-with-a-flipped-pixel", f"{_AS_STORE} ROOT/flipped.h5", "flipped.h5#0", "tried 4 times", "copy it again"
+    ),
+    train("store-of-an-older-version", f"{_AS_STORE} ROOT/old.h5", "old.h5", "version 2", "remove it and cut it again"),
+    evaluate("store-of-an-older-version", "--labels ROOT/old.h5", "old.h5", "version 2", "cut it again"),
 )
 
 REPLACED_MAPS = (

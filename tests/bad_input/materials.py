@@ -130,11 +130,14 @@ def make_broken_stores(root: Path) -> None:
     with h5py.File(root / "other.h5", "w") as file:
         file["numbers"] = np.arange(10)
     with h5py.File(root / "good.h5", "r") as file:
-        place = file["0/images"].id.get_chunk_info(2).byte_offset
+        place = file["images/00000/pixels"].id.get_chunk_info(2).byte_offset
     data = bytearray((root / "good.h5").read_bytes())
     data[place + 9] ^= 1
     (root / "flipped.h5").write_bytes(data)
-    (root / "old.h5").write_bytes(b"tiledseg tiles 2 000000000100 ")
+    with h5py.File(root / "old.h5", "w", userblock_size=512) as file:
+        file.attrs.update(format="tiledseg tiles", version=2, images=1)
+    with open(root / "old.h5", "r+b") as raw:
+        raw.write(b"tiledseg tiles 2 000000000100 ")
 
 
 def make_broken_runs(root: Path) -> None:

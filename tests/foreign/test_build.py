@@ -117,8 +117,8 @@ def test_maps_are_those_of_the_module_on_the_whole_image(
         (["--build", BUILD, "--weights", "w.pth"], "--classes is not given"),
         ([], "give --checkpoint RUN, or --build and --weights FILE"),
         ([*own[:3], '{"width": 4}', *own[4:]], "size mismatch for "),
-        ([*own, "--mean", "[NaN, 0, 0]"], "normalize is ("),
-        ([*own, "--deviation", "[1, Infinity, 1]"], "of finite numbers"),
+        ([*own, "--mean", "[NaN, 0, 0]"], "normalize has means [nan, 0.0, 0.0]"),
+        ([*own, "--deviation", "[1, Infinity, 1]"], "; give finite numbers"),
         ([*own, "--weights", str(tmp_path / "broken.pth")], "holds a value that is not finite; give another file"),
         ([*own, "--which", "best"], "--which is best, but --weights is one file"),
     ):
@@ -183,10 +183,10 @@ def test_a_band_that_is_marked_as_alpha_is_named(tmp_path: Path, capsys: pytest.
         file.colorinterp = [*file.colorinterp[:3], ColorInterp.alpha]
     write_raster(tmp_path / "labels.tif", np.ones((1, 64, 96), np.uint8))
     norm, said = ([1] * 4, [1] * 4), r"band 4 is marked as alpha .* name it: {} \[1,2,3,4\]"
-    for more, words in (({}, "does not run on 3 bands"), ({"normalize": norm}, "for 3 bands")):
+    for more, words in (({}, "does not run on 3 bands"), ({"normalize": norm}, "4 means and 4 deviations for 3 bands")):
         with pytest.raises(ConfigError, match=f"{words}.*{said.format('bands')}"):
             tiledseg.predict_raster(Somebody(4, 3), image, never, **more)
-    with pytest.raises(ConfigError, match=f"for 3 bands.*{said.format('bands')}"):
+    with pytest.raises(ConfigError, match=f"4 means.*{said.format('bands')}"):
         tiledseg.TileDataset(image, halo=0, grid=1, normalize=norm)
     data = {"images": image, "labels": str(tmp_path / "labels.tif"), "classes": 3}
     own = {"model": {"build": "tests.foreign.modules:of_four"}, "run": {"output": never}}

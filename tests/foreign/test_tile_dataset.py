@@ -137,10 +137,10 @@ def test_a_sampler_deals_one_order(files: tuple[list[str], list[str]]) -> None:
         (False, {"classes": 3}, "classes is 3, but labels are not given"),
         (False, {"images": "/no.tif"}, "does not exist"),
         (True, {"grid": 0}, "tiling.grid is 0"),
-        (True, {"grid": None}, "grid is None"),
+        (True, {"grid": None}, "is no tile store"),
         (True, {"halo": -1}, "halo is -1"),
         (True, {"bands": [3]}, "band"),
-        (True, {"normalize": ([1], [1])}, "for 2 bands"),
+        (True, {"normalize": ([1], [1])}, "1 means and 1 deviations for 2 bands"),
         (True, {"normalize": ([1, 1], [1, 0])}, "deviations above 0"),
         (True, {"classes": 1}, "1 classes"),
         (True, {"halo": ALIGNED}, "align_corners"),  # its author calls it on a tile, which says no place

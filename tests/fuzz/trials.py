@@ -26,7 +26,7 @@ SIDE, STEPS = 32, 4
 LAST = f"step-{STEPS:06d}"
 MAP = ["--checkpoint", "run", "--image", "image.tif", "--output", "map.tif", "--verbosity", "0", "--workers", "1"]
 MAP += ["--tiling.grid", "2"]
-STORE = ["--images", "image.tif", "--labels", "labels.tif", "--grid", "2"]
+STORE = ["--images", "image.tif", "--labels", "labels.tif", "--grid", "2", "--levels", "2", "--convs-per-level", "1"]
 SCENE = ["--size", "40", "40", "--image", "scene.tif", "--labels", "classes.tif"]
 # Each command that writes a file: what is typed, its outputs, and how often it touches files at most. Interrupted runs:
 # tests/crash, benchmarks/faults.

@@ -155,7 +155,7 @@ def still(plain: Config) -> Config:
 def test_a_tile_store_is_seen_as_its_raster_is(tmp_path: Path) -> None:
     """A changed raster's tiles lie across those that were cut; and so do windows."""
     scene(tmp_path)
-    store, words = str(tmp_path / "tiles.h5"), ["--grid", "3", "--output"]
+    store, words = str(tmp_path / "tiles.h5"), ["--grid", "3", "--levels", "3", "--output"]
     images = ["--images", str(tmp_path / "image.tif"), "--labels", str(tmp_path / "labels.tif")]
     assert cut([*images, *words, store]) == 0
     keys = {"augment": [*PLACES, {"scale": [0.9, 1.2]}, *VALUES], "grid": 3, "dropout": 0.2}

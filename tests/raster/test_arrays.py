@@ -172,14 +172,6 @@ def test_workers_of_other_processes_have_the_arrays(tmp_path: Path) -> None:
     assert not array_names._arrays
 
 
-def test_an_array_s_own_file_is_one_of_its_files(tmp_path: Path) -> None:
-    """So no output takes its place."""
-    file = tmp_path / "scene.nc"
-    as_array(scene((2, 8, 8))).to_netcdf(file, engine="h5netcdf")
-    with xarray.open_dataarray(file) as array:
-        assert read(array, Box.of_shape((8, 8)))[2].files == (str(file),)
-
-
 @pytest.mark.parametrize("form", STORES)
 def test_an_edited_file_is_noticed(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -245,6 +237,15 @@ def test_bands_of_several_stores_are_those_of_one(tmp_path: Path, form: str) -> 
     assert np.array_equal(ours, theirs)
     assert np.array_equal(valid, others)
     assert not valid.all()
+
+
+def test_stores_of_several_times_are_joined(tmp_path: Path) -> None:
+    pixels = scene((2, 20, 30)), scene((2, 20, 30), seed=1)
+    for at, each in enumerate(pixels):
+        write(tmp_path, "zarr3", each, "r")
+        (tmp_path / "r-zarr3.zarr").rename(tmp_path / f"t{at}.zarr")
+    (path,) = expand_sources([f"{tmp_path}/t{{0,1}}.zarr:/r"], "data.images")
+    assert np.array_equal(read(path, Box.of_shape((20, 30)))[0], np.concatenate(pixels))
 
 
 @pytest.mark.parametrize("form", ["zarr3", "nc4", "dask"])

@@ -12,13 +12,12 @@ import pytest
 import rasterio
 from numpy.typing import NDArray
 
-from tests.small_files import PLACE, open_below
+from tests.small_files import PLACE
 from tests.small_files import write_raster as write
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.raster import mirrored_reader
 from tiledseg.raster.composed import BANDS, MOSAIC, VALID, Composed, label_of, parse_composed
-from tiledseg.raster.mirrored_reader import PAUSES
+from tiledseg.raster.mirrored_reader import PAUSES, RecentReaders
 from tiledseg.raster.reader import identify, open_raster
 
 HEIGHT, WIDTH = 37, 45
@@ -221,15 +220,15 @@ def test_a_change_of_a_part_changes_the_identity(tmp_path: Path) -> None:
     assert identify(name, beside).changed_since(before)
 
 
-def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all readers together, in whatever they are composed."""
-    monkeypatch.setattr(mirrored_reader, "MOST_IDLE", 2)
-    monkeypatch.setattr(mirrored_reader, "_idle", [])
-    names = str(mosaic(tmp_path, scene("uint8"))), str(stack(tmp_path, scene("uint8")))
-    readers = [open_raster(name) for name in names]
-    for reader in readers:
+def test_files_of_pieces_are_closed_after_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tiledseg.raster.composed._OPEN_PIECES", 2)
+    open_before = len(os.listdir("/proc/self/fd"))
+    with open_raster(str(mosaic(tmp_path, scene("uint8")))) as reader:
         reader.read(Box.of_shape(reader.info.shape))
-        assert open_below(tmp_path) == 2
-    for reader in readers:
-        reader.close()
-    assert open_below(tmp_path) == 0
+        assert reader.files_held == 2
+        assert len(os.listdir("/proc/self/fd")) - open_before == 2
+        recent = RecentReaders(3)
+        recent.use(reader)
+        with open_raster(str(stack(tmp_path, scene("uint8")))) as other:
+            recent.use(other)
+            assert len(os.listdir("/proc/self/fd")) - open_before == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.small_files import open_below, write_raster
+from tests.small_files import write_raster
 from tiledseg.errors import LabelError, RasterError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.raster import mirrored_reader, statistics
+from tiledseg.raster import statistics
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.mirrored_reader import RasterReader, prefetch
 from tiledseg.raster.reader import open_raster
+from tiledseg.raster.samples import dataset as dataset_module
 from tiledseg.raster.samples.dataset import Dataset, layout_warning
 from tiledseg.raster.statistics import Normalization, finish, measure, partial_sums, statistics_blocks
 
@@ -84,6 +86,7 @@ def test_every_tile_is_a_window_of_the_one_normalised_raster(
     cut = tiling(footprint=footprint)
     data = Dataset([image_reader], [label_reader], [cut], CLASSES, NORMALIZATION, dtype=out)
     x_CHW, y_HW = expected(dtype, working, out)
+    assert data.tiles_per_image == (6,)
     for index, tile in enumerate(cut.tiles):
         sample = data.load(0, index)
         assert (sample.image, sample.tile) == (0, tile)
@@ -98,23 +101,26 @@ def test_every_tile_is_a_window_of_the_one_normalised_raster(
 def test_loads_the_same_through_prefetch_threads_and_few_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirrored_reader, "MOST_IDLE", 3)
-    monkeypatch.setattr(mirrored_reader, "_idle", [])
+    monkeypatch.setattr(dataset_module, "OPEN_RASTERS", 3)
     readers = [open_raster(write(tmp_path / f"{i}.tif", image(seed=i))) for i in range(8)]
     data = Dataset(readers, None, [tiling()] * 8, None, NORMALIZATION)
     pairs = [(i, t) for t in range(6) for i in range(8)]
     alone = [data.load(*pair).x_CHW for pair in pairs]
+    before = len(os.listdir("/proc/self/fd"))
     together = list(prefetch(pairs, lambda pair: data.load(*pair).x_CHW, threads=3, depth=4))
     assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
-    assert open_below(tmp_path) <= 3
+    assert len(os.listdir("/proc/self/fd")) <= before + 9
     assert data.load(0, 0).y_HW is None
     data.close()
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     pair = open_pair(tmp_path)
+    two_bands = open_raster(str(tmp_path / "image.tif"), [1, 2])
     small = open_raster(write(tmp_path / "small.tif", labels()[:, :60]))
     cases: list[tuple[Any, Any, Any, Any, str]] = [
+        (pair[:1], None, [tiling(shape=(64, 90))], None, r"\(70, 90\) but its tiling is of \(64, 90\)"),
+        ([two_bands], None, [tiling()], None, r"normalisation has 3 bands but .*image.tif has 2"),
         (pair[:1], [small], [tiling()], CLASSES, "differ in size: 70 x 90 px against 60 x 90 px"),
     ]
     for *parts, words in cases:

@@ -190,17 +190,16 @@ def test_the_sources_of_a_vrt_at_any_depth(image: Path, capfd: pytest.CaptureFix
 
 
 def test_gdal_and_obstore_are_sent_to_one_server() -> None:
-    """By Amazon's variable and by GDAL's; a user's own limits hold."""
+    """By Amazon's variable and by GDAL's."""
     url, gdal = {"AWS_ENDPOINT_URL": "http://h:9/"}, {"AWS_S3_ENDPOINT": "h:9", "AWS_HTTPS": "NO"}
     path_style = {"AWS_VIRTUAL_HOSTING": "FALSE"}
     assert {**gdal, **path_style}.items() <= gdal_options(url).items()
     assert not any(name.startswith("AWS") for name in gdal_options(gdal))
-    assert gdal_options({}, 8)["GDAL_HTTP_LOW_SPEED_TIME"] == "8"
-    assert "GDAL_HTTP_LOW_SPEED_TIME" not in gdal_options({"GDAL_HTTP_LOW_SPEED_TIME": "90"}, 8)
     for environment, endpoint, by_host in (
         (url, "http://h:9", False),
         ({"AWS_ENDPOINT_URL": "h"}, "https://h", False),
         ({**url, "AWS_VIRTUAL_HOSTING": "TRUE"}, "http://b.h:9", True),
+        ({**gdal, **path_style}, "http://h:9", False),
         (gdal, "http://b.h:9", True),
         ({"AWS_S3_ENDPOINT": "h", **path_style}, "https://h", False),
         ({}, None, True),
@@ -210,12 +209,20 @@ def test_gdal_and_obstore_are_sent_to_one_server() -> None:
     assert store_options("b", {"AWS_NO_SIGN_REQUEST": "YES"}, 8, 1)["skip_signature"]
 
 
-def test_variables_are_named_and_their_values_never_shown() -> None:
-    said = advice({"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret", "HOME": "/"}, "s3://b/a")
-    assert said.endswith(": AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY")
+def test_a_users_own_limits_hold() -> None:
+    assert gdal_options({}, 8)["GDAL_HTTP_LOW_SPEED_TIME"] == "8"
+    assert "GDAL_HTTP_LOW_SPEED_TIME" not in gdal_options({"GDAL_HTTP_LOW_SPEED_TIME": "90"}, 8)
+
+
+def test_what_was_read_is_named_and_never_shown() -> None:
+    said = advice(
+        {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "r", "HOME": "/"}, "s3://b/a"
+    )
+    assert said.endswith(": AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION")
     said = advice({"AWS_REGION": "r"}, "/vsis3/b/a")
     assert said.startswith("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_NO_SIGN_REQUEST, on every rank")
     assert "AWS_REGION are set" in said
+    assert advice({"AWS_ACCESS_KEY_ID": "AKIA"}, "http://h/s.zarr") == "check that its server can be reached"
 
 
 def test_the_first_variable_that_names_authorities_is_handed_on() -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import pyogrio
 import pytest
 import shapely
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from rasterio.features import rasterize
 
@@ -36,23 +38,31 @@ def polygons_of(folder: Path, classes_HW: NDArray[np.uint8], classes: set[int]) 
     return shapely.from_wkb(wkb), numbers, pixels
 
 
-@pytest.mark.parametrize("values", [(0, 1), (0, 3, 255), (3,), (255,)])
-@pytest.mark.parametrize(("height", "width", "patch"), [(1, 1, 1), (40, 33, 1), (23, 40, 4)])
-@pytest.mark.parametrize("classes", [{0, 1, 3}, {1}, set()], ids=str)
+@st.composite
+def maps(draw: st.DrawFn) -> NDArray[np.uint8]:
+    """Any shape; from single pixels to patches, with and without pixels without data."""
+    height, width, patch = draw(st.integers(1, 40)), draw(st.integers(1, 40)), draw(st.integers(1, 5))
+    values = draw(st.sampled_from([(0, 1), (0, 1, 2), (0, 3, 255), (3,), (255,), (0, 0, 0, 0, 1)]))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    coarse_HW = rng.choice(values, (-(-height // patch), -(-width // patch)))
+    return np.kron(coarse_HW, np.ones((patch, patch)))[:height, :width].astype(np.uint8)
+
+
+@settings(derandomize=True, max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(classes_HW=maps(), classes=st.sets(st.integers(0, 3)))
 def test_polygons_cover_each_pixel_of_their_classes_once(
-    tmp_path: Path, values: tuple[int, ...], height: int, width: int, patch: int, classes: set[int]
+    tmp_path: Path, classes_HW: NDArray[np.uint8], classes: set[int]
 ) -> None:
-    """Of single pixels and of patches, with and without pixels without data."""
-    coarse_HW = np.random.default_rng(0).choice(values, (-(-height // patch), -(-width // patch)))
-    classes_HW = np.kron(coarse_HW, np.ones((patch, patch)))[:height, :width].astype(np.uint8)
     found, numbers, pixels = polygons_of(tmp_path, classes_HW, classes)
     assert shapely.is_valid(found).all()
     np.testing.assert_allclose(shapely.area(found), pixels * abs(PLACE.determinant))
-    assert pixels.sum() == np.isin(classes_HW, list(classes)).sum()
-    if len(found):
-        burnt = zip(found, numbers, strict=True)
-        back_HW = rasterize(burnt, classes_HW.shape, fill=99, dtype=np.uint8, transform=PLACE)
-        np.testing.assert_array_equal(back_HW, np.where(np.isin(classes_HW, list(classes)), classes_HW, 99))
+    burnt = list(zip(found, numbers, strict=True)) or [(shapely.Point(), 0)]
+    back_HW = rasterize(burnt, classes_HW.shape, fill=99, dtype=np.uint8, transform=PLACE) if len(found) else None
+    covered_HW = np.zeros(classes_HW.shape, bool) if back_HW is None else back_HW != 99
+    if back_HW is not None:
+        np.testing.assert_array_equal(back_HW[covered_HW], classes_HW[covered_HW])
+    assert covered_HW.sum() == pixels.sum()
+    np.testing.assert_array_equal(covered_HW, np.isin(classes_HW, list(classes)))
 
 
 def test_rings_within_rings(tmp_path: Path) -> None:

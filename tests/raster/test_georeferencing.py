@@ -13,8 +13,8 @@ from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
 from rasterio.rpc import RPC
 
+from tests.raster.test_tile_store import cut, plan
 from tests.small_files import UTM
-from tiledseg import tile
 from tiledseg.errors import RasterError
 from tiledseg.raster.info import GroundControl, RasterInfo
 from tiledseg.raster.map_writer import RasterLayout, lay_out, publish
@@ -96,9 +96,8 @@ def test_a_map_lies_where_its_raster_does(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["turned", "points without CRS", "points and polynomials", "CRS of no TIFF"])
 def test_a_tile_store_keeps_it_for_its_map(tmp_path: Path, name: str) -> None:
     source = write(tmp_path / "source.tif", **PLACES[name])
-    store = str(tmp_path / "tiles.h5")
-    assert tile.main(["--images", source, "--grid", "2", "--output", store]) == 0
-    mapped(f"{store}:/0/images", tmp_path / "map.tif")
+    store = cut(tmp_path / "tiles.h5", plan([source], None, grid=(2, 2)))
+    mapped(f"{store}#0", tmp_path / "map.tif")
     assert place_of(tmp_path / "map.tif") == place_of(source)
 
 

@@ -173,16 +173,31 @@ def test_pixels_that_are_not_valid_and_numbers_of_no_class_do_not_count() -> Non
     assert count_classes(classes_HW, valid_HW, 3).tolist() == [1, 1, 1]
 
 
+ROADS = [
+    {"name": "road", "colour": "#804080", "values": [7, 8]},
+    {"name": "tree", "color": [0, 128, 0], "value": 21},
+    {"name": "void", "ignored": True, "values": [0, -1]},
+]
+
+
 def test_every_default_colour_is_one_of_its_own() -> None:
     records = default_classes(255)
     assert len({record.colour for record in records}) == 255
     assert records[:30] == default_classes(30)
     assert LabelMap.from_config(3).classes == records[:3]
     assert records[9].name == "class 9"
+    assert all(0 <= part <= 255 for record in records for part in record.colour)
+
+
+def test_records_say_name_colour_and_values() -> None:
+    label_map = LabelMap.from_config(ROADS)
+    assert label_map.classes == (ClassRecord("road", (128, 64, 128)), ClassRecord("tree", (0, 128, 0)))
+    raw_CHW = np.array([[[7, 8, 21, 0, -1, 255]]], np.int16)
+    assert label_map.apply(raw_CHW).tolist() == [[0, 0, 1, 255, 255, 255]]
 
 
 def test_without_values_one_band_holds_numbers_and_three_hold_colours() -> None:
-    label_map = LabelMap.from_config([{"name": "a", "colour": "#ff0000"}, {"name": "b", "color": "#00ff00"}])
+    label_map = LabelMap.from_config([{"name": "a", "colour": "#ff0000"}, {"name": "b", "colour": "#00ff00"}])
     assert label_map.resolve(Info(bands=1)).apply(np.array([[[1, 0, 255]]], np.uint8)).tolist() == [[1, 0, 255]]
     raw_CHW = np.array([[[0, 255]], [[255, 0]], [[0, 0]]], np.uint8)
     assert label_map.resolve(Info(bands=3)).apply(raw_CHW).tolist() == [[1, 0]]
@@ -254,9 +269,9 @@ def test_a_csv_groups_colours(tmp_path: Path) -> None:
 
 
 def test_a_csv_takes_ids_to_train_ids(tmp_path: Path) -> None:
-    rows = "name,id,class,color\nunlabeled,0,ignored,#000000\nroad,7,road,#804080\ncar,26,car,#00008e\nplate,-1,,\n"
+    rows = "name,id,class,colour\nunlabeled,0,ignored,#000000\nroad,7,road,#804080\ncar,26,car,#00008e\nplate,-1,,\n"
     label_map = LabelMap.from_config(read_classes(written(tmp_path / "cityscapes.csv", rows)))
-    assert label_map.classes == (ClassRecord("road", (128, 64, 128)), ClassRecord("car", (0, 0, 142)))
+    assert [record.name for record in label_map.classes] == ["road", "car"]
     assert label_map.apply(np.array([[[7, 26, 0, -1]]], np.int16)).tolist() == [[0, 1, 255, 255]]
 
 

@@ -82,16 +82,27 @@ def test_any_partition_in_any_order_gives_the_bytes_of_one_write(
     whole = Box.of_shape((height, width))
     boxes = data.draw(st.permutations(partition(data, whole, 4)))
     files = []
-    nodata = data.draw(st.sampled_from([None, 0, 255]))
     for name, parts in (("one", [whole]), ("many", boxes)):
-        layout = lay_out(tmp_path / f"{name}.tif", Info(height, width), bands, dtype, nodata)
+        layout = lay_out(tmp_path / f"{name}.tif", Info(height, width), bands, dtype, nodata=255)
         write_boxes(pickle.loads(pickle.dumps(layout)), parts, pixels_CHW)
         publish(layout)
         files.append(tmp_path / f"{name}.tif")
     assert files[0].read_bytes() == files[1].read_bytes()
     with rasterio.open(files[1]) as dataset:
-        assert dataset.nodata == nodata
         np.testing.assert_array_equal(dataset.read(), pixels_CHW)
+
+
+@pytest.mark.parametrize("nodata", [None, 0, 255])
+def test_no_crs_and_any_nodata(tmp_path: Path, nodata: float | None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layout = lay_out(tmp_path / "a.tif", Info(30, 40, None, Affine.identity()), 1, "uint8", nodata)
+    write_boxes(layout, [Box.of_shape((30, 40))], pixels_of((1, 30, 40)))
+    publish(layout)
+    with rasterio.open(tmp_path / "a.tif") as dataset:
+        assert dataset.crs is None
+        assert dataset.nodata == nodata
+        np.testing.assert_array_equal(dataset.read(), pixels_of((1, 30, 40)))
 
 
 def test_laying_out_a_large_file_writes_little(tmp_path: Path) -> None:
@@ -141,6 +152,20 @@ def test_two_jobs_with_one_output(tmp_path: Path) -> None:
         publish(second)
     with pytest.raises(OutputError, match="file system"):
         RasterWriter(second)
+
+
+def test_misuse_is_refused(tmp_path: Path) -> None:
+    layout = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
+    out = RasterWriter(layout)
+    for box, pixels_CHW, words in (
+        (Box.of_shape((30, 40)), np.zeros((1, 30, 40), np.int64), "uint8"),
+        (Box.of_shape((30, 40)), np.zeros((2, 30, 40), np.uint8), "but the layout has"),
+        (Box.of_shape((31, 40)), np.zeros((1, 31, 40), np.uint8), "inside"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            out.write(box, pixels_CHW)
+    out.close()
+    out.close()
 
 
 def test_a_file_that_cannot_be_laid_out_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,8 @@ def test_whatever_takes_labels_takes_polygons(root: Path, capfd: pytest.CaptureF
 
 
 def cut(root: Path, *more: str, output: str = "tiles.h5") -> int:
-    return tile(["--images", str(root / "image.tif"), "--output", str(root / output), "--grid", "4", *more])
+    network = ["--levels", "2", "--convs-per-level", "1", "--grid", "4"]
+    return tile(["--images", str(root / "image.tif"), "--output", str(root / output), *network, *more])
 
 
 def test_a_store_trains_with_polygons_beside_it_and_in_it(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +141,7 @@ def test_a_store_trains_with_polygons_beside_it_and_in_it(root: Path, capfd: pyt
     with pytest.raises(AssertionError):
         train(root, "moved", {**inside, "classes": [classes[k] for k in (0, 2, 1)]})
     error = capfd.readouterr().err
-    assert "drawn.h5:/0/labels holds class road as 1, but in data.classes it is 2; give the classes" in error
+    assert "drawn.h5#0:labels holds class road as 1, but in data.classes it is 2; give the classes" in error
     assert error.count("\n") == 1
 
 

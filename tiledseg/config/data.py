@@ -55,7 +55,7 @@ class DataConfig(Group):
     Args:
         images: paths, folders, globs or URLs of the training images, variables of Zarr stores and netCDF files
             (store.zarr:/variable), a list of them (.txt, .csv, .geojson, .gti.gpkg), STAC items (.json, .parquet), or
-            a store of tiledseg tile (docs/how-to/own-data.md)
+            one HDF5 tile store (docs/how-to/own-data.md)
         labels: the same of their labels, in the same order; or a pattern such as labels/{stem}_L.png; or polygons
             (.gpkg, .geojson, .shp, .fgb)
         val_images: images to validate on

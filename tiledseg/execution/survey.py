@@ -51,10 +51,16 @@ def survey(
     def look() -> tuple[NDArray[np.int64], Sums | None]:
         """Count this rank's share of the label pixels by class number, the valid ones in `counts`; measure bands."""
         maps = [label_map.resolve(reader.info) for reader in labels]
+        current: list[RasterReader] = []
         numbers = np.zeros(256, np.int64)
         blocks = statistics_blocks([reader.info for reader in labels], mesh.rank, mesh.size)
         with doing("looking at every label"):
             for block in ticking(shown(blocks, len(blocks), "looking at every label")):
+                readers = [labels[block.image], images[block.image]][: 1 + count]
+                if current and current[0] is not readers[0]:
+                    for reader in current:
+                        reader.release()  # blocks come file by file: one file of each kind is open at a time
+                current = readers
                 classes_HW = read_labels(labels[block.image], maps[block.image], block.box)
                 numbers += np.bincount(classes_HW.ravel(), minlength=256)
                 if counts is not None:

@@ -56,8 +56,8 @@ class TileDataset(data.Dataset[dict[str, Any]]):
     Images and labels are paths, or xarray.DataArrays with x and y. Tiles at a raster's border are smaller, so use
     `batch_size=None` or 1. Of a list, images of split `train` or without a split are used, as in `data.images`.
 
-    `halo`: the result of `tiledseg.halo`, or pixels a side of a network without strides. `grid`: Q or (rows,
-    cols). `classes`: any form of `data.classes`, or a file of them. Labels may be
+    `halo`: the result of `tiledseg.halo`, or pixels a side of a network without strides. `grid`: Q, (rows, cols), or
+    None for tile stores, which have their own. `classes`: any form of `data.classes`, or a file of them. Labels may be
     polygons: `label_layer`, `label_attribute`, `background`, as in `data`; `warp`: accept labels on another grid.
     `assets`, `mosaic`, `valid`, `valid_values`: images of several rasters, as in `data`. `normalize`: (means,
     deviations) by band, or a `Normalization`; None: pixels unchanged, 0 where they are not valid. Each process opens
@@ -125,7 +125,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         check_alike(self._infos)
         if self._labels is not None:
             self._reading.check_used(self._labels)
-        self.tilings = tuple(make_tiling(info.shape, _grid(grid), footprint) for info in self._infos)
+        self.tilings = tuple(make_tiling(info.shape, _grid(grid, info), footprint) for info in self._infos)
         self.tiles_per_image = tuple(map(len, self.tilings))
         with explained(self._infos[0].notes):
             self._normalization = given_normalization(normalize, self._infos[0].bands)
@@ -208,9 +208,11 @@ def _text(paths: Paths) -> str | list[str]:
     return os.fspath(paths) if isinstance(paths, str | Path) else [os.fspath(path) for path in paths]
 
 
-def _grid(given: int | tuple[int, int] | None) -> tuple[int, int]:
+def _grid(given: int | tuple[int, int] | None, info: RasterInfo) -> tuple[int, int]:
     if given is None:
-        raise ConfigError("grid is None; give Q or (rows, cols)")
+        if info.tiling is None:
+            raise ConfigError(f"{info.path} is no tile store, so it has no grid; give grid=Q or (rows, cols)")
+        return info.tiling.grid
     tiling = TilingConfig(list(given) if isinstance(given, tuple | list) else given)
     tiling.check()
     shape = tiling.grid_shape()

@@ -48,7 +48,9 @@ from tiledseg.raster.remote import (
     put,
     remove,
 )
+from tiledseg.raster.samples.dataset import check_cut
 from tiledseg.raster.statistics import Normalization
+from tiledseg.raster.tile_store import parse_store_name
 from tiledseg.system.files import irregular_kind
 from tiledseg.system.outputs import Output, check_outputs, files_below
 from tiledseg.system.run_lock import check_unclaimed
@@ -124,7 +126,8 @@ def each_image(
             )
     requests: dict[str, Request] = {}
     for path in paths:
-        stem = re.sub(r"[^\w.+-]", "-", stem_of(path.rstrip("/")))  # a store's variable is in the name
+        name = os.path.basename(path) if parse_store_name(path) else stem_of(path.rstrip("/"))
+        stem = re.sub(r"[^\w.+-]", "-", name)  # the name of a store's image has its number, or its variable
         if stem in requests:
             raise OutputError(
                 f"--image has {label_of(requests[stem].image)} and {label_of(path)}, whose maps would be one file; "
@@ -160,7 +163,7 @@ def plan_maps(
     plan = plan_run(
         RunQuestion(
             network,
-            tuple(Extent(info.shape) for info in infos),
+            tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in infos),  # a store's own
             ranks,
             memory_bytes,
             first.parallel,
@@ -171,8 +174,12 @@ def plan_maps(
             machine=machine_of(first.machine or usual),
         )
     )
+    for info, tiling in zip(infos, plan.tilings, strict=True):
+        check_cut(info, tiling)
     if first.views != NO_VIEWS:
         views = f"--tta is {first.views}, which needs whole tiles on a rank, but"
+        if stored := [info.path for info in infos if info.tiling is not None]:
+            raise RasterError(f"{views} {stored[0]} is a tile store, whose tiles are cut; give the raster")
         if plan.spread.shares_images:
             raise ConfigError(f"{views} --parallel.halo is {plan.spread.mode}; use --parallel.halo read")
         if plan.blocks is not None:

@@ -5,11 +5,9 @@ A program's arrays get names while a call uses them (`takes_arrays`), so the cod
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import weakref
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -17,12 +15,11 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from tiledseg.errors import ConfigError
 from tiledseg.system.files import is_zarr
 
-HDF5, STORED = "hdf5", (".h5", ".hdf5")
-NETCDF, MEMORY = (".nc", ".nc4", ".cdf", *STORED), "dataarray:"
-TILES, DONE, OWN = "tiledseg", "done", ("times", "holds_classes", "palette", "ground", "class_names")
-"""Attributes of stores cut by `tiledseg tile`, and the fields of `RasterInfo` in the first one."""
+NETCDF, MEMORY = (".nc", ".nc4", ".cdf"), "dataarray:"
+TILES, OWN = "tiledseg", ("times", "holds_classes", "palette")
+"""The attribute of stores cut by `tiledseg tile`, and the fields of `RasterInfo` in it."""
 
-_NAME = re.compile(r"(?!/vsi|\w{2,}:(?!//))(.+?\.(?:zarr|nc4?|cdf|h5|hdf5))/?(?::/*(.*))?", re.IGNORECASE | re.DOTALL)
+_NAME = re.compile(r"(?!/vsi|\w{2,}:(?!//))(.+?\.(?:zarr|nc4?|cdf))/?(?::/*(.*))?", re.IGNORECASE | re.DOTALL)
 _OF_FOLDER = re.compile(r"([^:]+):/+(.*)", re.DOTALL)
 _arrays: dict[str, Any] = {}
 P = ParamSpec("P")
@@ -118,20 +115,3 @@ def _named(one: Any, arrays: dict[str, Any]) -> Any:
 def _forget(names: Iterable[str]) -> None:
     for name in names:
         _arrays.pop(name, None)
-
-
-def sealed(words: Any) -> str:
-    """Return a description as JSON after its checksum: HDF5 has none of texts above 4 KiB."""
-    text = json.dumps(words)
-    return f"{zlib.crc32(text.encode()):08x} {text}"
-
-
-def unsealed(text: Any) -> dict[str, Any]:
-    """Return the description in a text of `sealed`; that of an older Zarr store is no text. Raises ValueError for
-    another text."""
-    if isinstance(text, dict):
-        return text
-    code, _, body = (text.decode() if isinstance(text, bytes) else str(text)).partition(" ")
-    if code != f"{zlib.crc32(body.encode()):08x}":
-        raise ValueError("its description is damaged")
-    return dict(json.loads(body))

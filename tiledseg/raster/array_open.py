@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -22,18 +22,17 @@ from numpy.typing import NDArray
 
 from tiledseg.errors import RasterError, install
 from tiledseg.geometry.box import Box
-from tiledseg.raster.array_names import DONE, NETCDF, TILES, ArrayName, unsealed
+from tiledseg.raster.array_names import NETCDF, TILES, ArrayName
 from tiledseg.raster.array_place import check_dims, class_names_of, dims_of, nodata_of, placed, time_of
 from tiledseg.raster.composed import VALID, Composed, StackedReader, open_composed
 from tiledseg.raster.gdal_open import CACHE_BYTES
 from tiledseg.raster.gdal_reader import GdalReader, as_stored, select
-from tiledseg.raster.info import GroundControl, RasterInfo
+from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader, reading
 from tiledseg.raster.remote import is_remote
 from tiledseg.system.files import irregular_kind
 
-_CLASSIC, _OLD = b"CDF", "tiledseg tiles"
-"""The first bytes of netCDF 3; the mark of tile stores of older versions, in their first bytes or their attributes."""
+_CLASSIC = b"CDF"
 
 
 class ArrayReader(GdalReader):
@@ -90,10 +89,11 @@ class ArrayReader(GdalReader):
                 driver=driver,
                 files=files,
                 notes=notes,
-                **_cut(array, bands is None),
+                class_names=class_names_of(array) if len(numbers) == 1 else (),
+                **_cut(array.attrs.get(TILES), bands is None),
             )
 
-    def _read_masks(self, box: Box) -> tuple[NDArray, list[NDArray]]:
+    def read_masks(self, box: Box) -> tuple[NDArray, list[NDArray]]:
         """Return pixels (C, H, W), and no masks."""
         rows, cols = box.slices
         return np.asarray(self._pixels_CHW[:, rows, cols].compute(scheduler="synchronous").values, self.info.dtype), []
@@ -108,21 +108,13 @@ class ArrayReader(GdalReader):
         self._close_store()
 
 
-def _cut(array: Any, whole: bool) -> dict[str, Any]:
-    """Return the fields of an info that the attribute of a cut raster holds, with its times if it is `whole`; of any
-    other array the names of its classes."""
-    words = array.attrs.get(TILES)
-    if words is None:
-        return {"class_names": class_names_of(array)}
-    words = unsealed(words)
-    ground, names = words.get("ground"), words.get("class_names", class_names_of(array))
-    return {
-        "times": int(words.get("times", 1)) if whole else 1,
-        "palette": tuple((int(index), tuple(map(int, colour))) for index, colour in words.get("palette") or ()) or None,
-        "holds_classes": bool(words.get("holds_classes")),
-        "ground": ground and GroundControl(tuple(map(tuple, ground[0])), ground[1], tuple(map(tuple, ground[2]))),
-        "class_names": tuple((int(value), str(name)) for value, name in names),
-    }
+def _cut(words: Any, whole: bool) -> dict[str, Any]:
+    """Return the fields of an info that the attribute of a cut raster holds; those of its times, if it is `whole`."""
+    if not isinstance(words, dict):
+        return {}
+    palette = tuple((int(index), tuple(map(int, colour))) for index, colour in words.get("palette") or ())
+    times = int(words.get("times", 1)) if whole else 1
+    return {"times": times, "palette": palette or None, "holds_classes": bool(words.get("holds_classes"))}
 
 
 def open_array(path: str, array: Any, bands: Sequence[int] | None, nodata: float | None, *about: Any) -> RasterReader:
@@ -188,9 +180,9 @@ def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: 
             place = store = open_store(name.store)
             engine = "zarr"
         how |= {"group": group} if group else {}
-        if engine == "h5netcdf":
-            cache = {"rdcc_nbytes": CACHE_BYTES // 4, "rdcc_nslots": 100_003}
-            how["driver_kwds"] = {**cache, "locking": "best-effort"}
+        how |= (
+            {"driver_kwds": {"rdcc_nbytes": CACHE_BYTES // 4, "rdcc_nslots": 100_003}} if engine == "h5netcdf" else {}
+        )
         dataset = xarray.open_dataset(place, engine=engine, chunks=None, **how)
         held, above = ExitStack(), group
         held.callback(dataset.close)
@@ -204,9 +196,7 @@ def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: 
     try:
         array = _variable(path, name, dataset, group, variable)
         if engine == "h5netcdf":  # it opens a variable for each read; HDF5 keeps chunks of one that is open
-            held.callback(
-                held.enter_context(h5py.File(place, "r", locking="best-effort"))[f"{group}/{array.name}"].id.close
-            )
+            held.callback(held.enter_context(h5py.File(place, "r"))[f"{group}/{array.name}"].id.close)
         if store is not None:
             fill = array.encoding.get("fill_value", array.attrs.get("_FillValue"))
             nothing = nodata_of(path, array) if nodata is None else nodata
@@ -240,53 +230,39 @@ def _variable(path: str, name: ArrayName, dataset: Any, group: str, variable: st
 
 def stored_tiles(place: str) -> list[tuple[str, str | None]]:
     """Return the names of the images, and of their labels, that `tiledseg tile` has put into a store; none for any
-    other store. Raises RasterError for an unfinished store, and for one of an older version."""
-    words: Any = None
-    if place.lower().endswith(NETCDF):
-        with reading(f"open {place}", "copy the file again, or cut the store again with tiledseg tile"):
-            if not is_remote(place) and _netcdf_engine(place) == "h5netcdf":
-                import h5py
-
-                with h5py.File(place, "r", locking="best-effort") as opened:
-                    words = opened.attrs.get(TILES)
-    elif importlib.util.find_spec("zarr") is not None:
-        import zarr
-
-        from tiledseg.raster.zarr_store import open_store
-
-        with suppress(ValueError, KeyError, OSError, TypeError):  # an array, nothing, or damage, which opening tells
-            words = zarr.open_group(open_store(place), mode="r").attrs.get(TILES)
-    if words is None:
+    other store."""
+    if place.lower().endswith(NETCDF) or importlib.util.find_spec("zarr") is None:
         return []
+    import zarr
+
+    from tiledseg.raster.zarr_store import open_store
+
+    try:
+        words: Any = zarr.open_group(open_store(place), mode="r").attrs.get(TILES)
+    except (ValueError, KeyError, OSError, TypeError):  # no group: an array, nothing, or damage, which opening tells
+        return []
+    if not isinstance(words, dict):
+        return []
+
     with reading(f"open {place}", "cut it again with tiledseg tile"):
-        words = unsealed(words)
         images = [f"{place}:/{at}/images" for at in range(len(words["images"]))]
         labels: list[str | None] = [f"{place}:/{at}/labels" for at in range(len(words["labels"]))]
         return list(zip(images, labels or [None] * len(images), strict=True))
 
 
 def _netcdf_engine(file: str) -> str:
-    """Return xarray's reader of a netCDF file. Raises RasterError for one that names other files, or is at a URL, and
-    for a tile store that is unfinished or of an older version."""
+    """Return xarray's reader of a netCDF file. Raises RasterError for one that names other files, or is at a URL."""
     if is_remote(file):
         raise RasterError(f"{file} is netCDF at a URL, where Zarr alone is read; copy it here, or write Zarr")
     kind = irregular_kind(file)
     if kind is not None:
         raise RasterError(f"{file} is {kind}; give a netCDF file")
-    with open(file, "rb") as raw:
-        first = raw.read(len(_OLD))
-    if first.startswith(_CLASSIC):
-        return "scipy"
-    again = "remove it and cut it again with tiledseg tile"
-    if first == _OLD.encode():
-        raise RasterError(f"{file} is a tile store of an older version; {again}")
+    with open(file, "rb") as opened:
+        if opened.read(len(_CLASSIC)) == _CLASSIC:
+            return "scipy"
     import h5py
 
     with h5py.File(file, "r", locking="best-effort") as opened:
-        if opened.attrs.get("format") == _OLD:
-            raise RasterError(f"{file} is a tile store of an older version; {again}")
-        if TILES in opened.attrs and DONE not in opened.attrs:
-            raise RasterError(f"tile store {file} is unfinished; {again}")
         away = opened.visititems_links(lambda at, link: at if isinstance(link, h5py.ExternalLink) else None)
         away = away or opened.visititems(
             lambda at, node: at if isinstance(node, h5py.Dataset) and (node.external or node.is_virtual) else None

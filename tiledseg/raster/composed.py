@@ -25,12 +25,13 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.array_names import file_of, parse_array_name
 from tiledseg.raster.gdal_reader import MOST_PIXELS, GdalReader, as_stored, valid_pixels
 from tiledseg.raster.info import RasterInfo, check_grids_match, is_placed
-from tiledseg.raster.mirrored_reader import RasterReader, reading
+from tiledseg.raster.mirrored_reader import RasterReader, RecentReaders, prefetch, reading
 from tiledseg.raster.places import covers, warped_reader
 from tiledseg.raster.statistics import check_alike
 
 BANDS, TIMES, MOSAIC, VALID = "bands", "times", "mosaic", "valid"
 _PREFIX = "composed:"
+_OPEN_PIECES = 64
 JOINED = re.compile(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)")
 _WORDS = re.compile(r"(?:.*[/_.=-])?", re.DOTALL)
 
@@ -130,8 +131,9 @@ def open_composed(image: Composed, bands: Sequence[int] | None, opener: Opener) 
     if image.kind == VALID:
         return _open_valid(image, bands, opener)
     names = [str(part) for part in image.parts]
+    threads = 8 if len(names) > 8 else 0  # parts on a server open slowly
     own = bands if image.kind in (MOSAIC, TIMES) else None
-    parts = [opener(name, own, True) for name in names]
+    parts = list(prefetch(names, lambda name: opener(name, own, True), threads, 2 * threads))
     if image.kind == MOSAIC:
         return MosaicReader(image.label, parts)
     if image.kind == TIMES:
@@ -194,6 +196,8 @@ Inside = Callable[[Box], NDArray[np.bool_]]
 class MaskedReader(RasterReader):
     """A raster whose pixels are valid only inside `masks`. The reader closes `source` and `others`, those of masks."""
 
+    wraps = True
+
     def __init__(self, source: RasterReader, masks: Sequence[Inside], others: Sequence[RasterReader] = ()) -> None:
         self._source, self._masks, self.held = source, masks, (source, *others)
         files = dict.fromkeys(file for reader in (source, *others) for file in reader.info.files)
@@ -218,6 +222,8 @@ class StackedReader(RasterReader):
     """The bands of `parts`, counted part by part and put into `order`. A pixel is valid by the rules of one file with
     all these bands; of several `times`, if it is valid in each."""
 
+    wraps = True
+
     def __init__(
         self, label: str, parts: Sequence[RasterReader], numbers: Sequence[int], order: Sequence[int], times: int = 1
     ) -> None:
@@ -232,7 +238,7 @@ class StackedReader(RasterReader):
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         rasters = [part for part in self._parts if isinstance(part, GdalReader)]
         if len(rasters) == len(self._parts) and self.info.times == 1:
-            masked = [part.read_masks(box) for part in rasters]
+            masked = [part.again(box, part.read_masks) for part in rasters]
             pixels_CHW = np.concatenate([pixels for pixels, _ in masked])
             nodata = [value for part in rasters for value in part.nodata]
             valid_HW = valid_pixels(pixels_CHW, nodata, [mask_HW for _, masks in masked for mask_HW in masks])
@@ -247,6 +253,8 @@ class MosaicReader(RasterReader):
     """A mosaic of rasters on one pixel grid. Each pixel comes from the first part with a valid one there; pixels
     outside all parts are not valid."""
 
+    wraps = True
+
     def __init__(self, label: str, parts: Sequence[RasterReader]) -> None:
         infos = [part.info for part in parts]
         check_alike(infos)
@@ -260,6 +268,7 @@ class MosaicReader(RasterReader):
         starts = ((box.row.start, box.col.start) for box in boxes)
         corner = next((info.transform for info, at in zip(infos, starts, strict=True) if at == first), None)
         self._boxes = [box.relative_to(hull) for box in boxes]
+        self._recent = RecentReaders(_OPEN_PIECES)
         self.held = self._parts
         self.info = _merged(
             label,
@@ -275,6 +284,10 @@ class MosaicReader(RasterReader):
         fill = as_stored(self.info.nodata, np.dtype(self.info.dtype))
         self._fill = 0 if fill is None else fill
 
+    @property
+    def files_held(self) -> int:
+        return min(super().files_held, _OPEN_PIECES)
+
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         pixels_CHW = np.full((self.info.bands, *box.shape), self._fill, self.info.dtype)
         valid_HW = np.zeros(box.shape, np.bool_)
@@ -282,7 +295,7 @@ class MosaicReader(RasterReader):
             inner = box.clip(place)
             at = inner.relative_to(box).slices
             if inner.area and not valid_HW[at].all():
-                part_CHW, part_HW = part.read(inner.relative_to(place))
+                part_CHW, part_HW = self._recent.use(part).read(inner.relative_to(place))
                 pixels_CHW[:, *at] = np.where(valid_HW[at], pixels_CHW[:, *at], part_CHW)
                 valid_HW[at] |= part_HW
         return pixels_CHW, valid_HW
@@ -301,6 +314,9 @@ def _place(first: RasterInfo, info: RasterInfo) -> Box:
 
 def _merged(label: str, infos: Sequence[RasterInfo], **changes: Any) -> RasterInfo:
     """Return the first info with `changes`, and with files, notes and sizes of all."""
+    for info in infos:
+        if info.tiling is not None:
+            raise RasterError(f"{info.path} is a tile store, which is no part of {label}; give rasters")
     about: dict[str, Any] = {
         "path": label,
         "has_mask": any(info.has_mask for info in infos),

@@ -40,6 +40,7 @@ from tiledseg.raster.lists import (
     listed,
 )
 from tiledseg.raster.remote import is_bucket_folder, is_named, is_remote, is_vector, list_folder, parse_s3
+from tiledseg.raster.tile_store import is_tile_store, parse_store_name, store_images
 from tiledseg.system.files import irregular_kind, is_zarr
 
 IMAGE_ENDINGS = (".tif", ".tiff", ".png", ".jpg", ".jpeg", ".jp2")
@@ -163,15 +164,17 @@ def pair_sources(
         label_paths = (existing(labels[0], keys[1]),) * len(image_paths)
     elif labels:
         label_sources = find_sources(labels, keys[1], SourceRules(references=rules.references, parts=rules.parts))
-        own = [(not one.place and one.labels) or one.path for one in label_sources]
+        own = [_store_labels(one.path) or (not one.place and one.labels) or one.path for one in label_sources]
         label_paths = _mosaics(label_sources, own, rules)
     else:
-        for source in sources:
-            if source.labels is None:
+        beside = [(source, source.labels or _store_labels(source.path)) for source in sources]
+        for source, path in beside:
+            if path is None:
                 named = source.place or source.path
                 raise RasterError(f"{named} names no labels, and {keys[1]} is empty; give one label raster an image")
-            existing(source.labels, source.place or keys[1])
-        label_paths = _mosaics(sources, [str(source.labels) for source in sources], rules)
+            if not parse_store_name(path):
+                existing(path, source.place or keys[1])
+        label_paths = _mosaics(sources, [str(path) for _, path in beside], rules)
     if len(image_paths) != len(label_paths):
         raise RasterError(
             f"{keys[0]} has {len(image_paths)} rasters but {keys[1]} has {len(label_paths)}; give one label raster for "
@@ -213,6 +216,12 @@ def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_
     return labels
 
 
+def _store_labels(path: str) -> str | None:
+    """Return the name of the labels of a tile store's image; None for any other raster."""
+    name = parse_store_name(path)
+    return None if name is None else str(name._replace(labels=True))
+
+
 def _expand(pattern: str, key: str, rules: SourceRules) -> list[RasterSource]:
     if several := joined_paths(pattern):
         return joined([_expand(each, key, rules) for each in several], several, key)
@@ -229,8 +238,10 @@ def _expand(pattern: str, key: str, rules: SourceRules) -> list[RasterSource]:
             shown = [url for url in urls if "/." in pattern or "/." not in f"/{url[len(folder) :]}"]
             return _matches(pattern, sorted(url for url in shown if matched(pattern, url)), key)
         return _matches(pattern, [pattern], key)  # an object of this very name
-    if is_named(pattern):
+    if is_named(pattern) or parse_store_name(pattern):
         return [RasterSource(pattern)]
+    if is_tile_store(pattern):
+        return [RasterSource(str(name)) for name in store_images(pattern)]
     if os.path.isdir(pattern):
         return _rasters(pattern, [os.path.join(pattern, name) for name in os.listdir(pattern)], key)
     kind = irregular_kind(pattern)

@@ -26,7 +26,7 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.gdal_open import DRIVERS, local_file, names_beside, open_dataset, settings
 from tiledseg.raster.info import RasterInfo, checked_crs, ground_of
-from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, memory_bytes, reading, tried
+from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, memory_bytes, reading
 from tiledseg.raster.remote import gdal_path, is_remote
 from tiledseg.system.files import irregular_kind
 
@@ -108,11 +108,7 @@ class GdalReader(RasterReader):
         return pixels_CHW, valid_pixels(pixels_CHW, self.nodata, masks)
 
     def read_masks(self, box: Box) -> tuple[NDArray, list[NDArray]]:
-        """Return the pixels (C, H, W) of a box within the raster, and its masks (H, W), 0 at invalid pixels. A refused
-        read is retried."""
-        return tried(self.words(box), lambda: self._read_masks(box), self.release)
-
-    def _read_masks(self, box: Box) -> tuple[NDArray, list[NDArray]]:
+        """Return the pixels (C, H, W) of a box within the raster, and its masks (H, W), 0 at invalid pixels."""
         window = Window(box.col.start, box.row.start, box.width, box.height)
         bands = [*self.info.band_numbers, *([self._alpha] if self._alpha else [])]
         with self._handle() as dataset:

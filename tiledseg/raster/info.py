@@ -22,6 +22,7 @@ from rasterio.rpc import RPC
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import RasterError, first_line
+from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.remote import is_named
 
 Point = tuple[float, float, float, float, float]
@@ -67,7 +68,7 @@ class RasterInfo:
     `has_mask`: pixels may be invalid. `band_numbers`: the file's own, from 1. `palette`: (index, (red, green, blue,
     alpha)) of each entry of a one-band raster's colour table. `class_names`: (value, name) of each named value.
     `holds_classes`: values are class numbers already, not raw values. `times`: number of joined rasters whose bands
-    follow one another. `notes`: one-line warnings for the user. `references`: a
+    follow one another. `tiling`: the cut of a tile store. `notes`: one-line warnings for the user. `references`: a
     warning on the other files that this one names, else empty. `size`: bytes of a local file, else 0.
     """
 
@@ -84,6 +85,7 @@ class RasterInfo:
     band_numbers: tuple[int, ...] = ()
     driver: str = ""
     palette: tuple[tuple[int, Colour], ...] | None = None
+    tiling: Tiling | None = None
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     references: str = ""

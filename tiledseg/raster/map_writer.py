@@ -189,6 +189,7 @@ class RasterWriter:
     def __init__(self, layout: RasterLayout) -> None:
         self.layout = layout
         self._dtype = np.dtype(layout.dtype).newbyteorder("<")
+        self._raster = Box.of_shape((layout.height, layout.width))
         try:
             self._descriptor = os.open(layout.temporary, os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -200,8 +201,19 @@ class RasterWriter:
             raise taken(layout.path)
 
     def write(self, box: Box, pixels_CHW: NDArray) -> None:
-        """Write the pixels (bands, height, width) of `box`, a box inside the raster. Memory: a copy of one block."""
-        layout, item = self.layout, self._dtype.itemsize
+        """Write the pixels of `box` (inside the raster), of the layout's dtype, shape (bands, height, width).
+
+        Memory: a copy of one block. Raises ValueError if shape, dtype or box do not fit.
+        """
+        layout = self.layout
+        if pixels_CHW.shape != (layout.bands, *box.shape) or pixels_CHW.dtype != np.dtype(layout.dtype):
+            raise ValueError(
+                f"pixels are {pixels_CHW.shape} {pixels_CHW.dtype}, but the layout has "
+                f"{(layout.bands, *box.shape)} {layout.dtype}"
+            )
+        if not self._raster.contains(box):
+            raise ValueError(f"{box} is not inside the raster {self._raster}")
+        item = self._dtype.itemsize
         for part in box.blocks(BLOCK, BLOCK):
             rows, cols = part.relative_to(box).slices
             row, row_in_block = divmod(part.row.start, BLOCK)

@@ -4,9 +4,10 @@ servers; and a prefetcher."""
 from __future__ import annotations
 
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -69,55 +70,41 @@ def tried(what: str, read: Callable[[], T], release: Callable[[], object]) -> T:
             return read()
 
 
-MOST_IDLE = 128
-_idle: list[tuple[HandlePool, Any]] = []
-"""The idle handles of all pools, at most `MOST_IDLE`, the one used last at the end. A process may open 1024 files."""
-
-
 class HandlePool:
-    """A pool of the handles of one file: one for each thread that reads at the same time. Of all pools together the
-    handles used last stay open."""
+    """A pool of file handles: one for each thread that reads at the same time. Handles outlive their threads and are
+    reused, unlike thread-local ones. A list's `pop` and `append` need no lock."""
 
     def __init__(self, opener: Callable[[], Any]) -> None:
-        self._opener = opener
+        self._opener, self._idle = opener, list[Any]()
 
     @contextmanager
     def borrow(self) -> Iterator[Any]:
         """Yield a handle for this thread alone. Raises errors of opening."""
-        handle = self._take()
-        if handle is None:
+        try:
+            handle = self._idle.pop()
+        except IndexError:
             handle = self._opener()
         try:
             yield handle
         finally:
-            _idle.append((self, handle))
-            with suppress(IndexError):
-                while len(_idle) > MOST_IDLE:
-                    _idle.pop(0)[1].close()
-
-    def _take(self) -> Any:
-        """Take an idle handle of this file; None without one. A list's methods need no lock."""
-        for own in reversed(_idle.copy()):
-            if own[0] is self:
-                with suppress(ValueError):  # another thread has taken it
-                    _idle.remove(own)
-                    return own[1]
-        return None
+            self._idle.append(handle)
 
     def release(self) -> None:
-        """Close the idle handles of this file."""
-        while (handle := self._take()) is not None:
-            handle.close()
+        """Close the idle handles."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     close = release
 
 
 class RasterReader(ABC):
     """A reader of boxes of one raster. Any number of threads may read at once, each with its own handle. `held`: the
-    pools or readers that it owns."""
+    pools or readers that it owns. `wraps`: it reads other readers, which retry by themselves."""
 
     info: RasterInfo
     held: Sequence[HandlePool | RasterReader] = ()
+    wraps = False
 
     def read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         """Return pixels (C, H, W) in the raster's own dtype and validity (H, W) of `box`, in absolute raster positions.
@@ -134,23 +121,34 @@ class RasterReader(ABC):
                 f"{box.height} x {box.width} px of {self.info.path} take {needed / 2**30:.3g} GiB, this machine has "
                 f"{there / 2**30:.3g} GiB; cut it finer with tiling.grid"
             )
-        with reading(self.words(box)):
-            if Box.of_shape(self.info.shape).contains(box):
-                return self._read_inside(box)
-            rows, cols = mirrored_positions(box.row, self.info.height), mirrored_positions(box.col, self.info.width)
-            hull = Box(*(Interval(int(places.min()), int(places.max()) + 1) for places in (rows, cols)))
-            rows, cols = rows - hull.row.start, cols - hull.col.start
-            pixels_CHW, valid_HW = self._read_inside(hull)
-            return pixels_CHW.take(rows, axis=1).take(cols, axis=2), valid_HW.take(rows, axis=0).take(cols, axis=1)
+        return self.again(box, self._read)
 
-    def words(self, box: Box) -> str:
-        """Return the words of a message on the reading of `box`."""
+    def again(self, box: Box, read: Callable[[Box], T]) -> T:
+        """Return `read(box)`, with retries (`tried`) unless this reader wraps others."""
         rows, cols = (f"{side.start}:{side.stop}" for side in (box.row, box.col))
-        return f"read rows {rows}, columns {cols} of {self.info.path}"
+        what = f"read rows {rows}, columns {cols} of {self.info.path}"
+        if not self.wraps:
+            return tried(what, lambda: read(box), self.release)
+        with reading(what):
+            return read(box)
+
+    def _read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        if Box.of_shape(self.info.shape).contains(box):
+            return self._read_inside(box)
+        rows, cols = mirrored_positions(box.row, self.info.height), mirrored_positions(box.col, self.info.width)
+        hull = Box(*(Interval(int(places.min()), int(places.max()) + 1) for places in (rows, cols)))
+        rows, cols = rows - hull.row.start, cols - hull.col.start
+        pixels_CHW, valid_HW = self._read_inside(hull)
+        return pixels_CHW.take(rows, axis=1).take(cols, axis=2), valid_HW.take(rows, axis=0).take(cols, axis=1)
 
     @abstractmethod
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         """Read a box that lies within the raster."""
+
+    @property
+    def files_held(self) -> int:
+        """Return the number of files that the reader may hold open, each with a handle a thread."""
+        return sum(each.files_held if isinstance(each, RasterReader) else 1 for each in self.held)
 
     def release(self) -> None:
         """Close the handles that no thread is using; the next read reopens one."""
@@ -167,6 +165,26 @@ class RasterReader(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class RecentReaders:
+    """A cache of the readers used last, of `most` files: others close their handles. Threads may share it."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._readers: OrderedDict[int, RasterReader] = OrderedDict()
+
+    def use(self, reader: RasterReader) -> RasterReader:
+        """Mark the reader as used last, release the oldest ones beyond `most` files, and return it."""
+        others = []
+        with self._lock:
+            self._readers[id(reader)] = reader
+            self._readers.move_to_end(id(reader))
+            while len(self._readers) > 1 and sum(one.files_held for one in self._readers.values()) > self._most:
+                others.append(self._readers.popitem(last=False)[1])
+        for other in others:
+            other.release()
+        return reader
 
 
 def mirrored_positions(positions: Interval, size: int) -> NDArray[np.intp]:

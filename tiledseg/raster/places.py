@@ -76,6 +76,8 @@ class PlacedReader(RasterReader):
     `nearest`: nearest pixel, else bilinear; a pixel is valid if all of its source pixels are. `owns`: it closes the
     source."""
 
+    wraps = True
+
     def __init__(
         self, source: RasterReader, info: RasterInfo, places: Callable[[Box], Places], nearest: bool, owns: bool
     ) -> None:
@@ -98,11 +100,15 @@ def view_reader(source: RasterReader, view: View, classes: bool = False) -> Rast
 def warped_reader(source: RasterReader, target: RasterInfo, key: str) -> RasterReader:
     """Return a reader of the nearest pixels of `source`, which it closes, on the grid of `target`.
 
-    Raises RasterError, naming `key`, if a raster has no CRS or no transform.
+    Raises RasterError, naming `key`, if a raster has no CRS or no transform, and for a tile store.
     """
     for info in (target, source.info):
         if info.crs is None or not is_placed(info.transform):
             raise RasterError(f"{info.path} has no CRS or transform, which {key} needs; give it one")
+    if source.info.tiling is not None:
+        raise RasterError(
+            f"{source.info.path} is a tile store, cut on its own grid; warp the raster before it is cut (tiledseg tile)"
+        )
     place = {"height": target.height, "width": target.width, "crs": target.crs, "transform": target.transform}
     info = replace(source.info, **place, ground=target.ground, has_mask=True)
     return PlacedReader(source, info, lambda box: _warped(box, target, source.info), nearest=True, owns=True)

@@ -25,6 +25,7 @@ from tiledseg.raster.composed import label_of, open_composed, parse_composed
 from tiledseg.raster.gdal_reader import GdalReader
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.tile_store import StoreReader, is_tile_store, parse_store_name
 from tiledseg.system.files import irregular_kind, is_zarr
 from tiledseg.system.outputs import files_below
 
@@ -37,8 +38,8 @@ def open_raster(
 ) -> RasterReader:
     """Open a raster for reading boxes.
 
-    `path`: a file, an s3://, gs://, az:// or http(s):// URL, a /vsi... path, or a variable of a Zarr store, a netCDF
-    file or a tile store ("store.zarr:/reflectance", "tiles.h5:/0/images"). `bands`: numbers from 1 as in GDAL, in the
+    `path`: a file, an s3://, gs://, az:// or http(s):// URL, a /vsi... path, one raster of a tile store ("tiles.h5#0"),
+    or a variable of a Zarr store or netCDF file ("store.zarr:/reflectance"). `bands`: numbers from 1 as in GDAL, in the
     order wanted; None: all but an alpha band. `nodata` replaces the file's own nodata value. `references`: also
     formats that read further files and URLs, such as VRT and WMS.
 
@@ -57,6 +58,8 @@ def open_raster(
             raise RasterError(f"{path} is no array of this program any more; give its xarray.DataArray again")
         source = str(array.encoding.get("source", ""))  # the array's file, as rioxarray and xarray record it
         return open_array(path, array, bands, nodata, "DataArray", (source,) if os.path.exists(source) else ())
+    if parse_store_name(path) or is_tile_store(path):
+        return StoreReader(path, bands, nodata)
     name = parse_array_name(path)
     if name is not None:
         return open_named(path, name, bands, nodata)
@@ -66,6 +69,8 @@ def open_raster(
 class KnownReader(RasterReader):
     """A raster with known `info`, opened by `opener` at its first read. The read raises ReadError, on this rank alone,
     if the raster cannot be opened here or has changed since `info` was read."""
+
+    wraps = True
 
     def __init__(self, info: RasterInfo, opener: Callable[[], RasterReader]) -> None:
         self.info = info
@@ -108,7 +113,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of a raster. `sample`: hash of some bytes and the size. `written`: time
+    """The identity of a raster. `sample`: hash of some bytes, the size, and the number in a tile store. `written`: time
     of change in Unix seconds. Both are None for a raster that is no local file. `beside`: its companion files; None in
     older checkpoints."""
 
@@ -146,7 +151,8 @@ def identify(path: str, beside: Iterable[str] = ()) -> Identity:
         words = "/".join(part.sample or part.path for part in parts)
         written = max((part.written for part in parts if part.written is not None), default=None)
         return Identity(path, hashlib.sha256(words.encode()).hexdigest()[:32], written, _states(beside, _folder(path)))
-    file = file_of(path)
+    name = parse_store_name(path)
+    file = file_of(path) if name is None else name.store
     if is_zarr(file):
         chunks = sorted((str(each.relative_to(file)), each.stat()) for each in files_below(file))
         digest = hashlib.sha256("".join(f"{chunk}\0{status.st_size}\0" for chunk, status in chunks).encode())
@@ -154,7 +160,7 @@ def identify(path: str, beside: Iterable[str] = ()) -> Identity:
     if irregular_kind(file) is not None or not os.path.isfile(file):
         return Identity(path)
     about = os.stat(file)
-    digest = hashlib.sha256(f"None{about.st_size}".encode())  # as older versions wrote it
+    digest = hashlib.sha256(f"{name and (name.number, name.labels)}{about.st_size}".encode())
     with open(file, "rb") as opened:
         for start in (0, max(0, about.st_size // 2 - _BLOCK // 2), max(0, about.st_size - _BLOCK)):
             opened.seek(start)

@@ -64,12 +64,13 @@ def given_normalization(
     try:
         mean, std = (tuple(float(value) for value in values) for values in normalize)
     except (TypeError, ValueError):
-        mean, std = (), ()
-    positive = all(math.isfinite(value) for value in (*mean, *std)) and all(deviation > 0 for deviation in std)
-    if not positive or (len(mean), len(std)) != (bands, bands):
+        raise ConfigError(f"normalize is {normalize!r}; give (means, deviations), of one number each a band") from None
+    if not all(math.isfinite(value) for value in (*mean, *std)):
+        raise ConfigError(f"normalize has means {list(mean)} and deviations {list(std)}; give finite numbers")
+    if (len(mean), len(std)) != (bands, bands) or not all(deviation > 0 for deviation in std):
         raise ConfigError(
-            f"normalize is {normalize!r}; give (means, deviations), of finite numbers, deviations above 0, one of each "
-            f"for {bands} bands"
+            f"normalize has {len(mean)} means and {len(std)} deviations for {bands} bands; give one of each a band, "
+            "deviations above 0"
         )
     return Normalization(mean, std)
 
@@ -90,12 +91,16 @@ def measure(readers: Sequence[RasterReader], blocks: Iterable[Region]) -> Sums:
     infos = [reader.info for reader in readers]
     check_alike(infos)
     parts = [np.zeros((0, infos[0].bands, 3))]
+    previous: RasterReader | None = None
     for block in blocks:
         reader = readers[block.image]
+        if previous is not None and previous is not reader:
+            previous.release()  # keep few files open
         parts.append(partial_sums(*reader.read(block.box)))
         for band in np.flatnonzero(~np.isfinite(parts[-1][0]).all(1)):
             rows, cols = (f"{side.start}:{side.stop}" for side in (block.box.row, block.box.col))
             raise RasterError(f"band {band + 1} of {reader.info.path}, rows {rows}, columns {cols}, {_TOO_LARGE}")
+        previous = reader
     return np.concatenate(parts)
 
 

@@ -1,225 +1,299 @@
-"""Tile stores: rasters and their labels in chunks of one Zarr store, written by all ranks, or of one HDF5 file
-(netCDF-4), written by one rank. `array_open` reads both.
+"""A tile store: an HDF5 file with each tile's context, halo included, in one slot.
 
-    /               attributes `tiledseg`: {"images": [has a mask, ...], "labels": [...]}, sealed; in HDF5 `done`
-    /0              image 0 and its labels, with the coordinates y and x, and the CRS in `spatial_ref`
-    /0/images       (band, y, x); `/0/images_valid` (y, x): 0 at invalid pixels, if some may be invalid
-    /0/labels       (y, x), or (colour, y, x), raw values; `/0/labels_valid`
+    /                    attributes format, version, done (written last)
+    /images/00000        attributes raster: JSON of the source raster and of its tiling; crc32: of that text
+        pixels           (tiles, C, H, W), the context at [:, :height, :width] of its slot
+        invalid          uint8 (tiles, H, W), 1 at invalid pixels; nothing is stored if all are valid
+    /labels/00000        the same for the cores of the labels, raw values; absent without labels
 
-A store has a temporary name until it is complete.
+Chunks are whole rows of one slot. HDF5 keeps a checksum of each chunk and of its own metadata; crc32 protects the text.
+A store `tiles.h5` holds rasters named `tiles.h5#0`, `tiles.h5#1`, ... and their labels `tiles.h5#0:labels`, ...
+A store is written under a temporary name and renamed when it is whole.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import io
+import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from affine import Affine
+from numpy.typing import NDArray
 
-from tiledseg.config.map_formats import ZARR
-from tiledseg.errors import ConfigError, OutputError, install
+from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.array_names import DONE, HDF5, OWN, STORED, TILES, sealed
-from tiledseg.raster.array_place import flags
-from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.mirrored_reader import RasterReader, prefetch
-from tiledseg.raster.zarr_writer import CONVENTIONS, WHOLE, check_zarr, consolidate, write_place
-from tiledseg.system.files import delete, flush, temporary, writing
-from tiledseg.system.outputs import check_ending, files_below
-from tiledseg.system.run_lock import check_unclaimed, claimed, taken
+from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.raster.info import GroundControl, RasterInfo, named_crs
+from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, prefetch, reading
+from tiledseg.raster.statistics import NO_VALID_PIXEL
+from tiledseg.system.files import replacing, temporary
+from tiledseg.system.run_lock import check_unclaimed, claimed, is_at, taken
 
-_LARGEST_SIDE = {HDF5: 512, ZARR: 2048}
-"""Largest side of a chunk in pixels. A Zarr chunk is a file; Zarr's codecs take at most 2 GiB."""
+if TYPE_CHECKING:
+    import h5py
 
+FORMAT = "tiledseg tiles"
+VERSION = 3
+DAMAGED = "copy the store again, or cut it again with tiledseg tile"
+
+_NAME = re.compile(r"(?P<store>.+)#(?P<index>\d+)(?P<labels>:labels)?")
+_PLAIN = ("height", "width", "bands", "dtype", "ground", "nodata", "band_numbers", "palette")
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_CHUNK_BYTES = 4 << 20
 Opener = Callable[[int], AbstractContextManager[RasterReader]]
 """Opens a raster by the number of its image."""
 
 
+class StoreName(NamedTuple):
+    """One raster of a store: image `number`, or its labels."""
+
+    store: str
+    number: int
+    labels: bool
+
+    def __str__(self) -> str:
+        return f"{self.store}#{self.number}{':labels' if self.labels else ''}"
+
+    @property
+    def kind(self) -> str:
+        return "labels" if self.labels else "images"
+
+    @property
+    def group(self) -> str:
+        return f"{self.kind}/{self.number:05d}"
+
+
+def is_tile_store(path: str) -> bool:
+    """Return True for a local tile store of any version, and for any HDF5 file that ends in .h5 or .hdf5."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            first = file.read(len(FORMAT))
+    except OSError:
+        return False
+    return first == FORMAT.encode() or (first.startswith(_SIGNATURE) and path.endswith((".h5", ".hdf5")))
+
+
+def parse_store_name(path: str) -> StoreName | None:
+    """Return the raster that `tiles.h5#3` or `tiles.h5#3:labels` names; None for any other path."""
+    match = _NAME.fullmatch(path)
+    if match is None or os.path.exists(path) or not is_tile_store(match["store"]):
+        return None
+    return StoreName(match["store"], int(match["index"]), bool(match["labels"]))
+
+
+def open_store(path: str) -> h5py.File:
+    """Open a store for reading. Raises RasterError unless it is a finished store of this version."""
+    import h5py
+
+    with reading(f"open the tile store {path}", DAMAGED):
+        file = h5py.File(path, "r", locking="best-effort")
+        try:
+            written = [file.attrs.get(key) for key in ("format", "version", "done")]
+        except BaseException:
+            file.close()
+            raise
+    if written == [FORMAT, VERSION, True]:
+        return file
+    file.close()
+    if written[0] != FORMAT:
+        raise RasterError(f"{path} is no tile store: it lacks the attribute format; cut one with tiledseg tile")
+    if written[1] != VERSION:
+        raise RasterError(
+            f"tile store {path} has version {written[1]}, this program reads version {VERSION}; remove it and cut it "
+            "again with tiledseg tile"
+        )
+    raise RasterError(f"tile store {path} is unfinished; remove it and cut it again with tiledseg tile")
+
+
+def store_images(path: str) -> tuple[StoreName, ...]:
+    """Return the names of all images of a store. Raises RasterError if it cannot be read."""
+    with open_store(path) as file, reading(f"open the tile store {path}", DAMAGED):
+        return tuple(StoreName(path, number, labels=False) for number in range(len(file.get("images", ()))))
+
+
+def _described(file: h5py.File, name: StoreName) -> tuple[dict[str, Any], h5py.Dataset, h5py.Dataset]:
+    """Return a raster's description, pixels and invalid pixels. Raises RasterError if the store lacks it, if it is
+    damaged, or if it links to another file or place."""
+    import h5py
+
+    if name.group not in file:
+        count = len(file.get(name.kind, ()))
+        raise RasterError(f"{name} does not exist: {name.store} holds {count} {name.kind}, counted from 0")
+    with reading(f"open the tile store {name}", DAMAGED):
+        attributes = file[name.group].attrs
+        text = str(attributes["raster"])
+        if int(attributes["crc32"]) != _checksum(text):
+            raise RasterError(f"{name} has a damaged description; {DAMAGED}")
+        paths = [name.kind, name.group, f"{name.group}/pixels", f"{name.group}/invalid"]
+        pixels, invalid = file[paths[2]], file[paths[3]]
+        own = all(isinstance(file.get(path, getlink=True), h5py.HardLink) for path in paths)
+        if not own or pixels.chunks is None or invalid.chunks is None:
+            raise RasterError(f"{name} links to pixels elsewhere; {DAMAGED}")
+        return json.loads(text), pixels, invalid
+
+
+def _checksum(text: str) -> int:
+    return zlib.crc32(text.encode(errors="surrogateescape"))
+
+
+def _slot_shape(labels: bool, info: RasterInfo, tiling: Tiling) -> tuple[int, int, int]:
+    """Return (C, H, W) of each slot: the largest context, or core of labels."""
+    return (info.bands, *(tiling.core_max if labels else tiling.context_max))
+
+
+class StoreReader(RasterReader):
+    """A raster of a tile store. A box inside a stored context is read from it; any other is assembled from cores."""
+
+    def __init__(self, path: str, bands: Sequence[int] | None = None, nodata: float | None = None) -> None:
+        parsed = parse_store_name(path)
+        names = store_images(path) if parsed is None else (parsed,)
+        if len(names) != 1:
+            raise RasterError(f"{path} holds {len(names)} images; name one of them, such as {path}#0")
+        name = names[0]
+        with open_store(name.store) as file:
+            raster, pixels, invalid = _described(file, name)
+            with reading(f"open the tile store {name}", DAMAGED):
+                self.info = _info(raster, str(name), bool(invalid.id.get_storage_size()))
+                tiling = self.info.tiling
+                assert tiling is not None, "a store says how it was cut"
+                shape, dtype = (len(tiling), *_slot_shape(name.labels, self.info, tiling)), self.info.dtype
+                if (pixels.shape, pixels.dtype) != (shape, dtype) or invalid.shape != (shape[0], *shape[2:]):
+                    raise RasterError(
+                        f"{name} holds tiles of {pixels.shape} {pixels.dtype}, not {shape} {dtype}; {DAMAGED}"
+                    )
+        if bands is not None and tuple(bands) * self.info.times != self.info.band_numbers:
+            raise RasterError(
+                f"data.bands is {list(bands)} but {name} was cut with bands {list(self.info.band_numbers)}; leave "
+                "data.bands out, or cut the store again with --bands"
+            )
+        own = self.info.nodata
+        if nodata is not None and nodata != own and not (nodata != nodata and own != own):  # both may be NaN
+            raise RasterError(
+                f"data.nodata is {nodata} but {name} was cut with {own}; leave data.nodata out, or cut the store "
+                "again with --nodata"
+            )
+        self._name, self._tiles = name, tiling.tiles
+        self._boxes = [tile.core if name.labels else tile.context for tile in tiling.tiles]
+        self._handles = HandlePool(lambda: open_store(name.store))
+        self.held = (self._handles,)
+
+    def _read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        slot = next((index for index, whole in enumerate(self._boxes) if whole.contains(box)), None)
+        return super()._read(box) if slot is None else self._read_slot(slot, box)
+
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        pixels_CHW = np.empty((self.info.bands, *box.shape), self.info.dtype)
+        valid_HW = np.empty(box.shape, np.bool_)
+        for tile in self._tiles:
+            part = box.clip(tile.core)
+            if part.area:
+                at = part.relative_to(box).slices
+                pixels_CHW[:, *at], valid_HW[at] = self._read_slot(tile.index, part)
+        return pixels_CHW, valid_HW
+
+    def _read_slot(self, index: int, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        """Return pixels and validity of a box within slot `index`."""
+        at = box.relative_to(self._boxes[index]).slices
+        with self._handles.borrow() as file:
+            _, pixels, invalid = _described(file, self._name)
+            pixels_CHW = pixels[index, :, *at]
+            valid_HW = invalid[index, *at] == 0 if self.info.has_mask else np.ones(box.shape, np.bool_)
+        return pixels_CHW, valid_HW
+
+
+def _info(raster: dict[str, Any], name: str, has_mask: bool) -> RasterInfo:
+    size, grid = (raster["height"], raster["width"]), (raster["grid"][0], raster["grid"][1])
+    tiling, ground = make_tiling(size, grid, Footprint(**raster["footprint"])), raster["ground"]
+    return RasterInfo(
+        name,
+        *size,
+        raster["bands"],
+        str(np.dtype(raster["dtype"])),
+        crs=named_crs(name, raster["crs"]) if raster["crs"] else None,
+        transform=Affine(*raster["transform"]) if raster["transform"] else None,
+        ground=ground and GroundControl(tuple(map(tuple, ground[0])), ground[1], tuple(map(tuple, ground[2]))),
+        nodata=raster["nodata"],
+        block_shape=tiling.context_max,
+        has_mask=has_mask,
+        band_numbers=tuple(raster["band_numbers"]),
+        driver="tiles",
+        palette=tuple((index, tuple(colour)) for index, colour in raster["palette"] or ()) or None,
+        tiling=tiling,
+        files=(name.rpartition("#")[0],),
+        class_names=tuple((number, class_name) for number, class_name in raster.get("class_names", ())),
+        holds_classes="class_names" in raster,
+        times=raster.get("times", 1),
+    )
+
+
 @dataclass(frozen=True)
 class StorePlan:
-    """The rasters of a store: images, their labels (or None), and the side lengths (rows, cols) of each image's tiles.
-    `format`: "hdf5" or "zarr"."""
+    """The rasters of a store: images, their labels (or None), and their tilings."""
 
     images: tuple[RasterInfo, ...]
     labels: tuple[RasterInfo, ...] | None
-    tiles: tuple[tuple[int, int], ...]
-    format: str = HDF5
+    tilings: tuple[Tiling, ...]
 
-    def rasters(self) -> Iterator[tuple[int, str, RasterInfo, list[int]]]:
-        """Yield the number of the image, "images" or "labels", the raster, and the sides of its chunks."""
-        for number, tile in enumerate(self.tiles):
-            sides = [min(side, _LARGEST_SIDE[self.format]) for side in tile]
-            yield number, "images", self.images[number], sides
+    def rasters(self) -> Iterator[tuple[StoreName, RasterInfo, Tiling]]:
+        """Yield every raster with its name (without a file) and its tiling."""
+        for number, (info, tiling) in enumerate(zip(self.images, self.tilings, strict=True)):
+            yield StoreName("", number, labels=False), info, tiling
             if self.labels is not None:
-                yield number, "labels", self.labels[number], sides
+                yield StoreName("", number, labels=True), self.labels[number], tiling
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the pixels, without masks."""
-        rasters = (info for _, _, info, _ in self.rasters())
-        return sum(info.bands * info.height * info.width * np.dtype(info.dtype).itemsize for info in rasters)
+        """Return the bytes of the pixels, without those of `invalid`."""
+        sizes = (
+            np.prod(_slot_shape(name.labels, info, tiling)) * np.dtype(info.dtype).itemsize * len(tiling)
+            for name, info, tiling in self.rasters()
+        )
+        return int(sum(sizes))
 
 
-def check_store(key: str, path: str, form: str) -> None:
-    """Raise ConfigError if the format's libraries are missing, OutputError if the path exists or has another ending."""
-    if form == ZARR:
-        return check_zarr(key, path)
-    if importlib.util.find_spec("h5netcdf") is None:
-        raise ConfigError(f"--format hdf5 needs h5netcdf: {install('zarr')}")
-    check_ending(key, path, *STORED)
-    if os.path.exists(path):
-        raise OutputError(f"{key} {path} is there; remove it, or choose another output")
+def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advance: Callable[[int], object]) -> None:
+    """Cut every raster of `plan` into a new store at `path`.
 
+    `advance` is called with the image's number after each tile. A killed run leaves a temporary file, which the next
+    run replaces. Raises RasterError if a raster cannot be read, WriteError if the disk refuses a write.
+    """
+    import h5py
 
-@contextmanager
-def store_made(output: str) -> Iterator[Path]:
-    """Yield a temporary name for a store, claimed by this job and emptied of a killed job's files. At the end of the
-    block the store is flushed to the disk and renamed to `output`."""
-    path, part = Path(output), temporary(output)
-    store = part.with_name(f"{part.name}.packed")
-    with writing(path):
-        check_unclaimed(part, path)
-        part.touch()
-        with claimed(part, path):
-            try:
-                delete(store)
-                yield store
-                for file in files_below(store) or [store]:
-                    flush(file)
-                if path.exists():
-                    raise taken(path)
-                os.rename(store, path)
-            finally:
-                delete(store)
-                delete(part)
-
-
-def begin_zarr(store: Path, plan: StorePlan) -> None:
-    """Create a Zarr store of the plan's rasters without chunks, on one rank."""
-    import zarr
-
-    with zarr.config.set(WHOLE):
-        _create(zarr.create_group(store, zarr_format=3, attributes=CONVENTIONS, overwrite=True), plan)
-        consolidate(store)
-
-
-def write_tiles(
-    store: Path, plan: StorePlan, image: Opener, label: Opener, rank: int, size: int, beat: Callable[[], object]
-) -> bool:
-    """Write this rank's chunks: of a Zarr store every `size`-th one, of an HDF5 file all on rank 0. Return True if an
-    image has a valid pixel in them. `beat` is called after each chunk."""
-    if plan.format == ZARR:
-        import zarr
-
-        with zarr.config.set(WHOLE):
-            root = zarr.open_group(store, mode="r+", zarr_format=3, use_consolidated=False)
-            return _fill(root, plan, image, label, rank, size, beat)
-    if rank:
-        return False
-    import h5netcdf
-
-    with _HdfTarget(store, "xb+") as target:
-        with h5netcdf.File(target, "w", libver="latest") as file:
-            group = _HdfGroup(file)
-            _create(group, plan)
-
-            def checked() -> None:
-                target.check()
-                beat()
-
-            any_valid = _fill(group, plan, image, label, 0, 1, checked)
-            file.attrs[DONE] = 1
+    check_unclaimed(temporary(path), path)
+    with replacing(path) as part, _HdfTarget(part, "xb+") as target, claimed(part, path):
+        with h5py.File(target, "w", libver="latest") as file:
+            file.attrs.update(format=FORMAT, version=VERSION)
+            any_valid = False
+            for name, info, tiling in plan.rasters():
+                pixels, invalid = _create(file, name, info, tiling)
+                boxes = [tile.core if name.labels else tile.context for tile in tiling.tiles]
+                with (label if name.labels else image)(name.number) as reader:
+                    arrays = prefetch(boxes, reader.read, threads=2, depth=2)
+                    for tile, (pixels_CHW, valid_HW) in zip(tiling.tiles, arrays, strict=True):
+                        height, width = valid_HW.shape
+                        pixels[tile.index, :, :height, :width] = pixels_CHW
+                        if not valid_HW.all():
+                            invalid[tile.index, :height, :width] = ~valid_HW
+                        target.check()
+                        if not name.labels:
+                            any_valid = any_valid or bool(valid_HW.any())
+                            advance(name.number)
+            if not any_valid:
+                raise RasterError(NO_VALID_PIXEL)
+            file.attrs["done"] = True
         target.check()
-    return any_valid
-
-
-def _create(root: Any, plan: StorePlan) -> None:
-    """Create the arrays of all rasters without chunks, and the attributes."""
-    masks = {"images": [info.has_mask for info in plan.images], "labels": [info.has_mask for info in plan.labels or ()]}
-    root.attrs[TILES] = _fixed(sealed(masks)) if plan.format == HDF5 else sealed(masks)
-    place: dict[str, Any] = {}
-    for number, kind, info, sides in plan.rasters():
-        group = root.require_group(str(number))
-        if kind == "images":
-            place = write_place(group, info.shape, info.transform, info.crs)
-        bands = (info.bands,) if kind == "images" or info.bands > 1 else ()
-        names = dict(info.class_names) if kind == "labels" else {}
-        own = sealed({key: getattr(info, key) for key in OWN})
-        group.create_array(
-            kind,
-            shape=(*bands, *info.shape),
-            chunks=(*bands, *sides),
-            dtype=info.dtype,
-            dimension_names=("band" if kind == "images" else "colour", "y", "x")[-len(bands) - 2 :],
-            attributes=place | flags(list(names.values()), list(names)) | {TILES: own},
-        )
-        if info.has_mask:
-            how = {"shape": info.shape, "chunks": tuple(sides), "dimension_names": ("y", "x"), "attributes": place}
-            group.create_array(f"{kind}_valid", dtype="uint8", **how)
-
-
-def _fill(
-    root: Any, plan: StorePlan, image: Opener, label: Opener, rank: int, size: int, beat: Callable[[], object]
-) -> bool:
-    turn, any_valid = 0, False
-    for number, kind, info, sides in plan.rasters():
-        group = root[str(number)]
-        boxes = list(Box.of_shape(info.shape).blocks(*sides))
-        own = boxes[(rank - turn) % size :: size]
-        turn += len(boxes)
-        with (image if kind == "images" else label)(number) as reader:
-            read = prefetch(own, reader.read, threads=2, depth=2)
-            for box, (pixels_CHW, valid_HW) in zip(own, read, strict=True):
-                whole = kind == "images" or info.bands > 1
-                group[kind][(..., *box.slices)] = pixels_CHW if whole else pixels_CHW[0]
-                if info.has_mask:
-                    group[f"{kind}_valid"][box.slices] = valid_HW
-                any_valid = any_valid or (kind == "images" and bool(valid_HW.any()))
-                beat()
-    return any_valid
-
-
-class _HdfGroup:
-    """A group of an HDF5 file with the functions of Zarr's groups that are used here."""
-
-    def __init__(self, group: Any) -> None:
-        self._group, self.attrs = group, group.attrs
-
-    def require_group(self, name: str) -> _HdfGroup:
-        return _HdfGroup(self._group.groups.get(name) or self._group.create_group(name))
-
-    def create_array(
-        self,
-        name: str,
-        attributes: dict[str, Any],
-        dimension_names: tuple[str, ...] = (),
-        data: Any = None,
-        shape: tuple[int, ...] = (),
-        chunks: tuple[int, ...] | None = None,
-        dtype: Any = None,
-    ) -> None:
-        for dim, side in zip(dimension_names, shape if data is None else data.shape, strict=True):
-            if dim not in self._group.dimensions:
-                self._group.dimensions[dim] = side
-        checked = {"chunks": chunks, "fletcher32": True} if chunks else {}
-        self._group.create_variable(name, dimension_names, dtype, data, **checked).attrs.update(
-            {key: _fixed(value) for key, value in attributes.items()}
-        )
-
-    def __getitem__(self, name: str) -> Any:
-        found = self._group[name]
-        return _HdfGroup(found) if name in self._group.groups else found
-
-
-def _fixed(value: Any) -> Any:
-    """Return a text with a fixed length: HDF5 has a checksum of it, and none of its heap of texts of other lengths."""
-    return np.bytes_(value.encode()) if isinstance(value, str) and value.isascii() else value
+        if not is_at(target.fileno(), part) or os.path.exists(path):
+            raise taken(path)
 
 
 class _HdfTarget(io.FileIO):
@@ -249,3 +323,23 @@ class _HdfTarget(io.FileIO):
         except BaseException as error:
             self.error = error
         return size or 0
+
+
+def _create(file: h5py.File, name: StoreName, info: RasterInfo, tiling: Tiling) -> tuple[h5py.Dataset, h5py.Dataset]:
+    """Create the empty datasets of a raster, in chunks of whole rows of one tile."""
+    group = file.create_group(name.group)
+    raster: dict[str, Any] = {"source": info.path, **{key: getattr(info, key) for key in _PLAIN}}
+    raster["crs"] = info.crs.to_wkt() if info.crs else None
+    raster["transform"] = list(info.transform)[:6] if info.transform is not None else None
+    raster |= {"grid": tiling.grid, "footprint": asdict(tiling.footprint), "times": info.times}
+    text = json.dumps(raster | ({"class_names": info.class_names} if info.holds_classes else {}))
+    group.attrs.update(raster=text, crc32=_checksum(text))
+    bands, height, width = _slot_shape(name.labels, info, tiling)
+    dtype = np.dtype(info.dtype)
+    pieces = -(-bands * height * width * dtype.itemsize // _CHUNK_BYTES)
+    rows = -(-height // min(pieces, height))
+    options = {"fletcher32": True, "track_times": False}
+    shape, chunk = (len(tiling), bands, height, width), (1, bands, rows, width)
+    pixels = group.create_dataset("pixels", shape, dtype, chunks=chunk, **options)
+    invalid = group.create_dataset("invalid", (shape[0], *shape[2:]), "u1", chunks=(1, rows, width), **options)
+    return pixels, invalid

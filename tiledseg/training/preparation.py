@@ -125,7 +125,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, on_cpu: bool = True) 
     no_split: tuple[tuple[SplitPart, ...], tuple[SplitPart, ...], tuple[str, ...]] = (), (), ()
     split = split_of(config, question.graph, halo, learnt.infos) if data.split is not None else no_split
     trained, validated, split_notes = split
-    rasters = replace(learnt, tilings=tilings, area=data.area, parts=trained)
+    rasters = learnt.cut(tilings, data.area, trained)
     kept = rasters.kept(tilings) if tilings else None
     if plan.spread.shares_images or augmentation(train.augment).moves:
         kept = None  # ranks share each image, or augmentation moves tiles
@@ -160,7 +160,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, on_cpu: bool = True) 
         weights,
         sampler,
         rasters,
-        held_out and replace(held_out, tilings=plan.held_out, area=data.area, parts=validated),
+        held_out.cut(plan.held_out, data.area, validated) if held_out else None,
         (*reference_notes(infos), *notes, *plan.warnings),
         files,
         chosen,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tiledseg.config.data import IMAGENET, DataConfig, read_split
 from tiledseg.config.run import Config
@@ -23,7 +23,7 @@ from tiledseg.raster.lists import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, Sourc
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import KnownReader
 from tiledseg.raster.samples.content import SplitPart, split_images
-from tiledseg.raster.samples.dataset import layout_warning
+from tiledseg.raster.samples.dataset import check_cut, layout_warning
 from tiledseg.raster.statistics import check_alike
 
 
@@ -44,7 +44,14 @@ class RasterSet:
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        return tuple(Extent(info.shape) for info in self.infos)
+        return tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in self.infos)
+
+    def cut(self, tilings: tuple[Tiling, ...], area: str | None, parts: tuple[SplitPart, ...]) -> RasterSet:
+        """Return the set with its tilings. Raises RasterError for a tile store with another grid."""
+        for image, label, tiling in zip(self.infos, self.label_infos, tilings, strict=bool(tilings)):
+            check_cut(image, tiling)
+            check_cut(label, tiling)
+        return replace(self, tilings=tilings, area=area, parts=parts)
 
     def open_image(self, number: int) -> RasterReader:
         info = self.infos[number]

@@ -129,6 +129,7 @@ def _try_files(preparation: Preparation) -> tuple[int, int, list[str]]:
         for block in dict.fromkeys((*(own[len(own) // 2] for own in files), *blocks)):
             if read < len(files) or time.perf_counter() - begun < _LABEL_SECONDS:
                 read_labels(readers[block.image], preparation.label_map, block.box)
+                readers[block.image].release()
                 read += 1
     except InputError as error:
         fails.append(str(error))

@@ -351,7 +351,7 @@ def _dealt_validation(question: RunQuestion, held_out: Sequence[Tiling]) -> Spre
 
 
 def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tuple[int, int]:
-    """Return the (rows, cols) of tiles of a raster: as set, or by auto the fewest that fit.
+    """Return the (rows, cols) of tiles of a raster: as set, as a tile store was cut, or by auto the fewest that fit.
 
     Auto leaves the image whole where a norm has to see all of it, and where the image is computed in blocks.
     """

@@ -20,7 +20,7 @@ from tiledseg.units import ACTIVATION_BYTES, MOST_BYTES
 
 
 class Extent(NamedTuple):
-    """A raster to cut: its (height, width) in pixels. `grid`: its (rows, cols) of tiles; None: not chosen yet."""
+    """A raster to cut: its (height, width) in pixels. `grid`: the (rows, cols) of a tile store; None for a raster."""
 
     shape: tuple[int, int]
     grid: tuple[int, int] | None = None

@@ -231,6 +231,11 @@ def csv_rows(
         raise error(f"{path}, line {reader.line_num} is no CSV: {problem}; mend it") from None
 
 
+def class_files(classes: Any) -> list[str]:
+    """Return the file that `data.classes` names, in a list; an empty list for classes given in place."""
+    return [classes] if isinstance(classes, str) else []
+
+
 def read_classes(classes: Any) -> Any:
     """Return the classes, read from the file if one is named. Raises ConfigError if it holds no classes."""
     if not isinstance(classes, str):

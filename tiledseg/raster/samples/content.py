@@ -61,8 +61,11 @@ def count_units(
     units: Sequence[Unit], images: Sequence[RasterReader], labels: Sequence[RasterReader], label_map: LabelMap
 ) -> NDArray[np.int64]:
     """Return the number of pixels of each class, valid in image and label, in each region: (regions, classes)."""
-    counts = []
+    counts, number = [], 0
     for unit in units:
+        if unit[0].image != number:  # units come image by image: keep one image and one label file open
+            images[number].release()
+            labels[number].release()
         number, first, last = unit[0].image, unit[0].box, unit[-1].box
         window = Box(first.row.hull(last.row), first.col.hull(last.col))
         classes_HW = read_labels(labels[number], label_map, window)
@@ -104,6 +107,10 @@ class Content:
         return [np.cumsum(counts_R) for counts_R in (self.counts.sum(1), *self.counts.T) if counts_R.any()]
 
 
+MOST_BLOCKS = 4096
+"""Most blocks of an image along rows, and along columns."""
+
+
 @dataclass(frozen=True)
 class SplitPart:
     """The pixels of an image that count: those inside `boxes`; with `outside`, those farther than `gap` pixels (along
@@ -128,7 +135,8 @@ def split_images(
 ) -> tuple[tuple[SplitPart, ...], tuple[SplitPart, ...]]:
     """Return the training part and the validation part of each image of `shapes` (height, width), cut into `blocks`:
     (rows, columns), or the side of one in pixels. `gap`: pixels around a validated block. `share`: of all blocks, for
-    validation. Raises ConfigError for fewer than 2 blocks in all, and for more of an image than pixels."""
+    validation. Raises ConfigError for fewer than 2 blocks in all, and for more of an image than pixels or
+    `MOST_BLOCKS`."""
     every = [(image, block) for image, shape in enumerate(shapes) for block in _blocks(shape, blocks)]
     if len(every) < 2:
         raise ConfigError("data.split is 1 block in all, but one is trained and one validated on; give more blocks")
@@ -147,6 +155,9 @@ def _blocks(shape: tuple[int, int], blocks: Sequence[int] | int) -> list[Box]:
     (height, width), (rows, cols) = shape, blocks
     if rows > height or cols > width:
         raise ConfigError(f"data.split is {[*blocks]} blocks, but an image is {height} x {width} px; give fewer")
+    if max(blocks) > MOST_BLOCKS:
+        most = f"give a side that makes {MOST_BLOCKS} along each at most"
+        raise ConfigError(f"data.split makes {rows} x {cols} blocks of an image; {most}")
     sides = (
         [Interval(size * part // parts, size * (part + 1) // parts) for part in range(parts)]
         for size, parts in ((height, rows), (width, cols))

@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.gdal_open import CACHE_BYTES
 from tiledseg.raster.info import RasterInfo, check_grids_match
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
-from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.mirrored_reader import RasterReader, RecentReaders
 from tiledseg.raster.places import View, view_reader
 from tiledseg.raster.samples.draws import Draw
 from tiledseg.raster.statistics import Normalization, Normalizer, check_alike
+
+OPEN_RASTERS = 128  # rasters with open handles: well below the usual limit of 1024 files a process
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,26 @@ class Dataset:
     def __post_init__(self) -> None:
         infos = [reader.info for reader in self.images]
         check_alike(infos)
+        if len(self.normalization.mean) != infos[0].bands:
+            raise RasterError(
+                f"normalisation has {len(self.normalization.mean)} bands but {infos[0].path} has {infos[0].bands}; "
+                "select the bands of the statistics"
+            )
+        for info, tiling in zip(infos, self.tilings, strict=bool(self.tilings)):
+            if info.shape != tiling.raster:
+                raise RasterError(f"{info.path} is {info.shape} but its tiling is of {tiling.raster}; give its own")
+            check_cut(info, tiling)
+        for reader, tiling in zip(self.labels or (), self.tilings, strict=False):
+            check_cut(reader.info, tiling)
         for info, reader in zip(infos, self.labels or (), strict=bool(self.labels)):
             check_grids_match(info, reader.info)
         self._maps = [self.label_map.resolve(r.info) for r in self.labels] if self.labels and self.label_map else []
         self._normalize = Normalizer(self.normalization, self.images[0].info.dtype, self.dtype)
+        self._recent = RecentReaders(OPEN_RASTERS)
+
+    @property
+    def tiles_per_image(self) -> tuple[int, ...]:
+        return tuple(len(tiling) for tiling in self.tilings)
 
     def load(self, image: int, tile: int | Tile, pixels: bool = True, draw: Draw | None = None) -> Sample:
         """Read one tile (its index, or itself) of image `image`. Raises RasterError and LabelError.
@@ -72,7 +91,7 @@ class Dataset:
         place = self.tilings[image].tiles[tile] if isinstance(tile, int) else tile
         source = image if draw is None or draw.source is None else draw.source
         view = None if draw is None else draw.view
-        reader = _viewed(self.images[source], view)
+        reader = _viewed(self._recent.use(self.images[source]), view)
         around = place.core
         if self.margin:
             sides = (side.expand(self.margin, self.margin) for side in (around.row, around.col))
@@ -91,7 +110,7 @@ class Dataset:
         if self.labels is None:
             return sample
         label_map = self._maps[source]
-        around_HW = read_labels(_viewed(self.labels[source], view, classes=True), label_map, around)
+        around_HW = read_labels(_viewed(self._recent.use(self.labels[source]), view, classes=True), label_map, around)
         around_HW[~valid_HW[around.relative_to(window).slices]] = label_map.ignore_index
         y_HW = around_HW[place.core.relative_to(around).slices]
         return replace(sample, y_HW=y_HW, around_HW=around_HW, around=around)
@@ -108,20 +127,21 @@ def _viewed(reader: RasterReader, view: View | None, classes: bool = False) -> R
 WARN_ABOVE = 3.0
 _KEPT_BYTES = CACHE_BYTES // 4
 """Largest image whose decoded blocks fit GDAL's cache beside those of other images."""
+_REMEDY = "set tiling.grid and tiling.halo to the store's, or cut it again with tiledseg tile"
 
 
 def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
     """Return a warning if reading contexts decodes more than `WARN_ABOVE` times the pixels needed, of an image too
     large for GDAL's cache; else None.
 
-    A block that a context touches is decoded whole.
+    A block that a context touches is decoded whole. A tile store holds the contexts themselves.
     """
     needed = [min(side, size) for side, size in zip(tiling.context_max, info.shape, strict=True)]
     sides = zip(needed, info.block_shape, info.shape, strict=True)
     height, width = (min(side + block - 1, size) for side, block, size in sides)
     amplification = height * width / (needed[0] * needed[1])
     kept = info.height * info.width * info.bands * np.dtype(info.dtype).itemsize <= _KEPT_BYTES
-    if amplification <= WARN_ABOVE or kept:
+    if amplification <= WARN_ABOVE or kept or info.tiling is not None:
         return None
     rows, cols = info.block_shape
     grid = f"[{tiling.grid[0]},{tiling.grid[1]}]"
@@ -130,3 +150,25 @@ def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
         f"{amplification:.1f} times the pixels it needs; for fast reading cut it once with "
         f"`tiledseg tile --images {info.path} --grid {grid} --output tiles.h5`"
     )
+
+
+def check_cut(info: RasterInfo, tiling: Tiling) -> None:
+    """Raise RasterError with both values if a tile store's cut does not fit the run's.
+
+    Grid and cores must be equal, and the contexts must hold the network's. Any other raster fits any tiling.
+    """
+    cut = info.tiling
+    if cut is None:
+        return
+    cores = [[tile.core for tile in each.tiles] for each in (cut, tiling)]
+    pairs: list[tuple[str, object, object]] = [
+        ("grid", list(cut.grid), list(tiling.grid)),
+        ("raster", cut.raster, tiling.raster),
+        ("alignment", cut.footprint.alignment, tiling.footprint.alignment),
+    ]
+    for what, ours, theirs in pairs:
+        if ours != theirs and (what != "alignment" or cores[0] != cores[1]):
+            raise RasterError(f"{info.path} was cut with {what} {ours}, but the run has {theirs}; {_REMEDY}")
+    if not all(a.context.contains(b.context) for a, b in zip(cut.tiles, tiling.tiles, strict=True)):
+        halo, needed = (f"({f.before}, {f.after}) px" for f in (cut.footprint, tiling.footprint))
+        raise RasterError(f"{info.path} was cut with halo {halo}, but the run needs {needed}; {_REMEDY}")
