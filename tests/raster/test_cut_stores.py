@@ -54,3 +54,13 @@ def test_stores_are_paired_as_rasters_are(cut: str, tmp_path: Path) -> None:
     (masked,) = expand_sources([image], "x", rules=SourceRules(valid=labels))
     with open_raster(masked) as reader:
         assert not reader.read(Box.of_shape((64, 64)))[1].all()
+
+
+@pytest.mark.parametrize(("form", "labels"), [("hdf5", "cut.h5#0:labels"), ("zarr", "cut.zarr:/0/labels")])
+def test_labels_of_colours_keep_their_bands(form: str, labels: str, tmp_path: Path) -> None:
+    image, colours = scene((3, 64, 64)), (scene((3, 64, 64)) % 7).astype("uint8")
+    words = ["--images", write(tmp_path, "tif", image, "image"), "--labels", write(tmp_path, "tif", colours, "labels")]
+    store = str(tmp_path / labels.split("#")[0].split(":")[0])
+    assert tile.main([*words, "--grid", "2", "--format", form, "--output", store]) == 0
+    with open_raster(str(tmp_path / labels)) as found:
+        np.testing.assert_array_equal(found.read(Box.of_shape((64, 64)))[0], colours)

@@ -153,7 +153,8 @@ def begin_tiles(store: Path, plan: StorePlan) -> None:
             group, sides = root.require_group(str(name.number)), tuple(min(side, _SIDE) for side in tiling.core_max)
             if not name.labels:
                 place = _place(group, info.shape, info.transform, info.crs)
-            bands, own = () if name.labels else (info.bands,), {key: getattr(info, key) for key in OWN}
+            bands = () if name.labels and info.bands == 1 else (info.bands,)
+            own = {key: getattr(info, key) for key in OWN}
             named = dict(info.class_names) if name.labels else {}
             group.create_array(
                 name.kind,
@@ -187,7 +188,7 @@ def write_tiles(
             with (label if name.labels else image)(name.number) as reader:
                 read = prefetch(own, reader.read, threads=2, depth=2)
                 for box, (pixels_CHW, valid_HW) in zip(own, read, strict=True):
-                    group[name.kind][(..., *box.slices)] = pixels_CHW[0] if name.labels else pixels_CHW
+                    group[name.kind][(..., *box.slices)] = pixels_CHW[0] if group[name.kind].ndim == 2 else pixels_CHW
                     if info.has_mask:
                         group[f"{name.kind}_valid"][box.slices] = valid_HW
                     any_valid = any_valid or (not name.labels and bool(valid_HW.any()))
