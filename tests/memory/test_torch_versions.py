@@ -1,18 +1,34 @@
-"""Differences between versions of torch: both ends are tested, and Gloo's lines are kept out of an answer."""
+"""Differences between versions of torch: an old one is refused, and Gloo's lines are kept out of an answer."""
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.comm.launching import ROOT
+from tiledseg.errors import ConfigError
 from tiledseg.memory import device as torch_versions
+
+
+def test_the_oldest_is_that_of_setup_cfg_and_an_older_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    (torch,) = [line for line in config["options"]["install_requires"].split() if line.startswith("torch")]
+    oldest = ".".join(map(str, torch_versions.OLDEST))
+    assert f">={oldest}" in map(str, Requirement(torch).specifier)
+    torch_versions.check_version()
+    monkeypatch.setattr(torch_versions, "_VERSION", (2, 7))
+    with pytest.raises(ConfigError, match=rf"is too old, its ranks hang; pip install 'torch>={oldest}'"):
+        torch_versions.check_version()
 
 
 def test_the_makefile_runs_both_ends() -> None:
     named = dict(re.findall(r"^(\w+)_TORCH := (\d+\.\d+)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert named["OLDEST"] == ".".join(map(str, torch_versions.OLDEST))
     below = f"<2.{int(named['NEWEST'].split('.')[1]) + 1}"
     assert f"torch>={named['OLDEST']},{below}" in (ROOT / "setup.cfg").read_text()
 

@@ -104,8 +104,9 @@ def open_mesh(
 
         from tiledseg.comm.collectives import SerialCommunicator
         from tiledseg.comm.mesh import KINDS, Mesh, choose_transport, fair_threads, gather_facts
-        from tiledseg.memory.device import api, is_gpu, local_device
+        from tiledseg.memory.device import api, check_version, is_gpu, local_device
 
+    check_version()
     device = local_device(launch.local_rank)
     if is_gpu(device):
         api(device).set_device(device)

@@ -10,7 +10,7 @@ current stream. torch's cache reuses a piece of pinned memory once the copies th
 
 | versions of torch, 2.8 to 2.15 | difference | met by |
 | --- | --- | --- |
-| before 2.8 | Gloo's destructor holds the interpreter: ranks hang at their end | `setup.cfg`: pip refuses |
+| before 2.8 | Gloo's destructor holds the interpreter: ranks hang at their end | `check_version`, a refusal |
 | 2.8 (not from 2.13 on) | Gloo prints lines about its peers on standard output as a group is made | `gloo_connects` |
 | 2.8 to 2.11 | `checkpoint` reads `grad_fn` of a tensor of its own | `tracing.record`, in `_check_function` |
 | to 2.13 | a GPU's gradient of padded average pooling in channels_last (pytorch#188344) | `models.layers.pooling` |
@@ -30,11 +30,13 @@ from typing import Any
 
 import torch
 
+from tiledseg.errors import ConfigError
 from tiledseg.system.console import keep_descriptors
 
 Numbers = tuple[float, ...]
 CPU = torch.device("cpu")
 BACKENDS = {"cuda": "nccl", "xpu": "xccl"}  # transports between GPUs; torch calls RCCL "nccl" too
+OLDEST = 2, 8
 _VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 _QUIET_GLOO = 2, 13
 
@@ -114,6 +116,13 @@ def fixed(values: Numbers, dtype: torch.dtype, device: torch.device) -> torch.Te
     """Return constants of a run as a tensor of one dim, copied to the device once. Callers must not write to it."""
     with torch.inference_mode(False):  # a tensor made in inference mode cannot be used in training
         return torch.tensor(values, dtype=dtype).to(device)
+
+
+def check_version() -> None:
+    """Raise ConfigError for a torch older than the supported versions."""
+    if _VERSION < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ConfigError(f"torch {torch.__version__} is too old, its ranks hang; pip install 'torch>={oldest}'")
 
 
 @contextmanager
