@@ -128,6 +128,7 @@ def load_trained(
 
 IGNORED = 255
 MOST_CLASSES = 255
+_SHOWN = 10  # names of a long list in a message
 
 
 @dataclass(frozen=True)
@@ -252,11 +253,17 @@ def fill(module: nn.Module, path: str) -> None:
     """Copy the weights of a file into a module. Raises CheckpointError for a file of another network."""
     own = module.state_dict()
     state = strip_prefixes(read_state_dict(path), own)
-    for name in own.keys() & state.keys():
+    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    for name in (name for name in own if name in state):
         check_kind(path, name, state[name], own[name])
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:  # with names and shapes
-        raise CheckpointError(f"{path} is of another network: {error}; give the file of this one") from None
+    shapes = [name for name in own.keys() & state.keys() if own[name].shape != state[name].shape]
+    faults = [
+        f"{what} {', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"
+        for what, names in (("it lacks", missing), ("it has besides", unexpected), ("other shapes have", shapes))
+        if names
+    ]
+    if faults:
+        raise CheckpointError(f"{path} is of another network: {'; '.join(faults)}; give the file of this one")
+    module.load_state_dict(state)
     for name, weight in module.named_parameters():
         check_finite(path, name, weight)
