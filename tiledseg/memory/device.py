@@ -12,6 +12,7 @@ current stream. torch's cache reuses a piece of pinned memory once the copies th
 | --- | --- | --- |
 | before 2.8 | Gloo's destructor holds the interpreter: ranks hang at their end | `check_version`, a refusal |
 | 2.8 (not from 2.13 on) | Gloo prints lines about its peers on standard output as a group is made | `gloo_connects` |
+| 2.8 (not from 2.13 on) | no backward pass starts from an operation in Python | a view, in `pipeline.chunk` |
 | 2.8 to 2.11 | `checkpoint` reads `grad_fn` of a tensor of its own | `tracing.record`, in `_check_function` |
 | to 2.13 | a GPU's gradient of padded average pooling in channels_last (pytorch#188344) | `models.layers.pooling` |
 

@@ -142,7 +142,9 @@ class Chunk:
         if self.is_last:
             held.loss = micro_batch.loss(*(outputs[tensor] for tensor in self._results))
             return held, {}
-        held.edges = {k: get_gradient_edge(outputs[k]) for k in self._returning if outputs[k].requires_grad}
+        ends = {k: outputs[k] for k in self._returning if outputs[k].requires_grad}
+        # A view, since torch 2.8 starts no backward pass from an operation that is written in Python.
+        held.edges = {k: get_gradient_edge(end.view_as(end)) for k, end in ends.items()}
         return held, {number: tensor.detach() for number, tensor in outputs.items()}
 
 
