@@ -67,7 +67,7 @@ a halo that is too small is accepted
 +if halo is not None and exact and halo < minimum - 8:
 == geometry/tiling.py | geometry/test_tiling.py
 tile edges leave the pooling phase
--edges = [i * units // parts * footprint.alignment for i in range(parts + 1)]
+-edges = [min(i * -(-last // unit) // parts * unit, last) for i in range(parts + 1)]
 +edges = [i * last // parts for i in range(parts + 1)]
 a context is not clipped at the raster's end
 -clipped = context.clip(extended)

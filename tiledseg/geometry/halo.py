@@ -44,7 +44,8 @@ class Footprint:
     Core edges lie on multiples of `alignment`; the context begins `before` pixels before the aligned core and ends
     `after` pixels after it. `offset`: the first output's position, counted from the context's first pixel (0 for a
     padded network). `mirror`: the context is mirrored at the raster's border (unpadded networks) instead of clipped
-    there, where the network's own padding applies as on the whole raster.
+    there, where the network's own padding applies as on the whole raster. `unit`: in a coarse enough grid, edges lie on
+    its multiples, so that crops of tiles fill batches.
     """
 
     alignment: int
@@ -52,6 +53,7 @@ class Footprint:
     after: int
     offset: int = 0
     mirror: bool = False
+    unit: int = 1
 
 
 def is_padded(graph: Graph) -> bool:
@@ -106,7 +108,7 @@ def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True)
     before, after = sides if halo is None else (halo, halo)
     if is_padded(graph):
         width = round_up(max(before, after), alignment)
-        return Footprint(alignment, width, width)
+        return Footprint(alignment, width, width, unit=max(layer.usual_grid for layer in graph.layers))
     lost = _lost(graph)
     offset = lost // 2
     before = offset + round_up(max(0, before - offset), alignment)

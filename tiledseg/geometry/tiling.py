@@ -167,8 +167,10 @@ def _tile_dim(word: str, size: int, parts: int, footprint: Footprint) -> tuple[T
             f"grid of {parts} tiles along {size} {word} is finer than the alignment of {footprint.alignment} pixels; "
             f"give at most {units}"
         )
-    last = units * footprint.alignment
-    edges = [i * units // parts * footprint.alignment for i in range(parts + 1)]
+    last, unit = units * footprint.alignment, footprint.unit
+    if unit == 1 or 2 * parts > -(-last // unit):  # too coarse for tiles of about one size
+        unit = footprint.alignment
+    edges = [min(i * -(-last // unit) // parts * unit, last) for i in range(parts + 1)]
     extended = Interval(0, last)
     return tuple(_span(Interval(a, b), size, extended, footprint) for a, b in itertools.pairwise(edges))
 

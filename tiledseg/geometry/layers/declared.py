@@ -201,6 +201,11 @@ class Crops(Layer):
     can_rebuild = False
     is_cheap = False
 
+    @property
+    def usual_grid(self) -> int:
+        """Two steps of crops: tiles then have an even number of new crops a dim, which fill batches of 4."""
+        return 2 * self.grid.step if self.grid else 1
+
     def required_input(self, out: Interval, index: int = 0) -> Interval:
         more = self.grid.window - 1 if self.grid else 0
         return out.expand(more, more)

@@ -35,6 +35,7 @@ class Layer:
     asks_place: ClassVar[bool] = False  # depends on its place in the image, which a tile or block must pass
     sees_all: ClassVar[bool] = False  # each output depends on all positions of the later inputs, sent rank by rank
     window_grid: ClassVar[Any] = 1  # a part of its input must begin at a multiple of this
+    usual_grid: ClassVar[Any] = 1  # tiles best begin at multiples of this
     is_padded: ClassVar[Any] = False  # it pads: positions that it loses at the input's end are no remainder
     padding_after: ClassVar[Any] = 0  # positions at its output's end that are padding alone: the next may lose them
     pads_with_zeros: ClassVar[Any] = False  # it takes positions beyond the tensor's ends as zero

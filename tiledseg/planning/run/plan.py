@@ -365,8 +365,9 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
         return 1, 1
     tiles = max(1, question.ranks // parallel.stages)
     on_cpu = question.figures.known and not (question.figures.has_devices or question.trains)
-    if graph.is_untraced and footprint.before:  # tiles compute no crop twice on a rank, so small ones cost no more
-        tiles = max(tiles, tiles_of(extent.shape, CROPS_SIDE if on_cpu else CROPS_BATCHED))
+    if graph.is_untraced and footprint.unit > 1:  # tiles compute no crop twice on a rank, so small ones cost no more
+        rows, cols = (2 * round(side / footprint.unit / 2) for side in extent.shape)  # tiles of two are whole
+        tiles = max(tiles, tiles_of((rows, cols), max(2, (CROPS_SIDE if on_cpu else CROPS_BATCHED) // footprint.unit)))
     elif on_cpu:
         tiles = max(tiles, tiles_of(extent.shape, max(MAP_SIDE, MAP_HALOS * max(footprint.before, footprint.after))))
     bands, value = question.network.bands, question.value_bytes
