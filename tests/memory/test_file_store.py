@@ -16,7 +16,7 @@ import torch
 
 from tiledseg.errors import ConfigError, MemoryLimitError, WriteError
 from tiledseg.memory.file_store import FileStore
-from tiledseg.memory.mover import PAGE, Mover, Sent, Slot
+from tiledseg.memory.mover import PAGE, Copying, Mover, Sent, Slot
 
 MEBI = 1 << 20
 pytestmark = pytest.mark.usefixtures("everything_is_given_back")
@@ -165,6 +165,17 @@ def test_drawn_slots_agree_with_a_list_of_pages() -> None:
             held.append(store.take(size))
             assert held[-1].offset == first * PAGE
             pages |= _pages(held[-1])
+
+
+def test_a_copy_that_cannot_begin_gives_its_slot_back() -> None:
+    class Unpinned(Mover):
+        def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
+            raise MemoryLimitError("nothing can be pinned")
+
+    store = Unpinned("a store", PAGE)
+    for _ in range(2):
+        with pytest.raises(MemoryLimitError, match="nothing can be pinned"):
+            store.send(torch.zeros(PAGE, dtype=torch.uint8))
 
 
 def _pages(slot: Slot) -> set[int]:

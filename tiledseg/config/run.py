@@ -186,9 +186,7 @@ class Config:
         memory, parallel = self.memory, self.parallel
         whole = parallel.halo == "exchange" or parallel.stages > 1 or parallel.fusion_depth() != 1 or parallel.overlap
         if memory.in_file and whole and not (memory.in_blocks or memory.offload != NONE):
-            why = (
-                "with exchange, stages, fusion or overlap nothing is computed in blocks: nothing would be stored there"
-            )
+            why = "with exchange, stages, fusion or overlap no blocks are computed: nothing would be stored there"
             refuse("memory.store", memory.store, why, "leave store out, or give memory.offload")
         halo = f"with parallel.halo {parallel.halo} neighbours share images"
         if self.train.augment_each == "tile" and parallel.shares_images:

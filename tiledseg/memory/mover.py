@@ -82,7 +82,11 @@ class Mover:
         Raises MemoryLimitError if there is no room. Waiting for the copy raises WriteError if the disk refuses.
         """
         slot = self.take(flat_P.numel())
-        return Sent(slot, self._out(flat_P, slot))
+        try:
+            return Sent(slot, self._out(flat_P, slot))
+        except MemoryLimitError:
+            self._slots.remove(slot)
+            raise
 
     def bring(self, sent: Sent) -> Brought:
         """Start to copy all bytes back into new memory, after the copy out has ended. Waiting raises the error of

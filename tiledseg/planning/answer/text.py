@@ -244,10 +244,8 @@ class PlannedStep:
 
 def step_of(question: RunQuestion, plan: RunPlan) -> PlannedStep:
     """Return the step of a plan."""
-    cost = plan.cost
-    return PlannedStep(
-        question, cost.ranks, cost.memory, cost.seconds, epoch_steps(question) * cost.seconds, plan.rebuilt
-    )
+    cost, steps = plan.cost, epoch_steps(question)
+    return PlannedStep(question, cost.ranks, cost.memory, cost.seconds, steps * cost.seconds, plan.rebuilt)
 
 
 def rehearsal_words(figures: Mapping[str, Any]) -> str:

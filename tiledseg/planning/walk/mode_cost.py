@@ -2,10 +2,9 @@
 
 The modes give one result. `read`: tiles are dealt to the ranks, and each tile's context is read from the raster.
 `exchange`: each rank reads its block, one exchange of the input brings the rest of its contexts, then it computes tile
-by tile. `layer`: each rank
-computes its block of every tensor, and halos travel before the layers that need them; with a fusion depth several such
-layers share an exchange and compute its overlap twice. Work, messages, bytes and memory are whole numbers that follow
-from the geometry; seconds follow from them and a Machine, with nothing hidden behind anything else.
+by tile. `layer`: each rank computes its block of every tensor, and halos travel before the layers that need them; with
+a fusion depth several such layers share an exchange and compute its overlap twice. Work, messages, bytes and memory are
+whole numbers that follow from the geometry; seconds follow from them and a Machine, none hidden behind others.
 """
 
 from __future__ import annotations
