@@ -107,9 +107,9 @@ def _site_and_minutes(flags: Namespace) -> tuple[Site, int] | None:
     return find_site(flags.emit, flags.site or "generic"), parse_minutes(flags.time or "2:00")
 
 
-def _network(flags: Namespace, window: int | None) -> Network:
+def _network(flags: Namespace, given: ModelConfig) -> Network:
     with renamed(_NAMES):
-        network = build_network(_model_config(flags), flags.bands, flags.classes)
+        network = build_network(_model_config(flags, given), flags.bands, flags.classes)
     if not isinstance(network, ForeignNetwork):
         return network
     from tiledseg.tracing.build import known  # here: it imports torch, and runs the code of --build
@@ -117,10 +117,10 @@ def _network(flags: Namespace, window: int | None) -> Network:
     try:
         return known(network)
     except ConfigError as error:
-        if window is None or network.crops is not None:
+        if given.window is None or network.crops is not None:
             raise
-        say(f"warning: not traced: {error}; planned as with model.window {window}, and --overlap")
-    return known(replace(network, crops=CropGrid(window)))
+        say(f"warning: not traced: {error}; planned as with model.window {given.window}, and --overlap")
+    return known(replace(network, crops=CropGrid(given.window)))
 
 
 def _question(flags: Namespace) -> RunQuestion:
@@ -145,8 +145,8 @@ def _question(flags: Namespace) -> RunQuestion:
     for name, value in values.items():
         for number in () if value is None else value if isinstance(value, tuple) else (value,):
             Range(1, MOST if name in _COUNTS else MOST_BYTES).check(flag_of(name), number)
-    window = config_of(flags, _PLAIN).model.window
-    network, recompute = _network(flags, window), flags.recompute if flags.recompute in REBUILDS else "auto"
+    model = config_of(flags, _PLAIN).model
+    network, recompute = _network(flags, model), flags.recompute if flags.recompute in REBUILDS else "auto"
     if flags.stride != 1 and not isinstance(network, UNet):
         raise ConfigError(
             f"--stride is {flags.stride}, the paper's formula for its U-Nets, but the network is another one; leave "
@@ -158,7 +158,7 @@ def _question(flags: Namespace) -> RunQuestion:
         refuse_given(flags, ("recompute",), "--memory-budget is given, which chooses that", "leave one of them out")
     if grid is None and memory is None and not searches:
         raise ConfigError("--grid is auto, and fits tiles to a GPU; give --gpu-memory, 16GiB say, --machine or a grid")
-    if window is not None and window > min(size):
+    if model.window is not None and model.window > min(size):
         refuse_given(flags, ("model.window",), f"the raster has {min(size)} px along one side", "give at most so many")
     if (flags.images_per_step or 0) > flags.images:
         refuse_given(flags, ("images_per_step",), f"--images is {flags.images}", "give at most so many")
@@ -211,11 +211,11 @@ def _machine(flags: Namespace) -> Machine:
     return replace(machine, ranks_per_host=gpus)
 
 
-def _model_config(flags: Namespace) -> ModelConfig:
-    """Return the network's configuration. A module of one input size has crops once an overlap is given."""
+def _model_config(flags: Namespace, given: ModelConfig) -> ModelConfig:
+    """Return the network's configuration, checked. A module of one input size has crops once an overlap is given."""
     if vars(flags)["model.build"] is None:
         refuse_given(flags, ("model.window", "model.overlap"), "--build is not given")
-    model, preset = replace(config_of(flags, _PLAIN).model, name=flags.model), PRESETS.get(flags.model)
+    model, preset = replace(given, name=flags.model), PRESETS.get(flags.model)
     model.check()
     for name, fixed in vars(preset).items() if preset else ():
         if fixed != getattr(model, name, fixed):

@@ -188,10 +188,11 @@ def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: b
     with in_mode(network, False):
         twin, precise = network, False
         with contextlib.suppress(Exception):  # whatever a module raises that is copied, or run in float64
-            twin = copied(network, False)
-            made = values(wide := copied(network, True), probes[-1], True, True, False).values()
-            if all(y.dtype == torch.float64 or not y.is_floating_point() for y in made):  # counts stay integers
-                twin, precise = wide, True
+            wide = copied(network, True)
+            made = values(wide, probes[-1], True, True, False).values()
+            precise = all(y.dtype == torch.float64 or not y.is_floating_point() for y in made)  # counts stay integers
+        with contextlib.suppress(Exception):  # a module that cannot be copied is compared as it is
+            twin = wide if precise else copied(network, False)
         dtype = torch.float64 if precise else probes[-1].dtype
         for x_BCHW in (*probes, LARGE * probes[-1]):
             try:
@@ -359,8 +360,7 @@ def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: floa
 
 
 def _legal_crop(network: GraphNetwork, x_BCHW: torch.Tensor, most: Sequence[int]) -> torch.Tensor | None:
-    """Return the middle of an image, of the largest legal size up to `most` rows and columns; None where there is none,
-    the image itself where it has this size."""
+    """Return the largest legal view of an image's middle, of at most `most` rows and columns; None without one."""
     tried = (range(min(pair), max(0, min(pair) - TRIES), -1) for pair in zip(most, x_BCHW.shape[2:], strict=True))
     rows, cols = (next((n for n in each if is_legal_size(network.graph, n)), 0) for each in tried)
     if not rows or not cols:

@@ -54,7 +54,7 @@ def _load(text: str) -> Any:
         plain = event.value if isinstance(event, yaml.ScalarEvent) and event.style is None else ""
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         documents += isinstance(event, yaml.DocumentStartEvent)
-        words = f"holds {ambiguity(plain)}" if ambiguity(plain) else ""
+        words = f"holds {doubt}" if (doubt := ambiguity(plain)) else ""
         if documents > 1:
             words = "starts a second document, which would be left out; keep one"
         if getattr(event, "anchor", None):
