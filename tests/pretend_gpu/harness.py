@@ -24,13 +24,13 @@ HERE = Path(__file__).parent
 
 
 def build() -> Path:
-    """Return the folder of the compiled device, named by its source and torch's version; compile it where nobody has.
+    """Return the folder of the compiled device, named by its source and by torch's place and version; compile it where nobody has.
     Skip the test where nothing can, and where torch is built for real ones."""
     compiler = shutil.which("c++")
     if torch.backends.cuda.is_built() or compiler is None:
         pytest.skip("no C++ compiler, or a torch that is built for GPUs, whose keys the pretend one would take")
     source, torch_ = HERE / "device.cpp", Path(torch.__file__).parent
-    version = hashlib.sha256(source.read_bytes() + torch.__version__.encode()).hexdigest()[:12]
+    version = hashlib.sha256(source.read_bytes() + f"{torch_} {torch.__version__}".encode()).hexdigest()[:12]
     built = ROOT / "build/pretend_gpu" / version / "pretend_device.so"
     if not built.exists():
         built.parent.mkdir(parents=True, exist_ok=True)
