@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +15,13 @@ from tiledseg.comm.doing import waiting
 from tiledseg.comm.mesh import Axes, Mesh
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.memory import peak_memory, reset_peak
-from tiledseg.execution.part_passes import Key, Passes, read_ahead
+from tiledseg.execution.part_passes import Passes
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.memory.device import Stopwatch
 from tiledseg.models.dropout import DropoutKey
-from tiledseg.raster.samples.dataset import Dataset, Sample
+from tiledseg.raster.samples.dataset import Sample
 from tiledseg.training.objective import Objective
-from tiledseg.training.step_loss import StepLoss, TileFigures, WatchedLoss, diverged, error_of
+from tiledseg.training.step_loss import StepLoss, diverged
 
 
 class RankFigures(NamedTuple):
@@ -74,13 +75,7 @@ class Stepper:
         reset_peak(mesh.device)
 
     def run(
-        self,
-        step: int,
-        samples: Iterator[Sample],
-        parts: Sequence[Part],
-        stop: bool,
-        weight: float = 1.0,
-        dataset: Dataset | None = None,
+        self, step: int, samples: Iterator[Sample], parts: Sequence[Part], stop: bool, weight: float = 1.0
     ) -> tuple[dict[str, Any], bool]:
         """Run step number `step` (from 0) on this rank's next samples, loaded for `parts`. Collective: a rank without
         parts calls it too. `stop`: this rank wishes to end. `weight`: approximate sum of the weights of the step's
@@ -92,16 +87,20 @@ class Stepper:
         largest peak of a rank.
 
         Raises an error on every rank, before the update, if the loss or the gradient is not finite, or the loss is
-        above `largest_loss`. With a `dataset` the error names the tile, which is read again. With a loss scale, a
-        gradient that is not finite (of a finite loss) halves the scale, down to 1, and skips the update.
+        above `largest_loss`. With a loss scale, a gradient that is not finite (of a finite loss) halves the scale, down
+        to 1, and skips the update.
         """
         begun = time.perf_counter()
         self._halos.reset()
         self._waits.reset()
         scale = self.scale
-        self._begin(weight)
-        waited = self._passes.train(samples, parts, self._key(step), self._loss, self._reducer)
-        self._end()
+        self._reducer.zero()
+        self._loss.reset(scale.value if scale else 1.0, weight)
+        key = partial(DropoutKey, self._seed, step)
+        waited = self._passes.train(samples, parts, key, self._loss, self._reducer)
+        self._loss.agree()  # a rank without a piece has not called it yet
+        with self._waits.running():
+            self._reducer.finish()
         with waiting("the end of the pass"):  # the step's only wait for a GPU, whose kernels may wait for other ranks
             own_sums = self._loss.own(self._reducer.total().to(self._mesh.device))
         halos, communicating = self._halos, self._halos.seconds + self._waits.seconds()
@@ -122,8 +121,7 @@ class Stepper:
             largest = self._largest
             whole = math.isfinite(loss) and (finite or skipped)
             if not whole or (largest is not None and loss > largest):
-                what = diverged(step, loss, finite or skipped, largest, scale.value if scale else None)
-                raise error_of(what, self._look_again(step, dataset, parts, weight) if dataset is not None else ())
+                raise diverged(step, loss, finite or skipped, largest, scale.value if scale else None)
             self.scale = scale.after(finite) if scale else None
             if not skipped:
                 scale_gradients(self._reducer, factor)
@@ -159,31 +157,6 @@ class Stepper:
     def rounds(self, parts: Sequence[Part]) -> int:
         """Return how often `run` reads the samples of `parts`."""
         return self._passes.rounds(parts, self._loss.looks_first)
-
-    def _key(self, step: int) -> Key:
-        return lambda image: DropoutKey(self._seed, step, image)
-
-    def _begin(self, weight: float) -> None:
-        self._reducer.zero()
-        self._loss.reset(self.scale.value if self.scale else 1.0, weight)
-
-    def _end(self) -> None:
-        """End the passes of a step: sum the gradients over all ranks."""
-        self._loss.agree()  # a rank without a piece has not called it yet
-        with self._waits.running():
-            self._reducer.finish()
-
-    def _look_again(self, step: int, dataset: Dataset, parts: Sequence[Part], weight: float) -> Sequence[TileFigures]:
-        """Run the passes of a diverged step again; return the figures of its tiles. Collective."""
-        watched = WatchedLoss(self._loss, dataset, parts)
-        again = [part for _ in range(self.rounds(parts)) for part in parts]
-        samples = read_ahead(self._passes, dataset, again, 0)
-        if not self._passes.pieces(parts):
-            samples = watched.reading(samples)
-        self._begin(weight)
-        self._passes.train(samples, parts, self._key(step), watched, self._reducer)
-        self._end()
-        return watched.gather(self._mesh)
 
     def close(self) -> None:
         """Remove the hooks from the network, so that another stepper can use it."""

@@ -6,15 +6,13 @@ first. The sums need a pass without gradients (or the pieces, if a rank holds al
 all-reduce. Then each piece's sums, times the slopes, are differentiated: the chain rule. No deadlock: every rank, with
 or without a piece, starts that all-reduce once a step, before the sums of gradients.
 
-A step whose loss or gradient is not finite, or whose loss is too large, makes no update. Its passes run again with a
-`WatchedLoss`, which finds the tile. Dropout depends on seed and step, so the second run repeats the first.
+A step whose loss or gradient is not finite, or whose loss is too large, makes no update and ends the run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,18 +22,11 @@ from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import TiledsegError
 from tiledseg.execution.carrying import labels
-from tiledseg.execution.halo_modes import Part, Piece
+from tiledseg.execution.halo_modes import Piece
 from tiledseg.geometry.box import Box
 from tiledseg.memory.device import fixed, sent
-from tiledseg.raster.samples.dataset import Dataset, Sample
+from tiledseg.raster.samples.dataset import Sample
 from tiledseg.training.objective import Objective
-
-_LOWER = "lower optimizer.lr, or set optimizer.clip_norm"
-_CAUSES = {
-    "input": ("whose input is not finite", "check these pixels, or set data.nodata"),
-    "loss": ("whose input is finite, but the network's output is not", _LOWER),
-    "gradient": ("whose loss is finite, but its gradient is not", _LOWER),
-}
 
 
 class StepLoss:
@@ -124,83 +115,14 @@ def logits_dtype(logits: torch.Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-class TileFigures(NamedTuple):
-    """Figures of a tile (or of a rank's block, by stage): True for input, loss and gradient of the outputs that are
-    finite; and its own loss, `value`."""
-
-    path: str
-    core: Box
-    input: bool = True
-    loss: bool = True
-    gradient: bool = True
-    value: float = -math.inf
-
-
-def diverged(step: int, loss: float, gradient: bool, largest: float | None, scale: float | None) -> str:
-    """Return the first words of the error of a diverged step."""
+def diverged(step: int, loss: float, gradient: bool, largest: float | None, scale: float | None) -> TiledsegError:
+    """Return the error of a step that makes no update, the same on all ranks."""
     what = f"the loss is {loss:.6g} at step {step + 1}"
     if math.isfinite(loss) and not gradient:
         what = f"the gradient is not finite at step {step + 1}, of a loss of {loss:.6g}"
     elif math.isfinite(loss):
         what += f", above train.largest_loss {largest:g}"
-    return what + (f", in fp16 with a loss scale of {scale:g} (bf16 and fp32 have a wider range)" if scale else "")
-
-
-def error_of(what: str, figures: Sequence[TileFigures]) -> TiledsegError:
-    """Return the error of a diverged step, with the tile that caused it, the same on all ranks."""
-    count = len({(one.path, one.core) for one in figures})
-    for kind, (words, remedy) in _CAUSES.items():
-        guilty = {(one.path, one.core) for one in figures if not getattr(one, kind)}
-        if guilty:
-            first = min(guilty, key=lambda one: (one[0], one[1].row.start, one[1].col.start))
-            what = f"{what}: it comes from {_place(*first)}, {words} ({len(guilty)} of {count} tiles)"
-            return mark_agreed(TiledsegError(f"{what}; the last checkpoint is kept: {remedy}"))
-    if figures:
-        worst = max(figures, key=lambda one: one.value)
-        what += f": {_place(worst.path, worst.core)} has the largest of {count} tiles, {worst.value:.6g}"
-    return mark_agreed(TiledsegError(f"{what}; the last checkpoint is kept: {_LOWER}"))
-
-
-def _place(path: str, core: Box) -> str:
-    return f"rows {core.row.start}:{core.row.stop}, columns {core.col.start}:{core.col.stop} of {path}"
-
-
-class WatchedLoss:
-    """A step's loss that records the figures of each tile. See `execution.part_passes.Loss`."""
-
-    def __init__(self, loss: StepLoss, dataset: Dataset, parts: Sequence[Part]) -> None:
-        self._loss, self._dataset, self._figures = loss, dataset, list[TileFigures]()
-        self._sources = {part.image: part.draw.source for part in parts if part.draw is not None}
-        self.looks_first, self.look, self.agree = loss.looks_first, loss.look, loss.agree
-
-    def reading(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """Yield the samples of a stage without outputs, and record whether their inputs are finite."""
-        for sample in samples:
-            self._figures.append(self._read(sample.tile.core, sample))
-            yield sample
-
-    def __call__(self, pieces: Sequence[tuple[Piece, Sample]]) -> torch.Tensor:
-        for piece, sample in pieces:
-            with torch.no_grad():
-                sums = self._loss.sums(piece, sample)
-                value = self._loss.objective.value(sums.cpu())
-            loss = 0.0 if value is None else float(value)
-            figures = self._read(piece.core, sample)._replace(loss=bool(sums.isfinite().all()), value=loss)
-            self._figures.append(figures)
-            if piece.logits_BKHW.requires_grad:
-                piece.logits_BKHW.register_hook(
-                    lambda g, own=figures: self._figures.append(own._replace(gradient=bool(g.isfinite().all())))
-                )
-        return self._loss(pieces)
-
-    def gather(self, mesh: Mesh) -> list[TileFigures]:
-        """Return the figures of the step's tiles, from all ranks. Collective."""
-        return [figures for own in mesh.communicator.gather_objects(self._figures) for figures in own]
-
-    def _read(self, core: Box, sample: Sample) -> TileFigures:
-        """Return a tile's figures with the check of the input pixels that this rank has."""
-        finite, context = True, sample.tile.context
-        if sample.x_CHW.size:
-            finite = bool(np.isfinite(sample.x_CHW[:, *core.clip(context).relative_to(context).slices]).all())
-        source = self._sources.get(sample.image)
-        return TileFigures(self._dataset.images[sample.image if source is None else source].info.path, core, finite)
+    if scale:
+        what += f", in fp16 with a loss scale of {scale:g} (bf16 and fp32 have a wider range)"
+    remedy = "lower optimizer.lr, or set optimizer.clip_norm"
+    return mark_agreed(TiledsegError(f"{what}; the last checkpoint is kept: {remedy}"))

@@ -222,7 +222,7 @@ class Trainer:
                 tiles = (one.tile if isinstance(one.tile, Tile) else tilings[one.image].tiles[one.tile] for one in step)
                 weight = heaviest * sum(tile.core.area for tile in tiles)
                 with doing("step %d", self.step + 1):
-                    figures, stop = self.stepper.run(self.step, samples, parts, flag.is_set, weight, training)
+                    figures, stop = self.stepper.run(self.step, samples, parts, flag.is_set, weight)
                 agree_on_buffers(self.network, self.parallel.axes.weights, self.passes.mode.speaks(parts))
                 self.step, self.position, self.saved = self.step + 1, self.course.after(position), False
                 if self.average is not None and not figures.get("skipped"):
