@@ -256,13 +256,9 @@ an input's memory is given out early
 -tensor.record_stream(stream)
 +pass
 == memory/device.py | pretend_gpu/test_runs.py
-a map is taken, or sums of a validation, before they are there
+a map, a checkpoint, or sums of a validation are taken before they are there
 -event.synchronize() or copies
 +copies
-== training/saving.py | pretend_gpu/test_runs.py
-a checkpoint is written before it is there
--api(device).synchronize(device)
-+pass
 == memory/device.py | pretend_gpu/test_runs.py
 a table stays on the host
 -    if not is_gpu(device):

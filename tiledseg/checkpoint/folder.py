@@ -13,8 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,9 @@ from tiledseg.checkpoint.check import (
     sha256,
     verified,
 )
+from tiledseg.comm.doing import tick
 from tiledseg.errors import CheckpointError
+from tiledseg.memory.device import asked_back
 from tiledseg.models.frozen import by_memory
 from tiledseg.system.files import delete, flush, write_whole, writing
 from tiledseg.system.outputs import files_below
@@ -50,22 +51,13 @@ _NAME = re.compile(r"step-(\d{6,})")
 Contents = dict[str, dict[str, torch.Tensor]]
 """The tensors of a checkpoint, on the CPU, by file and name; with stages, a rank's own part. Weights have the network's
 names, the optimizer's state `index.entry`, with a parameter's index in the whole network."""
-Copy = Callable[[str, torch.Tensor], torch.Tensor]
-
-
-def _on_cpu(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor contiguous on the CPU; itself if it is both."""
-    return tensor.detach().contiguous().cpu()
 
 
 def contents_of(
-    network: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    average: Mapping[str, torch.Tensor] | None = None,
-    copy: Copy = _on_cpu,
+    network: nn.Module, optimizer: torch.optim.Optimizer, average: Mapping[str, torch.Tensor] | None = None
 ) -> Contents:
-    """Return this rank's part of a checkpoint, without tensors on the meta device, which are another stage's. `copy`
-    copies a tensor, given its unique name; by default a CPU's tensors are not copied."""
+    """Return this rank's part of a checkpoint, without tensors on the meta device, which are another stage's. A CPU's
+    contiguous tensors are not copied."""
     numbers, state = numbers_of(optimizer), optimizer.state_dict()["state"]
     files: Contents = {
         MODEL: {name: tensor for name, tensor in network.state_dict().items() if not tensor.is_meta},
@@ -77,7 +69,8 @@ def contents_of(
         },
         **({AVERAGE: dict(average)} if average else {}),
     }
-    return {file: {k: copy(f"{file} {k}", tensor) for k, tensor in own.items()} for file, own in files.items()}
+    on_host = iter(asked_back(*(tensor.detach() for own in files.values() for tensor in own.values()))())
+    return {file: {name: next(on_host).contiguous() for name in own} for file, own in files.items()}
 
 
 def numbers_of(optimizer: torch.optim.Optimizer) -> list[int]:
@@ -123,6 +116,7 @@ def save_checkpoint(
 def _write(partial: Path, contents: Contents, state: Mapping[str, Any]) -> None:
     """Write all files of a checkpoint, and sync them to the disk."""
     for name, tensors in contents.items():
+        tick()
         try:
             groups = (enumerate(group.items()) for group in by_memory(tensors))  # shared memory must be cloned
             apart = {k: v.clone() if number else v for group in groups for number, (k, v) in group}
@@ -201,15 +195,6 @@ def newest_step(folder: Path) -> int | None:
     """Return the step of the newest checkpoint in `folder`, whole or not; None if there is none."""
     paths = _checkpoints(folder)
     return _step_of(paths[-1]) if paths else None
-
-
-def unfinished_bytes(folder: Path) -> int:
-    """Return the bytes written so far of an unfinished checkpoint, as a measure of progress."""
-    size = 0
-    for path in folder.glob(f"{_PARTIAL}*/*"):
-        with suppress(FileNotFoundError):  # renamed meanwhile
-            size += path.stat().st_size
-    return size
 
 
 def rewind(folder: Path, step: int, best: int | None) -> None:

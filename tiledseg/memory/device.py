@@ -101,9 +101,9 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def asked_back(*tensors: torch.Tensor) -> Callable[[], Sequence[torch.Tensor]]:
-    """Start to copy tensors of one device into pinned memory. Return a function that waits for the copies and returns
-    them; for a CPU it returns the tensors themselves."""
-    device = tensors[0].device
+    """Start to copy tensors of one GPU, or of it and the CPU, into pinned memory. Return a function that waits for the
+    copies and returns them; without a GPU it returns the tensors themselves."""
+    device = next((tensor.device for tensor in tensors if is_gpu(tensor.device)), CPU)
     if not is_gpu(device):
         return lambda: tensors
     pinned = (torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)

@@ -1,118 +1,27 @@
-"""A run's checkpoints, written by a thread while the run goes on; the early end of a run; its best validation.
-
-At most one checkpoint is being written. The next save waits for it, and so does the end of the run. A write error is
-raised at the next step or save, on the rank that writes; at the end of the run it replaces a later error.
-
-A thread writes, not a process: safetensors, digests and system calls release the interpreter lock, and a process would
-import torch and hold a second copy of the tensors.
-"""
+"""A run's checkpoints over stages; the early end of a run; its best validation."""
 
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
-from tiledseg.checkpoint.folder import Contents, contents_of, save_checkpoint, unfinished_bytes
+from tiledseg.checkpoint.folder import Contents
 from tiledseg.checkpoint.saved_state import Best
-from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Axes
 from tiledseg.comm.point_to_point import Message
 from tiledseg.config.train import TrainConfig
 from tiledseg.config.words import LOSS, class_of
 from tiledseg.errors import ConfigError
-from tiledseg.memory.device import api, is_gpu
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.sampling import Position
 from tiledseg.system.signals import is_met
-from tiledseg.training.optimizer import AveragedWeights
 
 if TYPE_CHECKING:
     from tiledseg.training.validation import Findings
-
-_LOOK_SECONDS = 1.0
-
-
-class Saver:
-    """A writer of a run's checkpoints into `folder`: it keeps the newest `keep` and the best. The root writes."""
-
-    def __init__(self, folder: Path, keep: int, axes: Axes) -> None:
-        self._folder, self._keep, self._axes = folder, keep, axes
-        self._copies: dict[str, torch.Tensor] = {}  # reused by each save: allocating fresh memory takes longer
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def save(
-        self,
-        network: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        average: AveragedWeights | None,
-        state: Mapping[str, Any],
-        best: int | None,
-    ) -> bool:
-        """Start the checkpoint of `state["step"]`; return True if this rank writes it. Collective over one pipeline.
-        Raises the write error of the checkpoint before."""
-        self.wait()
-        tensors = average.tensors if average is not None else None
-        if self._axes.position is not None and self._axes.position.stage > 0:
-            own = contents_of(network, optimizer, tensors)  # no copy: later stages send at once
-        else:
-            own = contents_of(network, optimizer, tensors, self._copy)
-            for device in {parameter.device for parameter in network.parameters() if is_gpu(parameter.device)}:
-                api(device).synchronize(device)  # the copies are complete: the tensors may change
-        contents = collect(own, self._axes)
-        if contents is None:
-            return False
-        # A daemon thread does not delay the end of the process; an unfinished checkpoint has no name yet.
-        self._thread = threading.Thread(
-            target=self._write, args=(contents, state, best), name="checkpoint", daemon=True
-        )
-        self._thread.start()
-        return True
-
-    def check(self) -> None:
-        """Raise the last checkpoint's write error, once; do not wait."""
-        if not self._is_busy(0.0):
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is complete; raise its write error, once. Growing files are signs of life."""
-        if self._is_busy(0.0):
-            with doing("writing a checkpoint"):
-                written = -1
-                while self._is_busy(_LOOK_SECONDS):
-                    if (now := unfinished_bytes(self._folder)) != written:
-                        tick()
-                    written = now
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a contiguous copy of `tensor` on the CPU; a GPU's is copied to pinned memory asynchronously."""
-        source, held = tensor.detach(), self._copies.get(name)
-        if held is None or held.shape != source.shape or held.dtype != source.dtype:
-            held = torch.empty(source.shape, dtype=source.dtype, pin_memory=is_gpu(source.device))
-            self._copies[name] = held
-        return held.copy_(source, non_blocking=True)
-
-    def _is_busy(self, seconds: float) -> bool:
-        """Wait at most `seconds`; return True if a checkpoint is still being written."""
-        if self._thread is not None:
-            self._thread.join(seconds)
-        return self._thread is not None and self._thread.is_alive()
-
-    def _write(self, contents: Contents, state: Mapping[str, Any], best: int | None) -> None:
-        try:
-            save_checkpoint(self._folder, contents, state, self._keep, best)
-        except BaseException as error:
-            self._error = error
 
 
 def collect(own: Contents, axes: Axes) -> Contents | None:

@@ -16,7 +16,7 @@ import torch
 
 from tiledseg.architecture.network import ForeignNetwork
 from tiledseg.architecture.presets import described
-from tiledseg.checkpoint.folder import name_of
+from tiledseg.checkpoint.folder import contents_of, name_of, save_checkpoint
 from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer
 from tiledseg.checkpoint.saved_state import LossScale
 from tiledseg.comm.doing import doing
@@ -52,7 +52,7 @@ from tiledseg.training.raster_set import RasterSet
 from tiledseg.training.resuming import Beginning, rewritten_notes, sampling_fingerprint, sources_of
 from tiledseg.training.run_files import write_validation
 from tiledseg.training.run_journal import Journal, seconds_so_far
-from tiledseg.training.saving import BestSoFar, Saver, StopFlag
+from tiledseg.training.saving import BestSoFar, StopFlag, collect
 from tiledseg.training.step import Stepper
 
 
@@ -96,7 +96,6 @@ class Trainer:
         self.optimizer = build_optimizer(groups, config.optimizer)
         self.folder = Path(config.run.output)
         self.checkpoints = self.folder / CHECKPOINTS
-        self.saver = Saver(self.checkpoints, train.keep_checkpoints, self.parallel.axes)
         self.step, self.position = 0, Position(0, 0)
         self.course = Course(preparation.epochs, self.sampler.steps_per_epoch)
         self.saved = False  # the run's folder has a checkpoint of the current step
@@ -148,7 +147,6 @@ class Trainer:
         before = seconds_so_far(self.folder) if self.mesh.is_root and self.saved else 0.0
         with deferring(), contextlib.ExitStack() as stack:
             stack.callback(self.stepper.close)
-            stack.callback(self.saver.wait)
             if self.mesh.is_root:
                 total, facts = self.step + self.course.left(self.position), {**self.started, "seconds_before": before}
                 self.journal = Journal(self.folder, self.step, total, self.config.run.verbosity, facts)
@@ -161,7 +159,6 @@ class Trainer:
             if self.offload is not None:
                 stack.enter_context(self.offload)
             stopped = self._loop(training, held_out, StopFlag(end))
-            self.saver.wait()
             moved = moved_by_ranks(self.offload, self.config.memory.store, self.mesh)
             notes = rewritten_notes(self.beginning.sources, self.judged) if self.mesh.is_root else []
             self.started["warnings"] = [*self.started.get("warnings", ()), *notes]
@@ -216,7 +213,6 @@ class Trainer:
                 if self.unverified is not None:
                     self._verify(self.unverified, training, parts)
                     self.unverified = None
-                self.saver.check()
                 rate = learning_rate(config.optimizer, self.step, self.course, position)
                 set_learning_rate(self.optimizer, rate)
                 tiles = (one.tile if isinstance(one.tile, Tile) else tilings[one.image].tiles[one.tile] for one in step)
@@ -296,8 +292,15 @@ class Trainer:
             "loss_scale": self.stepper.scale and asdict(self.stepper.scale),
             **self._history(),
         }
-        written = self.saver.save(self.network, self.optimizer, self.average, state, best.step if best else None)
-        if written and self.journal is not None:
+        average = self.average.tensors if self.average is not None else None
+        contents = collect(contents_of(self.network, self.optimizer, average), axes)
+        if contents is None:
+            return
+        with doing("writing a checkpoint"):
+            save_checkpoint(
+                self.checkpoints, contents, state, self.config.train.keep_checkpoints, best.step if best else None
+            )
+        if self.journal is not None:
             self.journal.draw()
 
     def _history(self) -> dict[str, Any]:
