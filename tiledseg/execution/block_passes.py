@@ -22,7 +22,7 @@ from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Axes
 from tiledseg.execution.carrying import autocast
 from tiledseg.execution.halo_modes import MicroBatch, Part, Piece, ReadMode
-from tiledseg.execution.part_passes import Key, Loss, Passes, TimedSamples
+from tiledseg.execution.part_passes import Key, Loss, Passes
 from tiledseg.geometry.box import Box
 from tiledseg.gradients import GradientReducer
 from tiledseg.memory.file_store import MemoryShelf
@@ -86,13 +86,13 @@ class BlockPasses(Passes):
 
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
-    ) -> float:
-        timed, groups = TimedSamples(samples), self._groups(parts)
+    ) -> None:
+        groups = self._groups(parts)
         again = self.rounds(parts, loss.looks_first) > 1
         if again:
-            self._look((one for count in groups for one in self._outputs(islice(timed, count), key)), loss)
+            self._look((one for count in groups for one in self._outputs(islice(samples, count), key)), loss)
         for count in groups:
-            with self._under_way(islice(timed, count), key) as (run, running):
+            with self._under_way(islice(samples, count), key) as (run, running):
                 if loss.looks_first and not again:
                     with torch.no_grad():  # a block updates running statistics in this, its first run
                         for piece, sample in _pieces(running):
@@ -103,7 +103,6 @@ class BlockPasses(Passes):
                     return loss([(tile.piece(block, outputs), sample)]) if tile.owns(block) else None
 
                 run.backward(*(partial(loss_of, tile, sample) for tile, sample, _ in running))
-        return timed.seconds
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
         return 2 if looks_first and len(self._groups(parts)) > 1 else 1

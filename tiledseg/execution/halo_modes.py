@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -121,6 +122,12 @@ class ReadMode:
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
         return (MicroBatch(part.image, part.tile, part.tile),)
 
+    def batch_sizes(self, parts: Sequence[Part]) -> list[int]:
+        """Return the numbers of micro-batches that run at once, in order: at most `batch` of one shape."""
+        shapes = [one.tile.context.shape for part in parts for one in self.micro_batches(part)]
+        counts = (len(list(alike)) for _, alike in groupby(shapes))
+        return [min(self.batch, count - first) for count in counts for first in range(0, count, self.batch)]
+
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
         """Yield the network's input for each micro-batch of a loaded part. In mode `exchange` collective over the ranks
         of its image; with stages, over those of the first stage."""
@@ -217,11 +224,14 @@ class LayerMode(ReadMode):
         return tuple(part for batch in self.batches(parts)[at.replica :: replicas] for part in batch)
 
     def batches(self, parts: Sequence[Part]) -> list[tuple[Part, ...]]:
-        """Return the images of a step, or of this rank's `share`, in batches that run at once: the same on all ranks of
-        an image, though blocks of two images may have one shape on one rank and not on another."""
+        """Return the images of a step in batches that run at once: the same on all ranks of an image, though blocks of
+        two images may have one shape on one rank and not on another."""
         images = (self._images[part.image] for part in parts)
         cuts = [(image.rows.edges, image.cols.edges) for image in images]
         return [tuple(parts[number] for number in batch) for batch in batches(cuts, self.batch)]
+
+    def batch_sizes(self, parts: Sequence[Part]) -> list[int]:
+        return [len(batch) for batch in self.batches(parts)]
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
         image = self._images[micro_batch.image]

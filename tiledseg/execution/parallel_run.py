@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tiledseg.comm.mesh import Axes, Mesh, open_axes, serial_axes
 from tiledseg.execution.carrying import CAST_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.execution.halo_modes import ExchangeMode, LayerMode, ReadMode
-from tiledseg.execution.part_passes import Passes, SerialPasses, StepPasses
+from tiledseg.execution.part_passes import Passes, SerialPasses
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.network import GraphNetwork, with_channels_last
 from tiledseg.planning.run.pipeline import PipelinePlan
@@ -113,9 +113,7 @@ class ParallelRun:
             assert self.spread.shares_layers or not self.spread.shares_images, "the plan refuses blocks of tiles' halos"
             return BlockPasses(mode, self.work, how.together)
         if self.pipeline is None:
-            if isinstance(mode, LayerMode) and self.spread.together:
-                return StepPasses(mode)
-            return SerialPasses(mode, batch)
+            return SerialPasses(mode, self.spread.together)
         from tiledseg.execution.pipeline_passes import PipelinePasses
 
         meter = self.axes.stage_messages.meter

@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from contextlib import nullcontext
+from functools import partial
+from itertools import islice, repeat
 from typing import Protocol
 
 import torch
@@ -26,6 +28,8 @@ from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.samples.dataset import Dataset, Sample
 
 Key = Callable[[int], DropoutKey]  # an image's number -> the key of its dropout
+Loaded = tuple[Sample, MicroBatch, torch.Tensor | None]  # with the network's input on a rank that loads pixels
+_Batch = tuple[list[Sample], list[MicroBatch], Tensors]  # images of one shape between two runs of nodes
 
 
 class Loss(Protocol):
@@ -58,11 +62,9 @@ class Passes(ABC):
     @abstractmethod
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
-    ) -> float:
-        """Differentiate the loss of every micro-batch of `parts`; return the seconds waited for samples.
-
-        `samples`: those of `parts`, repeated `rounds` times.
-        """
+    ) -> None:
+        """Differentiate the loss of every micro-batch of `parts`. `samples`: those of `parts`, repeated `rounds`
+        times."""
 
     @abstractmethod
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
@@ -85,6 +87,14 @@ class Passes(ABC):
     def _micro_batches(self, parts: Iterable[Part]) -> list[MicroBatch]:
         return [micro_batch for part in parts for micro_batch in self.mode.micro_batches(part)]
 
+    def _loaded(self, samples: Iterable[Sample]) -> Iterator[Loaded]:
+        """Yield the micro-batches of loaded parts. Each input is freed as soon as the network has used it."""
+        for sample in samples:
+            micro_batches = self.mode.micro_batches(Part(sample.image, sample.tile))
+            inputs = self.mode.inputs(sample) if self.loads_pixels else repeat(None)
+            for micro_batch in micro_batches:
+                yield sample, micro_batch, next(inputs)
+
     def _look(self, pieces: Iterable[tuple[Piece, Sample]], loss: Loss) -> None:
         """Pass all pieces to `loss.look`, computed without gradients or updates of running statistics; then agree."""
         with torch.no_grad(), still_statistics([self.mode.network]):
@@ -93,87 +103,109 @@ class Passes(ABC):
         loss.agree()
 
 
-_Loaded = tuple[Sample, MicroBatch, torch.Tensor]  # with the network's input
-_Batch = tuple[list[Sample], list[MicroBatch], Tensors]  # images of one shape between two runs of nodes
-
-
 class SerialPasses(Passes):
-    """Passes of the whole network, micro-batch by micro-batch; in training up to `batch` of one shape at once.
+    """Passes of the whole network in batches, which the mode makes of micro-batches of one shape.
 
-    The law holds for any `batch`: the loss and the dropout of each tile are its own, and the plan never batches norms
+    The law holds for any batches: the loss and the dropout of each tile are its own, and the plan never batches norms
     over a batch or layers that depend on their place (`planning.run.memory`).
+
+    `together`: all images of a step train together, for batch norms over the step's images. Such a norm takes its
+    statistics over all pixels of a step. So the images of a rank run up to the norm, batch by batch. The norm runs on
+    all of them, together with other ranks' images; then they run on, until one backward pass. Gradients of weights are
+    summed in float64 over the batches and the norm's images: they do not depend on the number of ranks.
+
+    Nothing can deadlock: every rank makes the norms' sums over `axes.weights` in the order of the nodes, backward in
+    reverse. A rank without an image sums zeros at the same places. The sums of gradients start after that.
     """
 
-    def __init__(self, mode: ReadMode, batch: int = 1) -> None:
+    def __init__(self, mode: ReadMode, together: bool = False) -> None:
         self.mode = mode
-        self._batch = batch
+        self._dropouts = nn.ModuleList(dropouts(mode.network))  # each batch sets their keys before each run of nodes
+        self._shared = mode if together and isinstance(mode, LayerMode) else None
+        layers = mode.network.graph.layers if self._shared else ()
+        self._norms = tuple(k for k, layer in enumerate(layers) if layer.statistics == "batch")  # over a step's images
+        self._lending = Lending(mode.network.layers.values())
 
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
-    ) -> float:
-        timed = TimedSamples(samples)
+    ) -> None:
+        sizes = self.mode.batch_sizes(parts)
         if self.rounds(parts, loss.looks_first) > 1:
-            self._look(self._outputs(islice(timed, len(parts)), key), loss)
-        left = self.pieces(parts)
-        for batch in self._batches(islice(timed, len(parts))):
-            with _work(batch):
-                pieces = self._run(batch, key)
-                left -= len(pieces)
-                if left == 0:
+            self._look(self._outputs(islice(samples, len(parts)), sizes, key), loss)
+        loaded = self._loaded(samples)
+        groups = [sizes] if self._shared else [[size] for size in sizes]
+        for number, group in enumerate(groups, 1):
+            batches = [_batch(loaded, size) for size in group]
+            with self._work(batches):
+                self._run(batches, key, reducer)
+                pieces = [piece for batch in batches for piece in self._pieces(batch)]
+                if number == len(groups) and not self._shared:
                     reducer.overlap()
                 total = loss(pieces)
                 pieces.clear()  # the outputs are freed as soon as the backward pass has used them
-                total.backward()
-        return timed.seconds
+                if batches:
+                    total.backward()
+                elif self._shared:
+                    self._take_part(self._shared)
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
-        return 2 if looks_first and self.pieces(parts) > 1 else 1
+        return 2 if looks_first and not self._shared and self.pieces(parts) > 1 else 1
 
-    def _batches(self, samples: Iterable[Sample], most: int | None = None) -> Iterator[list[_Loaded]]:
-        """Yield micro-batches in order, in batches of one shape that run at once."""
-        held: list[_Loaded] = []
-        for sample in samples:
-            inputs = self.mode.inputs(sample)
-            for micro_batch in self.mode.micro_batches(Part(sample.image, sample.tile)):
-                one = sample, micro_batch, next(inputs)
-                if held and held[0][2].shape != one[2].shape:
-                    yield held
-                    held = []
-                held.append(one)
-                del one  # the input is freed as soon as the network has used it
-                if len(held) == (most or self._batch):
-                    yield held
-                    held = []
-        if held:
-            yield held
+    def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Piece, Sample]]:
+        return self._outputs(samples, [1] * self.pieces(parts))
 
-    def _run(self, loaded: list[_Loaded], key: Key | None = None) -> list[tuple[Piece, Sample]]:
-        """Compute outputs on micro-batches of one shape as a batch. Empties `loaded`. `key`: given in training."""
-        samples, micro_batches = [sample for sample, _, _ in loaded], [micro_batch for _, micro_batch, _ in loaded]
-        tensors = {0: batched([x_BCHW for _, _, x_BCHW in loaded])}
-        loaded.clear()
-        graph = self.mode.network.graph
-        if key is not None:
-            set_dropout_key(self.mode.network, *(key(sample.image) for sample in samples))
-        self.mode.run_nodes(micro_batches[0], tensors, 0, len(graph))
-        outputs = zip(*(unbatched(tensors.pop(result)) for result in graph.results), strict=True)
+    def _outputs(
+        self, samples: Iterator[Sample], sizes: Sequence[int], key: Key | None = None
+    ) -> Iterator[tuple[Piece, Sample]]:
+        loaded = self._loaded(samples)
+        for size in sizes:
+            batch = _batch(loaded, size)
+            with self._work([batch]):
+                self._run([batch], key)
+                yield from self._pieces(batch)
+
+    def _run(self, batches: Sequence[_Batch], key: Key | None, reducer: GradientReducer | None = None) -> None:
+        """Run all nodes on the batches. `key`, `reducer`: given in training."""
+        nodes, first = len(self.mode.network.graph), 0
+        together = self._shared if reducer is not None else None
+        for stop in (*(self._norms if together else ()), nodes):
+            for samples, micro_batches, tensors in batches:
+                if key is not None:
+                    set_dropout_key(self._dropouts, *(key(sample.image) for sample in samples))
+                with self._lending.lend(first, stop, reducer.use) if together and reducer else nullcontext():
+                    self.mode.run_nodes(micro_batches[0], tensors, first, stop)
+            if stop < nodes and together and reducer:
+                with self._lending.lend(stop, stop + 1, partial(reducer.use, dtype=torch.float64)):
+                    together.norm_together(stop, [(micro[0], tensors) for _, micro, tensors in batches])
+            first = stop + 1
+
+    def _pieces(self, batch: _Batch) -> list[tuple[Piece, Sample]]:
+        """Return the outputs of a batch that has run, piece by piece."""
+        samples, micro_batches, tensors = batch
+        outputs = zip(*(unbatched(tensors.pop(result)) for result in self.mode.network.graph.results), strict=True)
         pieces = (one.piece(*outputs_BKHW) for one, outputs_BKHW in zip(micro_batches, outputs, strict=True))
         return list(zip(pieces, samples, strict=True))
 
-    def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Piece, Sample]]:
-        return self._outputs(samples, most=1)
+    def _take_part(self, mode: LayerMode) -> None:
+        """Take part in the norms' backward sums on a rank without an image."""
+        graph = mode.network.graph
+        for k in reversed(self._norms):
+            if graph.wants_gradient[graph.sources[k][0]]:  # else autograd sums nothing on the other ranks
+                mode.no_gradients(k)
 
-    def _outputs(
-        self, samples: Iterable[Sample], key: Key | None = None, most: int | None = None
-    ) -> Iterator[tuple[Piece, Sample]]:
-        for loaded in self._batches(samples, most):
-            with _work(loaded):
-                yield from self._run(loaded, key)
+    def _work(self, batches: Sequence[_Batch]) -> doing:
+        """Return the context that names the batches for the watch, by their first tile."""
+        if len(batches) != 1:
+            return doing("a step of %d batches", len(batches))
+        samples, micro_batches, _ = batches[0]
+        return doing("tile %d of image %d", micro_batches[0].tile.index, samples[0].image)
 
 
-def _work(loaded: Sequence[_Loaded]) -> doing:
-    """Return the context that names a batch's first tile for the watch."""
-    return doing("tile %d of image %d", loaded[0][1].tile.index, loaded[0][0].image)
+def _batch(loaded: Iterator[Loaded], size: int) -> _Batch:
+    """Return the next micro-batches, of one shape, as a batch."""
+    own = list(islice(loaded, size))
+    inputs_BCHW = [x_BCHW for *_, x_BCHW in own if x_BCHW is not None]
+    return [sample for sample, *_ in own], [micro_batch for _, micro_batch, _ in own], {0: batched(inputs_BCHW)}
 
 
 def batched(inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
@@ -185,68 +217,6 @@ def batched(inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
 
 def unbatched(output_BKHW: torch.Tensor) -> Sequence[torch.Tensor]:
     return (output_BKHW,) if len(output_BKHW) == 1 else output_BKHW.split(1)
-
-
-class StepPasses(SerialPasses):
-    """Serial passes that train all images of a step together, for batch norms over the step's images.
-
-    A training batch norm takes its statistics over all pixels of a step. So the images of a rank run up to such a norm,
-    batch by batch of one shape; batches follow from the step alone. The norm runs on all of them, together with other
-    ranks' images; then they run on, until one backward pass. Gradients of weights are summed in float64 over the
-    batches and the norm's images: they do not depend on the number of ranks.
-
-    Nothing can deadlock: every rank makes the norms' sums over `axes.weights` in the order of the nodes, backward in
-    reverse. A rank without an image sums zeros at the same places. The sums of gradients start after that.
-    """
-
-    mode: LayerMode
-
-    def __init__(self, mode: LayerMode) -> None:
-        super().__init__(mode)
-        layers = mode.network.graph.layers
-        self._norms = tuple(k for k, layer in enumerate(layers) if layer.statistics == "batch")  # over a step's images
-        self._lending = Lending(mode.network.layers.values())
-        self._dropouts = nn.ModuleList(dropouts(mode.network))  # each batch sets their keys before each run of nodes
-
-    def train(
-        self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
-    ) -> float:
-        timed, graph = TimedSamples(samples), self.mode.network.graph
-        nodes, batches = len(graph), list[_Batch]()
-        for batch in self.mode.batches(parts):
-            own = [next(timed) for _ in batch]
-            inputs_BCHW = [x_BCHW for sample in own for x_BCHW in self.mode.inputs(sample)]
-            batches.append((own, self._micro_batches(batch), {0: batched(inputs_BCHW)}))
-            del inputs_BCHW
-        with doing("a step of %d images", len(parts)):
-            first = 0
-            for stop in (*self._norms, nodes):
-                for own, micro_batches, tensors in batches:
-                    set_dropout_key(self._dropouts, *(key(sample.image) for sample in own))
-                    with self._lending.lend(first, stop, reducer.use):
-                        self.mode.run_nodes(micro_batches[0], tensors, first, stop)
-                if stop < nodes:
-                    with self._lending.lend(stop, stop + 1, lambda parameter: reducer.use(parameter, torch.float64)):
-                        self.mode.norm_together(stop, [(micro[0], tensors) for _, micro, tensors in batches])
-                first = stop + 1
-            pieces: list[tuple[Piece, Sample]] = []
-            for own, micro_batches, tensors in batches:
-                outputs = zip(*(unbatched(tensors.pop(result)) for result in graph.results), strict=True)
-                made = (one.piece(*each) for one, each in zip(micro_batches, outputs, strict=True))
-                pieces += zip(made, own, strict=True)
-                del outputs, made  # their last tensors would live through the backward pass
-            total = loss(pieces)
-            del pieces
-            if batches:
-                total.backward()
-            else:
-                for k in reversed(self._norms):
-                    if graph.wants_gradient[graph.sources[k][0]]:  # else autograd sums nothing on the other ranks
-                        self.mode.no_gradients(k)
-        return timed.seconds
-
-    def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
-        return 1  # one call of the loss gets all pieces
 
 
 def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int) -> Iterator[Sample]:

@@ -12,7 +12,7 @@ import torch
 
 from tiledseg.comm.point_to_point import MessageMeter
 from tiledseg.execution.halo_modes import MicroBatch, Part, Piece, ReadMode
-from tiledseg.execution.part_passes import Key, Loss, Passes, TimedSamples
+from tiledseg.execution.part_passes import Key, Loaded, Loss, Passes
 from tiledseg.gradients import GradientReducer
 from tiledseg.memory.device import Stopwatch
 from tiledseg.models.dropout import set_dropout_key
@@ -48,16 +48,15 @@ class PipelinePasses(Passes):
 
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
-    ) -> float:
-        timed = TimedSamples(samples)
+    ) -> None:
         self._meter.reset()
         self._passes.reset()
         with self._passes.running():
             if self._executor is not None:
                 self._executor.busy.reset()
                 if self.rounds(parts, loss.looks_first) > 1:  # alike on all ranks of a pipeline, which share the parts
-                    self._look(self.outputs(timed, parts, key), loss)
-                feed = _Feed(timed, self.mode, self.loads_pixels)
+                    self._look(self.outputs(samples, parts, key), loss)
+                feed = _Feed(self._loaded(samples))
                 numbered = list(enumerate(self._micro_batches(parts)))
                 size = self._round_size or max(1, len(numbered))
                 for first in range(0, len(numbered), size):
@@ -65,7 +64,6 @@ class PipelinePasses(Passes):
                     batch = [_Staged(self.mode, one, n, feed, key, loss) for n, one in numbered[first : first + size]]
                     # Gradients are complete only in the last round.
                     self._executor.train(batch, reducer.overlap if last_round else lambda parameters: None)
-        return timed.seconds
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
         return 2 if looks_first and parts else 1
@@ -75,7 +73,7 @@ class PipelinePasses(Passes):
     ) -> Iterator[tuple[Piece, Sample]]:
         if self._executor is None:
             return
-        feed = _Feed(samples, self.mode, self.loads_pixels)
+        feed = _Feed(self._loaded(samples))
         numbered = enumerate(self._micro_batches(parts))
         while batch := list(islice(numbered, _FORWARD_ROUND)):
             staged = [_Staged(self.mode, one, number, feed, key) for number, one in batch]
@@ -92,25 +90,17 @@ class PipelinePasses(Passes):
 
 
 class _Feed:
-    """The samples of a rank's micro-batches by number, each taken once; with `pixels`, also the network's inputs."""
+    """Loaded micro-batches by number, each taken once."""
 
-    def __init__(self, samples: Iterator[Sample], mode: ReadMode, pixels: bool) -> None:
-        self._samples, self._mode, self._pixels = samples, mode, pixels
-        self._entries = enumerate(self._each())
-        self._waiting: dict[int, tuple[Sample, torch.Tensor | None]] = {}
+    def __init__(self, loaded: Iterator[Loaded]) -> None:
+        self._entries = enumerate(loaded)
+        self._waiting: dict[int, Loaded] = {}
 
-    def take(self, number: int) -> tuple[Sample, torch.Tensor | None]:
-        """Return the sample and input of micro-batch `number`; earlier ones are kept until they are taken."""
+    def take(self, number: int) -> Loaded:
+        """Return micro-batch `number`; earlier ones are kept until they are taken."""
         while number not in self._waiting:
             self._waiting.update([next(self._entries)])
         return self._waiting.pop(number)
-
-    def _each(self) -> Iterator[tuple[Sample, torch.Tensor | None]]:
-        for sample in self._samples:
-            count = len(self._mode.micro_batches(Part(sample.image, sample.tile)))
-            inputs: Iterator[torch.Tensor | None] = self._mode.inputs(sample) if self._pixels else iter([None] * count)
-            for x_BCHW in inputs:
-                yield sample, x_BCHW
 
 
 class _Staged:
@@ -137,11 +127,11 @@ class _Staged:
     def sample(self) -> Sample:
         """The micro-batch's sample, on a rank that loads."""
         if self._sample is None:
-            self._sample, _ = self._feed.take(self._number)
+            self._sample = self._feed.take(self._number)[0]
         return self._sample
 
     def source(self) -> torch.Tensor:
-        self._sample, x_BCHW = self._feed.take(self._number)
+        self._sample, _, x_BCHW = self._feed.take(self._number)
         assert x_BCHW is not None, "only the rank of the first chunk asks for the input"
         return x_BCHW
 

@@ -15,7 +15,7 @@ from tiledseg.comm.doing import waiting
 from tiledseg.comm.mesh import Axes, Mesh
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.memory import peak_memory, reset_peak
-from tiledseg.execution.part_passes import Passes
+from tiledseg.execution.part_passes import Passes, TimedSamples
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.memory.device import Stopwatch
 from tiledseg.models.dropout import DropoutKey
@@ -97,7 +97,8 @@ class Stepper:
         self._reducer.zero()
         self._loss.reset(scale.value if scale else 1.0, weight)
         key = partial(DropoutKey, self._seed, step)
-        waited = self._passes.train(samples, parts, key, self._loss, self._reducer)
+        timed = TimedSamples(samples)
+        self._passes.train(timed, parts, key, self._loss, self._reducer)
         self._loss.agree()  # a rank without a piece has not called it yet
         with self._waits.running():
             self._reducer.finish()
@@ -105,7 +106,7 @@ class Stepper:
             own_sums = self._loss.own(self._reducer.total().to(self._mesh.device))
         halos, communicating = self._halos, self._halos.seconds + self._waits.seconds()
         own = RankFigures(
-            *(*own_sums, self._loss.pixels, stop, waited, communicating, halos.bytes, halos.messages),
+            *(*own_sums, self._loss.pixels, stop, timed.seconds, communicating, halos.bytes, halos.messages),
             peak_memory(self._mesh.device),
             *(self._passes.figures() or ()),
         )
