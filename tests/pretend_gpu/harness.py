@@ -24,8 +24,8 @@ HERE = Path(__file__).parent
 
 
 def build() -> Path:
-    """Return the folder of the compiled device, named by its source and by torch's place and version; compile it where nobody has.
-    Skip the test where nothing can, and where torch is built for real ones."""
+    """Return the folder of the compiled device, named by its source and by torch's place and version; compile it where
+    nobody has. Skip the test where nothing can, and where torch is built for real ones."""
     compiler = shutil.which("c++")
     if torch.backends.cuda.is_built() or compiler is None:
         pytest.skip("no C++ compiler, or a torch that is built for GPUs, whose keys the pretend one would take")
