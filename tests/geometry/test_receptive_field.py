@@ -89,17 +89,6 @@ def inside(chain: list[Layer], need: Interval, sizes: list[int]) -> bool:
     return True
 
 
-@law
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 3), st.integers(0, 6))
-def test_one_convolution_reads_its_taps_exactly(
-    kernel: int, stride: int, dilation: int, padding: int, position: int
-) -> None:
-    layer = Convolution(1, kernel, stride, padding, dilation)
-    first = position * stride - padding
-    need = layer.required_input(Interval(position, position + 1))
-    assert need == Interval(first, first + (kernel - 1) * dilation + 1)
-
-
 def test_a_skip_widens_the_need_of_the_layers_before_its_stash() -> None:
     stash, pop = Node("s", Mark()), ("s", "b")
     before, after = Node("a", Convolution(1, 3)), Node("b", Convolution(1, 5))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, normed
-from tiledseg.models.normalise import MomentSets, NormScope, measure, normalise
+from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
+from tiledseg.models.normalise import MomentSets, measure, normed
 
 CHANNELS = 16
 SIDES = (96, 128)
@@ -64,7 +64,7 @@ def test_bfloat16_costs_no_digits_that_torch_keeps(kind: str, mean: float) -> No
     norm, x, g = drawn(kind, mean)
     exact, theirs = passed(natively(norm).double(), x.double(), g.double()), passed(natively(norm), x, g)
     block = (slice(None), slice(None), slice(0, SIDES[0] - 8), slice(None))
-    for found in (passed(norm, x, g), passed(lambda x: normed(norm, x, block), x, g)):
+    for found in (passed(norm, x, g), passed(lambda x: normed(norm, [x], [block])[0], x, g)):
         assert [t.dtype for t in found] == [t.dtype for t in theirs]
     for here, there, right, limit in zip(passed(norm, x, g), theirs, exact, (7e-4, 1e-4), strict=True):
         ours, torchs = ((each.double() - right).mean((0, 2, 3)).abs().max() for each in (here, there))  # of a channel
@@ -102,7 +102,7 @@ def test_gradients_of_all_that_is_given(kind: str) -> None:
 
     def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         norm._parameters["weight"], norm._parameters["bias"] = weight, bias
-        return normed(norm, x, owned)
+        return normed(norm, [x], [owned])[0]
 
     assert torch.autograd.gradcheck(function, (x, norm.weight, norm.bias), fast_mode=True)
 
@@ -115,12 +115,12 @@ def test_a_pixel_has_the_same_bits_in_any_block(
 ) -> None:
     """By statistics of the whole, and backward too: whatever rows a kernel takes at once, in whichever piece."""
     x, g = (torch.randn(2, 20, 150, 47).to(dtype) for _ in range(2))
-    sharing = MomentSets(2, 20, groups)
-    found = measure(x, sharing)
+    norm = nn.GroupNorm(4, 20, affine=False) if groups else nn.BatchNorm2d(20, affine=False)
+    found = measure(x, MomentSets(2, 20, groups))
 
     def one(*slices: slice) -> tuple[torch.Tensor, torch.Tensor]:
         part = x[:, :, *slices].contiguous(memory_format=layout).requires_grad_()
-        (y,) = normalise([part], nn.BatchNorm2d(20, affine=False), found, [NormScope(sharing, None, dtype, Sums())])
+        (y,) = normed(norm, [part], ranks=Sums(), found=found)
         (dx,) = torch.autograd.grad(y, part, g[:, :, *slices])
         return y.detach(), dx
 

@@ -97,11 +97,11 @@ a gradient of what others read is lost
 +            part(self.made_BCHW, patch).add_(strip_BCHW)
 == spatial/twins.py | spatial/test_layers.py spatial/test_convert.py | 2 ranks
 max pooling is padded with zeros at the image's end
--fill=float("-inf")
-+fill=0.0
+-fill = float("-inf")
++fill = 0.0
 average pooling counts padding that the layer does not
--divisor = 1 if inside_only else module.divisor_override
-+divisor = None if inside_only else module.divisor_override
+-divisor = 1 if inside_only else m.divisor_override
++divisor = None if inside_only else m.divisor_override
 == geometry/layers/declared.py | tracing/test_windows.py
 a shifted window has another place
 -return Interval(first * self.size + self.shift, stop * self.size + self.shift)
@@ -120,7 +120,7 @@ zeros stand where the image ends
 moments of ranks are merged without their counts
 -return Statistics(*merge(counts, means, variances), counts.sum(0))
 +return Statistics(*merge(torch.ones_like(counts), means, variances), counts.sum(0))
-== models/norm.py | law/test_steps.py | 2 ranks
+== models/normalise.py | law/test_steps.py | 2 ranks
 the running variance is biased
 -unbiased = found.variance_G * (found.count / (found.count - 1))
 +unbiased = found.variance_G

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +18,7 @@ from tiledseg.pipeline.schedule import (
     forward_program,
     program,
 )
-from tiledseg.pipeline.simulation import Move, itinerary, simulate
+from tiledseg.pipeline.simulation import itinerary, simulate
 
 FORWARD, BACKWARD = 1.0, 2.0
 # Least time of the same program where messages have a queue of their own and are buffered, as a multiple.
@@ -73,46 +71,6 @@ def test_every_action_is_there_once_posted_in_order_and_let_go_in_time(drawn: tu
         assert forward == list(range(len(forward)))
 
 
-def passes(plans: list[tuple[Move, ...]], in_order: bool) -> bool:
-    """Replay the moves over a network in which a message passes only when both its ends are posted. `in_order`: and
-    only when both are at the head of their rank's queue of messages, sends and receives alike."""
-    queues: list[deque[tuple[int, MessageEnd]]] = [deque() for _ in plans]
-    at, waiting, done = [0] * len(plans), [False] * len(plans), set()
-    moved = True
-    while moved:
-        moved = False
-        for rank, moves in enumerate(plans):
-            while at[rank] < len(moves):
-                move = moves[at[rank]]
-                if not waiting[rank]:
-                    queues[rank] += [(r.peer, r.other_end(rank)) for r in move.posts]
-                    waiting[rank] = True
-                if any((r.peer, r.other_end(rank)) not in done for r in move.receives):
-                    break
-                queues[rank] += [(rank, send) for send in move.sends]
-                at[rank] += 1
-                waiting[rank] = False
-                moved = True
-        for queue in queues:
-            for entry in list(queue)[: 1 if in_order else None]:
-                ends = [queues[entry[0]], queues[entry[1].peer]]
-                if all(entry in list(own)[: 1 if in_order else None] for own in ends):
-                    done.add(entry)
-                    moved = True
-                    for own in ends:
-                        own.remove(entry)
-    return all(position == len(moves) for position, moves in zip(at, plans, strict=True)) and not any(queues)
-
-
-@law
-@given(pipelines())
-def test_nothing_waits_for_ever(drawn: tuple[Program, ChunkMap]) -> None:
-    """Even where no message is buffered, and each rank's messages pass one by one."""
-    plans = [itinerary(drawn[0], rank) for rank in range(len(drawn[0]))]
-    assert passes(plans, in_order=False)
-    assert passes(plans, in_order=True)
-
-
 def seconds_in_one_queue(actions: Program) -> float:
     """A rank does the head of its queue and then the next: a message takes no time, once both ends are at it."""
     queues: list[list[ChunkPass | tuple[int, MessageEnd]]] = []
@@ -141,6 +99,13 @@ def seconds_in_one_queue(actions: Program) -> float:
                 moved = True
     assert at == [len(queue) for queue in queues], "the queues wait for each other"
     return max(clock)
+
+
+@law
+@given(pipelines())
+def test_nothing_waits_for_ever(drawn: tuple[Program, ChunkMap]) -> None:
+    """Even where no message is buffered, and each rank does its messages and passes one by one."""
+    assert seconds_in_one_queue(drawn[0]) > 0
 
 
 @pytest.mark.parametrize("stages", [2, 3, 6])

@@ -23,8 +23,7 @@ from tiledseg.models.layers.convolution import SteadyConvolution
 from tiledseg.models.layers.joins import JoinModule
 from tiledseg.models.network import build_network
 from tiledseg.models.norm import PixelNorm
-from tiledseg.spatial.convert import convert_layer
-from tiledseg.spatial.twins import POINTWISE
+from tiledseg.spatial.twins import POINTWISE, spatial_layer
 
 
 class Doubled(nn.Conv2d):
@@ -50,7 +49,7 @@ REFUSED = {
 def test_refusals_name_the_layer_and_the_reason(name: str) -> None:
     module, reason = REFUSED[name]
     with pytest.raises(ConfigError) as refused:
-        convert_layer("odd one", module, serial_axes().image)
+        spatial_layer("odd one", module)
     message = str(refused.value)
     assert "layer 'odd one'" in message
     assert reason in message
@@ -62,9 +61,9 @@ def test_a_subclass_of_ours_with_a_forward_of_its_own_is_refused() -> None:
         def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
             return super().forward(*inputs_BCHW) / 2
 
-    assert convert_layer("sum", JoinModule(Add()), serial_axes().image)
+    assert spatial_layer("sum", JoinModule(Add()))
     with pytest.raises(ConfigError, match=r"layer 'sum' \(Halved\) is not known to give the same result"):
-        convert_layer("sum", Halved(Add()), serial_axes().image)
+        spatial_layer("sum", Halved(Add()))
 
 
 def one_rank(network: nn.Module, x_BCHW: torch.Tensor, fusion: int = 1) -> None:

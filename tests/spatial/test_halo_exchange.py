@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.geometry.drawn import partitions, windows
-from tests.spatial.together import for_all
+from tests.geometry.drawn import law, partitions, windows
+from tests.spatial.thread_ranks import on_ranks
 from tests.spatial.twins import OpenAxes
 from tiledseg.comm.mesh import Axes
 from tiledseg.geometry.box import Interval
@@ -25,7 +26,6 @@ from tiledseg.geometry.sharing.decomposition import (
 )
 from tiledseg.spatial.halo_exchange import exchanged, part
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 MARGIN = 16  # windows reach this far beyond the image at most
 
 
@@ -89,8 +89,9 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, shape: tuple[int, int]) -> Case:
+def cases(draw: st.DrawFn) -> Case:
     """Any widths on any side of any rank: none, a crop, several hops, beyond the image, all of it elsewhere."""
+    shape = draw(st.sampled_from([(1, 1), (1, 2), (3, 1), (2, 2), (2, 3)]))
     rows, cols = (draw(partitions(parts=parts, largest=9)) for parts in shape)
     travels = draw(st.sampled_from(["rows", "cols", "both", "both", "both"]))
     return Case(
@@ -117,37 +118,35 @@ def expected_gradient(case: Case, axes: Axes, seed: int) -> torch.Tensor:
     return total_BCHW[:, :, MARGIN:-MARGIN, MARGIN:-MARGIN]
 
 
-def check_exchange(case: Case, opened: OpenAxes, axes: Axes, seed: int = 1) -> None:
-    """Forward and backward. Collective over the job."""
-    fault = None
+def fault_of(case: Case, axes: Axes, seed: int = 1) -> str | None:
+    """Forward and backward. Collective over the ranks of the image."""
     at = axes.position
-    if at is not None:
-        x_BCHW = case.block(case.image(seed), at).requires_grad_()
-        weights_BCHW = case.weights(at, seed)
-        window_BCHW = exchanged(x_BCHW, case.exchange(at), axes, case.fill)
-        (dx_BCHW,) = torch.autograd.grad(window_BCHW, x_BCHW, weights_BCHW)
-        image_BCHW, gradient_BCHW = case.image(seed), expected_gradient(case, axes, seed)[case.owned(at)]
-        if not torch.equal(window_BCHW, case.with_margin(image_BCHW)[case.window(at)]):
-            fault = "the window is not that of the image"
-        elif not torch.equal(dx_BCHW, gradient_BCHW):
-            fault = "the gradient is not the sum of the windows' gradients"
-        # A gradient that nobody else has, which is added to where it lies.
-        layout = torch.channels_last if case.channels_last else torch.contiguous_format
-        owned_BCHW = exchanged(x_BCHW, case.exchange(at), axes, case.fill, owned=True)
-        own_BCHW = weights_BCHW.clone(memory_format=layout)
-        (dx_owned_BCHW,) = torch.autograd.grad(owned_BCHW, x_BCHW, own_BCHW)
-        if case.exchange(at) is not None and not torch.equal(dx_owned_BCHW, gradient_BCHW):
-            fault = "a gradient that is added to where it lies is not the sum"
-        elif not torch.equal(x_BCHW, case.block(image_BCHW, at)):
-            fault = "the block was written over"
-    opened.agree(fault)
+    if at is None:
+        return None
+    x_BCHW = case.block(case.image(seed), at).requires_grad_()
+    weights_BCHW = case.weights(at, seed)
+    window_BCHW = exchanged(x_BCHW, case.exchange(at), axes, case.fill)
+    (dx_BCHW,) = torch.autograd.grad(window_BCHW, x_BCHW, weights_BCHW)
+    image_BCHW, gradient_BCHW = case.image(seed), expected_gradient(case, axes, seed)[case.owned(at)]
+    # A gradient that nobody else has, which is added to where it lies.
+    layout = torch.channels_last if case.channels_last else torch.contiguous_format
+    owned_BCHW = exchanged(x_BCHW, case.exchange(at), axes, case.fill, owned=True)
+    own_BCHW = weights_BCHW.clone(memory_format=layout)
+    (dx_owned_BCHW,) = torch.autograd.grad(owned_BCHW, x_BCHW, own_BCHW)
+    if not torch.equal(window_BCHW, case.with_margin(image_BCHW)[case.window(at)]):
+        return "the window is not that of the image"
+    if not torch.equal(dx_BCHW, gradient_BCHW):
+        return "the gradient is not the sum of the windows' gradients"
+    if case.exchange(at) is not None and not torch.equal(dx_owned_BCHW, gradient_BCHW):
+        return "a gradient that is added to where it lies is not the sum"
+    return None if torch.equal(x_BCHW, case.block(image_BCHW, at)) else "the block was written over"
 
 
-@pytest.mark.nine
-def test_windows_and_gradients(opened: OpenAxes) -> None:
-    for shape in opened.shapes():
-        axes = opened.of(*shape)
-        for_all(opened, cases(shape), lambda case, a=axes: check_exchange(case, opened, a), 12)
+@settings(law, max_examples=100)
+@given(cases())
+def test_windows_and_gradients(case: Case) -> None:
+    """On ranks that are threads."""
+    assert not any(on_ranks(case.rows.parts, case.cols.parts, lambda axes: fault_of(case, axes)))
 
 
 def thin(rows: int, cols: int, before: int, after: int, dtype: torch.dtype = torch.float64) -> Case:
@@ -158,7 +157,9 @@ def thin(rows: int, cols: int, before: int, after: int, dtype: torch.dtype = tor
     return Case(*parts, *wanted, dtype=dtype)
 
 
+@pytest.mark.mpi
 @pytest.mark.nine
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("before", "after", "dtype"),
     [(1, 1, torch.float32), (2, 0, torch.float64), (0, 3, torch.float64), (7, 5, torch.float32)],
@@ -166,9 +167,11 @@ def thin(rows: int, cols: int, before: int, after: int, dtype: torch.dtype = tor
 def test_thin_halos_and_those_of_several_hops(opened: OpenAxes, before: int, after: int, dtype: torch.dtype) -> None:
     """7 and 5 pixels reach over whole blocks of 1, 2 and 3."""
     for shape in opened.shapes():
-        check_exchange(thin(*shape, before, after, dtype), opened, opened.of(*shape))
+        opened.agree(fault_of(thin(*shape, before, after, dtype), opened.of(*shape)))
 
 
+@pytest.mark.mpi
+@pytest.mark.timeout(120)
 def test_traffic_is_what_the_plan_says(opened: OpenAxes) -> None:
     """Messages and bytes forward, and as many backward; none where each rank wants its own."""
     rows, cols = opened.shapes()[-1]

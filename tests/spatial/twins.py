@@ -15,17 +15,13 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.sharing.decomposition import MeshShape, Partition
 from tiledseg.models.network import GraphNetwork
-from tiledseg.spatial.convert import convert_layer
 from tiledseg.spatial.network import SpatialNetwork
+from tiledseg.spatial.twins import spatial_layer
 
 Network = GraphNetwork | nn.Sequential
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 NAMED_SHAPES = [(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 3), (4, 4)]
 FLOOR = 1e-2  # of all gradients together; see difference
-
-
-class AgreedFaultError(AssertionError):
-    """A fault that all ranks know of."""
 
 
 def axes_of(mesh: Mesh, rows: int, cols: int) -> Axes | None:
@@ -37,13 +33,9 @@ def axes_of(mesh: Mesh, rows: int, cols: int) -> Axes | None:
 
 @dataclass
 class OpenAxes:
-    """The axes of each shape over a mesh, opened when they are first asked for. `of` and `agree` are collective.
-
-    `say` prints at once, whatever pytest captures.
-    """
+    """The axes of each shape over a mesh, opened when they are first asked for. `of` and `agree` are collective."""
 
     mesh: Mesh
-    say: Callable[[str], None]
     _opened: dict[MeshShape, Axes] = field(default_factory=dict)
 
     def of(self, rows: int, cols: int, replicas: int = 1) -> Axes:
@@ -59,11 +51,9 @@ class OpenAxes:
         return [shape for shape in fitting if shape[0] * shape[1] == most]
 
     def agree(self, fault: str | None) -> None:
-        """Fail on every rank where any has a fault, so that all ranks go on, or shrink an example, together."""
+        """Fail on every rank where any has a fault, so that all ranks go on together."""
         faults = self.mesh.communicator.gather_objects(fault)
-        found = [f"rank {rank}: {f}" for rank, f in enumerate(faults) if f is not None]
-        if found:
-            raise AgreedFaultError("; ".join(found))
+        assert not any(faults), "; ".join(f"rank {rank}: {f}" for rank, f in enumerate(faults) if f is not None)
 
     def close(self) -> None:
         for axes in self._opened.values():
@@ -103,12 +93,11 @@ def as_graph(network: Network) -> GraphNetwork:
     if isinstance(network, GraphNetwork):
         return network
     modules = dict(network.named_children())
-    layers = [convert_layer(name, module, serial_axes().image).descriptions for name, module in modules.items()]
-    nodes = (
-        Node(name, rows, cols=None if rows == cols else cols)
-        for name, (rows, cols) in zip(modules, layers, strict=True)
+    layers = [(name, spatial_layer(name, module)) for name, module in modules.items()]
+    nodes = tuple(
+        Node(name, layer.rows, cols=None if layer.rows == layer.cols else layer.cols) for name, layer in layers
     )
-    return GraphNetwork(Graph(tuple(nodes)), 1, list(modules.values()), network)
+    return GraphNetwork(Graph(nodes), 1, list(modules.values()), network)
 
 
 def undivided(network: Network, x_BCHW: torch.Tensor) -> Result:

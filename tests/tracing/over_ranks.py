@@ -96,7 +96,7 @@ def planned(network: GraphNetwork, rows: Partition, cols: Partition, at: Pair, s
 
 def of_input(spatial: SpatialNetwork, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> SentBytes:
     """Return the messages by which the gradient of the input goes back: a plan has none."""
-    total, sources = SentBytes(), spatial._converted.rows.sources
+    total, sources = SentBytes(), spatial._rows.sources
     for action, taken in zip(spatial._program(rows, cols), sources, strict=True):
         for bring, source in zip(action.inputs, taken, strict=True):
             if source == 0 and bring.exchange is not None:
@@ -244,7 +244,7 @@ class Rows:
         """Run as one of the ranks of a job; rank 0 prints."""
         torch.set_num_threads(1)
         mesh = open_mesh(detect(os.environ), os.environ, "gloo")
-        opened, ways = OpenAxes(mesh, print), dict[str, Callable[[], float]]()
+        opened, ways = OpenAxes(mesh), dict[str, Callable[[], float]]()
         for rows, cols in [(2, 1), (1, 2)] if mesh.size == 2 else [(2, 2)]:
             ways[f"{rows} x {cols}"] = partial(self._together, in_blocks, opened.of(rows, cols))
         if self.foreign.tiles:

@@ -118,7 +118,7 @@ def test_ranks_that_share_an_image(name: str, meshes: dict[str, Mesh]) -> None:
 @pytest.mark.parametrize("name", THIN)
 def test_ranks_give_what_the_plain_module_gives(name: str, meshes: dict[str, Mesh]) -> None:
     """Networks that people use, by uneven blocks and by tiles: y, dx, dW; messages are the plan's."""
-    opened, foreign = OpenAxes(meshes["mpi"], print), REAL.get(name) or NETWORKS[name]
+    opened, foreign = OpenAxes(meshes["mpi"]), REAL.get(name) or NETWORKS[name]
     axes, x_BCHW = opened.of(2, 2), image((1, foreign.bands, *(foreign.size or (64, 96))), 5)
     network, expected, fault = foreign.network(), undivided(foreign.module(), x_BCHW), None
     for named in expected.gradients, expected.buffers:  # the graph has the user's own names
@@ -145,7 +145,7 @@ def test_plans_count_what_a_rank_has_of_the_whole_image(name: str) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_the_peak_of_a_leaf_of_the_whole_image_is_planned(meshes: dict[str, Mesh]) -> None:
     """What a rank allocates in a step fits the plan, which is at most twice as much: it knows no leaf from within."""
-    opened, network, fault = OpenAxes(meshes["mpi"], print), copied(traced("Scanning")).float(), None
+    opened, network, fault = OpenAxes(meshes["mpi"]), copied(traced("Scanning")).float(), None
     axes, graph = opened.of(2, 1), traced("Scanning").graph
     cut = decompose(make_tiling((256, 192), (2, 1), network_footprint(graph)), (2, 1))
     (rows, cols), x_BCHW = settled(graph, cut), image((1, 3, 256, 192), 5).float()

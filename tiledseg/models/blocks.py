@@ -56,8 +56,11 @@ NORMS: dict[str, Callable[[Norm, int], nn.Module]] = {
 def _convolution(at: ModuleSite, stride: str, *names: str) -> dict[str, Any]:
     """Return the arguments of a convolution. `stride` and `names` name the layer's fields that become (row, col)
     pairs."""
-    pairs = {name: (getattr(at.layer, name), getattr(at.cols, name)) for name in ("kernel", stride, "dilation", *names)}
+    every = "kernel", stride, "dilation", *names
+    pairs: dict[str, Any] = {name: (getattr(at.layer, name), getattr(at.cols, name)) for name in every}
     made = {"in_channels": at.channels[0], "out_channels": at.layer.out_channels, "bias": at.layer.bias}
+    if getattr(at.layer, "extra", 0):
+        pairs["padding"] = "same"
     return made | {"groups": at.layer.groups, "kernel_size": pairs.pop("kernel"), "stride": pairs.pop(stride), **pairs}
 
 

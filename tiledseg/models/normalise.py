@@ -18,10 +18,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import nn
 
+from tiledseg.memory.second_run import noted
 from tiledseg.units import norm_rows
 
+CPU = torch.device("cpu")
 Slices = tuple[slice, ...]
+StatisticsNorm = nn.BatchNorm2d | nn.GroupNorm | nn.InstanceNorm2d
 
 
 class Waits(Protocol):
@@ -75,9 +79,8 @@ class Statistics:
 
 
 @torch.no_grad()
-def measure(x_BCHW: torch.Tensor, sharing: MomentSets, ranks: Ranks | None = None) -> Statistics:
-    """Return the statistics of the values of all ranks; `x_BCHW` are this rank's, at least one pixel. Collective over
-    `ranks` if given."""
+def measure(x_BCHW: torch.Tensor, sharing: MomentSets) -> Statistics:
+    """Return the statistics of at least one pixel."""
     if x_BCHW.device.type != "cpu":  # torch's kernel accumulates in float32 by Welford's rule, as its norms do
         variance, mean = torch.var_mean(at_least_single(x_BCHW), dim=(2, 3), correction=0)
         moments = mean.double(), variance.double()  # of each sample and channel over its pixels: shape (B, C)
@@ -94,14 +97,7 @@ def measure(x_BCHW: torch.Tensor, sharing: MomentSets, ranks: Ranks | None = Non
         moments = merge(weights, torch.stack(means)[..., 0, 0], torch.stack(variances))
     means_GP, variances_GP = map(sharing.gathered, moments)
     count = means_GP.new_full((1,), x_BCHW.shape[2] * x_BCHW.shape[3] * means_GP.shape[1])
-    own = Statistics(*merge(torch.ones_like(means_GP.T), means_GP.T, variances_GP.T), count)
-    return own if ranks is None else over_ranks(own, ranks)
-
-
-def joined_over(parts: Sequence[Statistics], channels: int, ranks: Ranks, device: torch.device) -> Statistics:
-    """Merge the statistics of `channels` sets over the parts of all ranks. Collective; a rank may have no part."""
-    nothing = (torch.zeros(size, dtype=torch.float64, device=device) for size in (channels, channels, 1))
-    return over_ranks(joined(parts) if parts else Statistics(*nothing), ranks)
+    return Statistics(*merge(torch.ones_like(means_GP.T), means_GP.T, variances_GP.T), count)
 
 
 def joined(parts: Sequence[Statistics]) -> Statistics:
@@ -112,9 +108,13 @@ def joined(parts: Sequence[Statistics]) -> Statistics:
     return Statistics(*merge(counts, means, variances), counts.sum(0))
 
 
-def over_ranks(own: Statistics, ranks: Ranks) -> Statistics:
-    """Merge the statistics `own` of all ranks. Collective."""
-    if ranks.size == 1:
+def joined_over(
+    parts: Sequence[Statistics], ranks: Ranks | None, sets: int = 0, device: torch.device = CPU
+) -> Statistics:
+    """Merge the statistics of the parts of all ranks. Collective. `sets`, `device`: for a rank without a part."""
+    nothing = (torch.zeros(size, dtype=torch.float64, device=device) for size in (sets, sets, 1))
+    own = joined(parts) if parts else Statistics(*nothing)
+    if ranks is None or ranks.size == 1:
         return own
     row = torch.cat([own.count, own.mean_G, own.variance_G])
     slots = torch.zeros(ranks.size, len(row), dtype=torch.float64, device=row.device)
@@ -147,25 +147,28 @@ class _Normalised(torch.autograd.Function):
         bias_C: torch.Tensor | None,
         found: Statistics,
         eps: float,
-        hows: Sequence[NormScope],
+        sharings: Sequence[MomentSets],
+        owned: Sequence[Slices | None],
+        ranks: Ranks | None,
+        dtype: torch.dtype,
         *tensors_BCHW: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         deviation_G = (found.variance_G + eps).rsqrt()
-        scales_BC = [how.sharing.spread(deviation_G) * (1 if weight_C is None else weight_C) for how in hows]
+        scales_BC = [sharing.spread(deviation_G) * (1 if weight_C is None else weight_C) for sharing in sharings]
         results = []
-        for x_BCHW, scale_BC, how in zip(tensors_BCHW, scales_BC, hows, strict=True):
-            shift_BC = -how.sharing.spread(found.mean_G) * scale_BC
+        for x_BCHW, scale_BC, sharing in zip(tensors_BCHW, scales_BC, sharings, strict=True):
+            shift_BC = -sharing.spread(found.mean_G) * scale_BC
             if bias_C is not None:
                 shift_BC = shift_BC + bias_C
-            if x_BCHW.device.type == "cpu" and how.sharing.groups is None and how.dtype == x_BCHW.dtype:
+            if x_BCHW.device.type == "cpu" and sharing.groups is None and dtype == x_BCHW.dtype:
                 # All samples share scale and shift: torch's batch norm with constants gives the same bits, faster.
                 scale_C, shift_C = (v_BC[0].to(_wide(x_BCHW)) for v_BC in (scale_BC, shift_BC))
                 zeros_C, ones_C = torch.zeros_like(scale_C), torch.ones_like(scale_C)
                 results.append(torch.batch_norm(x_BCHW, scale_C, shift_C, zeros_C, ones_C, False, 0.0, 0.0, False))
                 continue
             scale, shift = (_per_channel(v_BC, x_BCHW) for v_BC in (scale_BC, shift_BC))
-            results.append(torch.addcmul(shift, at_least_single(x_BCHW), scale).to(how.dtype))
-        ctx.hows, ctx.wants_bias = hows, bias_C is not None
+            results.append(torch.addcmul(shift, at_least_single(x_BCHW), scale).to(dtype))
+        ctx.sharings, ctx.owned, ctx.ranks, ctx.wants_bias = sharings, owned, ranks, bias_C is not None
         ctx.save_for_backward(weight_C, found.mean_G, deviation_G, found.count, *scales_BC, *tensors_BCHW)
         return tuple(results)
 
@@ -173,25 +176,27 @@ class _Normalised(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients_BCHW: torch.Tensor) -> tuple[Any, ...]:
         weight_C, mean_G, deviation_G, count, *saved = ctx.saved_tensors
-        hows: Sequence[NormScope] = ctx.hows
-        scales_BC, tensors_BCHW = saved[: len(hows)], saved[len(hows) :]
-        every = list(zip(gradients_BCHW, tensors_BCHW, hows, strict=True))
-        sums = [_gradient_sums(g_BCHW, x_BCHW, how.sharing.spread(mean_G)) for g_BCHW, x_BCHW, how in every]
+        sharings: Sequence[MomentSets] = ctx.sharings
+        scales_BC, tensors_BCHW = saved[: len(sharings)], saved[len(sharings) :]
+        every = list(zip(gradients_BCHW, tensors_BCHW, sharings, strict=True))
+        sums = [_gradient_sums(g_BCHW, x_BCHW, sharing.spread(mean_G)) for g_BCHW, x_BCHW, sharing in every]
         inputs: list[torch.Tensor | None] = [None] * len(every)
-        if any(ctx.needs_input_grad[5:]):
+        if any(ctx.needs_input_grad[8:]):
             parts = []  # the gradients of the mean and of the deviation of each set: shape (2, G)
-            for (shifts_BC, by_scale_BC), scale_BC, how in zip(sums, scales_BC, hows, strict=True):
+            for (shifts_BC, by_scale_BC), scale_BC, sharing in zip(sums, scales_BC, sharings, strict=True):
                 by_deviation_BC = by_scale_BC if weight_C is None else by_scale_BC * weight_C
                 both = -scale_BC * shifts_BC, by_deviation_BC
-                parts.append(torch.stack([how.sharing.gathered(v_BC).sum(1) for v_BC in both]))
-            to_moments = summed(torch.stack(parts).sum(0), hows[0].ranks)
-            for index, (g_BCHW, x_BCHW, how) in enumerate(every):
-                slopes = moment_slopes(to_moments, mean_G, deviation_G, count, how.sharing)
-                inputs[index] = _input_gradient(g_BCHW, x_BCHW, scales_BC[index], *slopes, how.owned)
-        normed = [(s_BC * how.sharing.spread(deviation_G)).sum(0) for (_, s_BC), how in zip(sums, hows, strict=True)]
+                parts.append(torch.stack([sharing.gathered(v_BC).sum(1) for v_BC in both]))
+            to_moments = summed(torch.stack(parts).sum(0), ctx.ranks)
+            for index, (g_BCHW, x_BCHW, sharing) in enumerate(every):
+                slopes = moment_slopes(to_moments, mean_G, deviation_G, count, sharing)
+                inputs[index] = _input_gradient(g_BCHW, x_BCHW, scales_BC[index], *slopes, ctx.owned[index])
+        normed = [
+            (s_BC * sharing.spread(deviation_G)).sum(0) for (_, s_BC), sharing in zip(sums, sharings, strict=True)
+        ]
         to_weight = None if weight_C is None else torch.stack(normed).sum(0).to(weight_C.dtype)
         to_bias = torch.stack([s_BC.sum(0) for s_BC, _ in sums]).sum(0) if ctx.wants_bias else None
-        return to_weight, to_bias, None, None, None, *inputs
+        return to_weight, to_bias, *[None] * 6, *inputs
 
 
 def moment_slopes(
@@ -216,30 +221,80 @@ def moment_gradient(
     return torch.addcmul(level, at_least_single(x_BCHW), slope).to(x_BCHW.dtype)
 
 
-class NormScope(NamedTuple):
-    """The scope of a norm on one tensor: the sets of values, the measured part (None: all), the result's dtype, and the
-    ranks that measure the rest."""
-
-    sharing: MomentSets
-    owned: Slices | None
-    dtype: torch.dtype
-    ranks: Ranks | None
-
-
-def normalise(
-    tensors_BCHW: Sequence[torch.Tensor], norm: Any, found: Statistics, hows: Sequence[NormScope]
+def normed(
+    norm: StatisticsNorm,
+    tensors_BCHW: Sequence[torch.Tensor],
+    owned: Sequence[Slices | None] = (None,),
+    ranks: Ranks | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device = CPU,
+    found: Statistics | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Scale and shift each tensor by the weights of `norm` and the statistics `found` of all their owned parts.
+    """Normalise a tensor, or a rank's block of it, by `norm`: measure the `owned` pixels (None: all), normalise all.
 
-    Differentiable once, also through the statistics; the backward pass is one collective call over the ranks of `hows`,
-    if given. Computed in float32 (float64 for float64); moments and sums of gradients are float64.
+    A batch norm may take several tensors, or none: those of all ranks share their statistics. Collective over `ranks`
+    if given, backward too. Running statistics are updated as torch's. `dtype`: the results' (None: the tensors').
+    `device`: of the statistics, without a tensor. `found`: statistics of the tensors and others, which are not measured
+    again.
+
+    Differentiable once, also through the statistics. Computed in float32 (float64 for float64); moments and sums of
+    gradients are float64.
     """
+    sharings = [sharing_of(norm, x_BCHW) for x_BCHW in tensors_BCHW]
+    if found is None:
+
+        def measured() -> Statistics:
+            each = zip(tensors_BCHW, sharings, owned, strict=True)
+            parts = [measure(x if part is None else x[part], sharing) for x, sharing, part in each]
+            return joined_over(parts, ranks, getattr(norm, "num_features", 0), device)
+
+        found = noted(measured)
+        track(norm, found)
+    if not tensors_BCHW:
+        return ()
     kind = tensors_BCHW[0].device.type
     with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):  # a rehearsal's tensors have no autocast
         times, both = getattr(norm, "times", 1), (norm.weight, norm.bias)
         weights = (each if times == 1 or each is None else each.repeat(times) for each in both)
-        made: tuple[torch.Tensor, ...] = _Normalised.apply(*weights, found, norm.eps, hows, *tensors_BCHW)
+        how = sharings, owned, ranks, dtype or tensors_BCHW[0].dtype
+        made: tuple[torch.Tensor, ...] = _Normalised.apply(*weights, found, norm.eps, *how, *tensors_BCHW)
     return made
+
+
+def sharing_of(norm: StatisticsNorm, x_BCHW: torch.Tensor) -> MomentSets:
+    """Return the sets of values of a tensor, or a block, that share a mean and variance."""
+    batch, channels = x_BCHW.shape[:2]
+    times: int = getattr(norm, "times", 1)
+    if isinstance(norm, nn.BatchNorm2d):
+        return MomentSets(batch, channels, None, times)
+    groups = norm.num_groups if isinstance(norm, nn.GroupNorm) else channels
+    of_times = (groups * times,) if each_time(norm) else (groups, times)
+    return MomentSets(batch, channels, *of_times)
+
+
+def each_time(norm: StatisticsNorm) -> bool:
+    """Return True if the norm measures each time by itself."""
+    return bool(getattr(norm, "each", False))
+
+
+def takes_statistics(norm: nn.BatchNorm2d) -> bool:
+    """Return True if a batch norm measures its input in the present mode."""
+    return norm.training or norm.running_mean is None
+
+
+@torch.no_grad()
+def track(norm: StatisticsNorm, found: Statistics) -> None:
+    """Update the running mean and (unbiased) variance of a batch norm in training, if it tracks them."""
+    if not (isinstance(norm, nn.BatchNorm2d) and norm.training and norm.track_running_stats):
+        return
+    assert norm.running_mean is not None, "it tracks a mean"
+    assert norm.running_var is not None, "it tracks a variance"
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    momentum = norm.momentum if norm.momentum is not None else 1 / int(norm.num_batches_tracked or 1)
+    unbiased = found.variance_G * (found.count / (found.count - 1))
+    for buffer, value in ((norm.running_mean, found.mean_G), (norm.running_var, unbiased)):
+        buffer.mul_(1 - momentum).add_(value.to(buffer.dtype), alpha=momentum)
 
 
 def _gradient_sums(

@@ -30,8 +30,8 @@ from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.frozen import is_trained
 from tiledseg.models.layers.block import BlockPlace, DimPlace, tile_places
 from tiledseg.models.network import GraphNetwork
-from tiledseg.spatial.convert import convert_layers
 from tiledseg.spatial.network import Action, compile_actions
+from tiledseg.spatial.twins import spatial_layers
 
 TilePlace = tuple[Box, Box]  # the whole image, and the tile in it
 Sums = dict[int, torch.Tensor]  # over the blocks of an image, by the layer's node
@@ -166,8 +166,8 @@ class BlockNetwork:
         self.turn = Turn()
         self.modules = list(network.layers.values())
         self.ranks = [BlockRanks(self.turn, k) for k in range(len(self.modules))]
-        self.layers, self.graph, self.along_columns = convert_layers(network, self.ranks)
-        self._graph = network.graph
+        self.layers = spatial_layers(network)
+        self.graph, self.along_columns = network.graph, network.graph.along_columns
         self.tracking = frozenset(k for k, module in enumerate(self.modules) if _any(module, "track_running_stats"))
         self._programs: dict[tuple[Partition, Partition, TilePlace | None, ImageRanks, bool], BlockProgram] = {}
 
@@ -237,7 +237,7 @@ class BlockNetwork:
         """Return the actions, with places in the whole image for layers that depend on them."""
         if where is None or where[0] == where[1]:
             return actions
-        places = tile_places(self._graph, *where)
+        places = tile_places(self.graph, *where)
 
         def moved(dim: DimPlace, tile: DimPlace) -> DimPlace:
             ahead = tile.read.start
@@ -259,9 +259,7 @@ class BlockNetwork:
             source, module = origins.get(self.graph.sources[k][0]), self.modules[k]
             if source is not None and _any(module, "inplace"):
                 written.add(source)
-            if source is not None and (
-                self.graph.layers[k].hands_on or isinstance(module, nn.Identity | ChannelDropout)
-            ):
+            if source is not None and (self.graph.layers[k].hands_on or isinstance(module, ChannelDropout)):
                 origins[k + 1] = source
         return written
 

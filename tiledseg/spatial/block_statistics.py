@@ -19,8 +19,7 @@ import torch
 from tiledseg.comm.collectives import Communicator
 from tiledseg.memory.second_run import still_statistics
 from tiledseg.models.layers.block import BlockPlace, DimPlace
-from tiledseg.models.norm import sharing_of, track
-from tiledseg.models.normalise import Statistics, joined, joined_over, measure, moment_gradient, over_ranks, summed
+from tiledseg.models.normalise import Statistics, joined_over, measure, moment_gradient, sharing_of, summed, track
 from tiledseg.spatial.block_network import BlockNetwork, BlockProgram, Sums
 from tiledseg.spatial.twins import SpatialBatchNorm, SpatialNorm
 
@@ -58,7 +57,7 @@ class ImageStatistics:
                 continue
             self.turn(block, self.forward, adds=True)
             with torch.no_grad(), self._cast(), self.still([k], True):
-                layer(self._place(k, block), x_BCHW)
+                layer.on_block(self._place(k, block), self._network.ranks[k], x_BCHW)
 
     def turn(self, block: int, sums: Sums, adds: bool = False) -> None:
         """Set the block whose layers add to the image's sums, or get them."""
@@ -71,7 +70,7 @@ class ImageStatistics:
         if k in self.measured:
             assert isinstance(layer, SpatialNorm), "others take their sums themselves"
             return layer.of(self.measured[k], inputs[0], self._network.ranks[k])
-        return layer(place, *inputs)
+        return layer.on_block(place, self._network.ranks[k], *inputs)
 
     def with_gradient(
         self, tensor: int, block: int, x_BCHW: torch.Tensor, gradient: torch.Tensor | None
@@ -87,7 +86,7 @@ class ImageStatistics:
                     leaf_BCHW = x_BCHW.detach().requires_grad_()
                     self.turn(block, self.forward)
                     with torch.enable_grad(), self._cast(), self.still([k], True):
-                        made_BCHW = layer(self._place(k, block), leaf_BCHW)
+                        made_BCHW = layer.on_block(self._place(k, block), self._network.ranks[k], leaf_BCHW)
                     self.turn(block, self.backward)
                     (more,) = torch.autograd.grad(made_BCHW, leaf_BCHW, torch.zeros_like(made_BCHW))
                 gradient = more if gradient is None else gradient.add_(more)
@@ -142,10 +141,12 @@ class StatisticSums:
                 if not isinstance(layer, SpatialNorm):
                     summed(image.forward[k], self._ranks)
                 elif not isinstance(layer, SpatialBatchNorm):
-                    image.measured[k] = over_ranks(joined(image.parts.pop(k)), self._ranks)
+                    image.measured[k] = joined_over(image.parts.pop(k), self._ranks)
         for k, norm in self._batch_norms(tensor):
             parts = [part for image in self._images for part in image.parts.pop(k)]
-            self._measured[k] = joined_over(parts, norm.module.num_features, *self._together)
+            self._measured[k] = joined_over(
+                parts, self._together.ranks, norm.module.num_features, self._together.device
+            )
             track(norm.module, self._measured[k])
             for image in self._images:
                 image.measured[k] = self._measured[k]

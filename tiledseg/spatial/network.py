@@ -7,7 +7,6 @@ runs.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,13 +19,11 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import KEEP
 from tiledseg.geometry.sharing.decomposition import BlockExchange, Partition, block_exchange
 from tiledseg.geometry.sharing.layer_windows import NodeWindows, layer_windows, settle
-from tiledseg.models.layers.block import BlockPlace, DimPlace, cropped, part_of
+from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, cropped
 from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
-from tiledseg.models.norm import sharing_of, track
-from tiledseg.models.normalise import NormScope, Statistics, joined_over, measure, normalise
-from tiledseg.spatial.convert import convert_layers
+from tiledseg.models.normalise import Slices, normed
 from tiledseg.spatial.halo_exchange import exchanged
-from tiledseg.spatial.twins import SpatialBatchNorm, SpatialConvolution, SpatialLayer
+from tiledseg.spatial.twins import SpatialBatchNorm, SpatialConvolution, SpatialLayer, spatial_layers
 
 DimWindows = tuple[NodeWindows, ...]
 
@@ -65,14 +62,17 @@ class Action:
     given: Box
     owned: Box
 
-    def run(self, layer: SpatialLayer, inputs: Sequence[torch.Tensor], axes: Axes, overlap: bool) -> torch.Tensor:
+    def run(
+        self, layer: SpatialLayer | BlockModule, inputs: Sequence[torch.Tensor], axes: Axes, overlap: bool
+    ) -> torch.Tensor:
         """Return the node's output from the local tensors. Collective over the ranks of the image."""
         only = self.inputs[0]
         exchange, overlaps = only.exchange, overlap and only.pads is None
         if overlaps and exchange and isinstance(layer, SpatialConvolution) and layer.can_overlap(self.place):
             return layer.overlapped(only.cut(inputs[0]), self.place, axes, exchange)
-        brought, owned = zip(self.inputs, inputs, strict=True), layer.descriptions[0].owns_gradient
-        return layer(self.place, *(bring.window(x_BCHW, layer.fill, axes, owned) for bring, x_BCHW in brought))
+        brought, owned = zip(self.inputs, inputs, strict=True), layer.rows.owns_gradient
+        windows = (bring.window(x_BCHW, layer.fill, axes, owned) for bring, x_BCHW in brought)
+        return layer.on_block(self.place, axes.image, *windows)
 
 
 def compile_actions(
@@ -149,24 +149,25 @@ class SpatialNetwork:
         self._network = network
         self.fusion = fusion
         self.overlap = overlap
-        self._converted = convert_layers(network, itertools.repeat(axes.image))
+        self._layers = spatial_layers(network)
+        self._rows, self._cols = network.graph, network.graph.along_columns
         self._programs: dict[tuple[Partition, Partition], tuple[Action, ...]] = {}
 
     def settle(self, rows: Partition, cols: Partition) -> tuple[Partition, Partition]:
         """Return the partitions of the input with edges moved so that blocks fit all layers."""
-        return settle(self._converted.rows, rows), settle(self._converted.cols, cols)
+        return settle(self._rows, rows), settle(self._cols, cols)
 
     def output(self, rows: Partition, cols: Partition) -> Box:
         """Return this rank's block of the output, for an input cut by `rows` x `cols`, in positions of the whole
         output. Raises GeometryError, on all ranks, if the cut does not fit. Does not communicate."""
-        return self._program(rows, cols)[self._converted.rows.results[0] - 1].given
+        return self._program(rows, cols)[self._rows.results[0] - 1].given
 
     def __call__(self, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> torch.Tensor:
         """Return this rank's block of the output from its block of an input cut by `rows` x `cols`. Collective over the
         ranks of the image."""
         tensors = {0: x_BCHW}
-        self.run_nodes(tensors, rows, cols, 0, len(self._converted.rows))
-        return tensors[self._converted.rows.results[0]]
+        self.run_nodes(tensors, rows, cols, 0, len(self._rows))
+        return tensors[self._rows.results[0]]
 
     def run_nodes(self, tensors: Tensors, rows: Partition, cols: Partition, first: int, stop: int) -> None:
         """Run nodes `first` to `stop` (half-open) on this rank's blocks `tensors`, as `models.network.run_nodes` does.
@@ -174,14 +175,14 @@ class SpatialNetwork:
         program = self._program(rows, cols)
 
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
-            return program[k].run(self._converted.layers[k], inputs, self.axes, self.overlap)
+            return program[k].run(self._layers[k], inputs, self.axes, self.overlap)
 
         policy = self._network.memory
         if self.overlap:  # an overlapped window cannot be rebuilt without its convolution: it is kept
             policy = replace(policy, inside=(KEEP,) * len(policy.inside))
-        kept = self._network.by_policy(self._converted.rows, compute, policy)
-        run_nodes(self._converted.rows, kept, tensors, first, stop)
-        for result in self._converted.rows.results if stop == len(program) else ():
+        kept = self._network.by_policy(self._rows, compute, policy)
+        run_nodes(self._rows, kept, tensors, first, stop)
+        for result in self._rows.results if stop == len(program) else ():
             action = program[result - 1]
             tensors[result] = _cut(tensors[result], _crop(action.given, action.owned))
 
@@ -191,18 +192,13 @@ class SpatialNetwork:
         """Run node `k`, a batch norm, on this rank's blocks of several images, with (running) statistics over all
         images of all `ranks`. Collective over these, also backward, where a rank without an image calls
         `no_gradients`."""
-        graph, norm, tensors_BCHW = self._converted.rows, self._batch_norm(k), list[torch.Tensor]()
-        parts, hows = list[Statistics](), list[NormScope]()
+        graph, norm = self._rows, self._batch_norm(k)
+        tensors_BCHW, owned = list[torch.Tensor](), list[Slices | None]()
         for tensors, rows, cols in images:
             action = self._program(rows, cols)[k]
-            x_BCHW = action.inputs[0].window(tensors[graph.sources[k][0]], norm.fill, self.axes)
-            owned, sharing = action.place.owned(x_BCHW), sharing_of(norm.module, x_BCHW)
-            tensors_BCHW.append(x_BCHW)
-            parts.append(measure(part_of(x_BCHW, owned), sharing))
-            hows.append(NormScope(sharing, owned, x_BCHW.dtype, ranks))
-        found = joined_over(parts, norm.module.num_features, ranks, device)
-        track(norm.module, found)
-        made = normalise(tensors_BCHW, norm.module, found, hows) if images else ()
+            tensors_BCHW.append(action.inputs[0].window(tensors[graph.sources[k][0]], norm.fill, self.axes))
+            owned.append(action.place.owned(tensors_BCHW[-1]))
+        made = normed(norm.module, tensors_BCHW, owned, ranks, device=device)
         for (tensors, _, _), y_BCHW in zip(images, made, strict=True):
             run_nodes(graph, lambda _, __, y_BCHW=y_BCHW: y_BCHW, tensors, k, k + 1)  # type: ignore[misc]
 
@@ -212,7 +208,7 @@ class SpatialNetwork:
         ranks.all_reduce_sum(torch.zeros(2, features, dtype=torch.float64, device=device)).wait()
 
     def _batch_norm(self, k: int) -> SpatialBatchNorm:
-        layer = self._converted.layers[k]
+        layer = self._layers[k]
         assert isinstance(layer, SpatialBatchNorm), "a batch norm"
         return layer
 
@@ -224,12 +220,12 @@ class SpatialNetwork:
 
     def _program(self, rows: Partition, cols: Partition) -> tuple[Action, ...]:
         if (rows, cols) not in self._programs:
-            shape, sources = self.axes.shape, self._converted.rows.sources
+            shape, sources = self.axes.shape, self._rows.sources
             assert (rows.parts, cols.parts) == (shape.rows, shape.cols), "each rank has a block"
             early = not self.overlap  # for overlap, an exchange stands right before its convolution
             windows = (
-                layer_windows(self._converted.rows, rows, self.fusion, early),
-                layer_windows(self._converted.cols, cols, self.fusion, early),
+                layer_windows(self._rows, rows, self.fusion, early),
+                layer_windows(self._cols, cols, self.fusion, early),
             )
             at = self._position()  # last: ranks outside the mesh refuse a wrong cut too
             own = Box(rows.owned(at[0]), cols.owned(at[1]))

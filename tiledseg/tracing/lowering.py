@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiledseg.comm.mesh import serial_axes
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.layer import Layer
@@ -19,7 +18,7 @@ from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel, Pixelwise
 from tiledseg.models.layers.pixelwise import OnePixel
 from tiledseg.models.layers.resampling import UpsampleModule
 from tiledseg.models.norm import BatchNorm
-from tiledseg.spatial.convert import convert_layer
+from tiledseg.spatial.twins import spatial_layer
 from tiledseg.tracing.calls import Call, Given, Made, Record, given_to, same, where
 
 WHOLE = Layout()
@@ -162,7 +161,7 @@ class Step:
         ratios = {new / old for pair in zip(pixels, known[node], strict=True) for new, old in zip(*pair, strict=True)}
         refuse(len(ratios) > 1 or any(each != int(each) for each in ratios), OTHER_PIXELS)
         larger = UpsampleModule(scale_factor=int(ratios.pop()), mode="nearest")
-        rows = convert_layer(self.call.owner, larger, self.lowering.axes.image).descriptions[0]
+        rows = spatial_layer(self.call.owner, larger).rows
         name = self.lowering.add(self, "spread", rows, larger, (value,))
         known[name] = pixels
         return replace(value, node=name)
@@ -194,7 +193,6 @@ class Lowering:
         self.positions: dict[Any, Value] = {}  # tensors computed from the image's size, by their `Given`
         self.placed: list[Any] = []  # `functions.positions.Placed`
         self.in_other_dtype: Callable[[], Sequence[Record]] = tuple  # records both runs in another dtype
-        self.axes = serial_axes()
 
     def run(self, bands: int, lower: Handler) -> None:
         one, other = self.records
@@ -245,7 +243,8 @@ class Lowering:
 
     def add_module(self, step: Step, module: nn.Module, value: Value, what: str | None = None) -> str:
         """Add a node for a torch module with a twin, which states its geometry."""
-        rows, cols = convert_layer(step.call.owner, module, self.axes.image).descriptions
+        twin = spatial_layer(step.call.owner, module)
+        rows, cols = twin.rows, twin.cols
         what = what or type(module).__name__
         few = value.layout.one_pixel or value.node in self.pooled
         if few and rows.tracks and self.still and isinstance(module, BatchNorm):

@@ -27,8 +27,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.models.layers.block import computes_blocks
 from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import OutputPlace
-from tiledseg.spatial.convert import TWINS, WHOLE_IMAGE_TWINS
-from tiledseg.spatial.twins import POINTWISE
+from tiledseg.spatial.twins import KINDS
 from tiledseg.tracing import calls
 from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, frames, function_name, tensors_of, values_in
 from tiledseg.tracing.declared import declaration, depths_of
@@ -139,8 +138,7 @@ def is_unit(module: nn.Module, opened: bool) -> bool:
     kind = type(module)
     own = computes_blocks(module) or declaration(module) is not None
     special = kind in RESIZING or getattr(module, "return_indices", False) or getattr(module, "ceil_mode", False)
-    known = (kind in TWINS and not special) or kind in WHOLE_IMAGE_TWINS or kind in POINTWISE
-    return known or (own and not opened)
+    return (kind in KINDS and not special) or (own and not opened)
 
 
 class Recorder(TorchFunctionMode):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -141,7 +141,7 @@ class BlockModule(nn.Module):
         return self.on_block(place, None, x_BCHW)
 
 
-def computes_blocks(module: nn.Module) -> bool:
+def computes_blocks(module: nn.Module) -> TypeGuard[BlockModule]:
     """Return True for this library's modules that compute blocks; a user's subclass may compute anything."""
     return isinstance(module, BlockModule) and type(module).__module__.startswith("tiledseg.")
 

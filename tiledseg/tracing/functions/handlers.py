@@ -13,7 +13,7 @@ from tiledseg.geometry.layers.pixelwise import Dropout, Layout
 from tiledseg.geometry.layers.resampling import MIRRORED
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.joins import JoinModule
-from tiledseg.spatial.convert import POINTWISE
+from tiledseg.spatial.twins import POINTWISE
 from tiledseg.tracing.calls import ALONG_CHANNELS, ELEMENTWISE, REASONS, UNKNOWN, Given, plain, values_in, where
 from tiledseg.tracing.declared import declaration, depth_rate
 from tiledseg.tracing.functions.attention import ATTENDING, with_pairs
