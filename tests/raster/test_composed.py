@@ -16,8 +16,8 @@ from tests.small_files import PLACE
 from tests.small_files import write_raster as write
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.raster.composed import BANDS, MOSAIC, VALID, Composed, label_of, parse_composed
-from tiledseg.raster.mirrored_reader import PAUSES, RecentReaders
+from tiledseg.raster.composed import BANDS, MOSAIC, VALID, Composed, files_of, label_of, parse_raster
+from tiledseg.raster.mirrored_reader import PAUSES
 from tiledseg.raster.reader import identify, open_raster
 
 HEIGHT, WIDTH = 37, 45
@@ -90,8 +90,8 @@ def test_a_mosaic_of_stacks_has_the_pixels_of_one_file(tmp_path: Path) -> None:
         bands = [piece(tmp_path / f"{at}-{k}.tif", pixels_CHW[k : k + 1], box, nodata=0) for k in range(4)]
         stacks.append(Composed(f"stack {at}", BANDS, tuple(bands)))
     whole = Composed("whole", MOSAIC, tuple(stacks))
-    assert parse_composed(str(whole)) == whole
-    assert (label_of(str(whole)), label_of(plain), len(list(whole.files()))) == ("whole", plain, 16)
+    assert parse_raster(str(whole)) == whole
+    assert (label_of(str(whole)), label_of(plain), len(files_of(whole))) == ("whole", plain, 16)
     check_same(plain, str(whole))
     check_same(plain, str(whole), bands=[2, 1])
 
@@ -221,14 +221,11 @@ def test_a_change_of_a_part_changes_the_identity(tmp_path: Path) -> None:
 
 
 def test_files_of_pieces_are_closed_after_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiledseg.raster.composed._OPEN_PIECES", 2)
-    open_before = len(os.listdir("/proc/self/fd"))
-    with open_raster(str(mosaic(tmp_path, scene("uint8")))) as reader:
-        reader.read(Box.of_shape(reader.info.shape))
-        assert reader.files_held == 2
-        assert len(os.listdir("/proc/self/fd")) - open_before == 2
-        recent = RecentReaders(3)
-        recent.use(reader)
-        with open_raster(str(stack(tmp_path, scene("uint8")))) as other:
-            recent.use(other)
-            assert len(os.listdir("/proc/self/fd")) - open_before == 0
+    monkeypatch.setattr("tiledseg.raster.mirrored_reader.MOST_IDLE", 2)
+    with open_raster(str(stack(tmp_path, scene("uint8")))) as other:
+        other.read(PIECES[0])
+        open_before = len(os.listdir("/proc/self/fd"))
+        with open_raster(str(mosaic(tmp_path, scene("uint8")))) as reader:
+            reader.read(Box.of_shape(reader.info.shape))
+            assert len(os.listdir("/proc/self/fd")) == open_before, "those of the other raster are closed"
+        assert len(os.listdir("/proc/self/fd")) == open_before - 2

@@ -17,12 +17,11 @@ from tests.small_files import write_raster
 from tiledseg.errors import LabelError, RasterError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.raster import statistics
+from tiledseg.raster import mirrored_reader, statistics
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.mirrored_reader import RasterReader, prefetch
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.samples import dataset as dataset_module
 from tiledseg.raster.samples.dataset import Dataset, layout_warning
 from tiledseg.raster.statistics import Normalization, finish, measure, partial_sums, statistics_blocks
 
@@ -101,7 +100,7 @@ def test_every_tile_is_a_window_of_the_one_normalised_raster(
 def test_loads_the_same_through_prefetch_threads_and_few_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset_module, "OPEN_RASTERS", 3)
+    monkeypatch.setattr(mirrored_reader, "MOST_IDLE", 3)
     readers = [open_raster(write(tmp_path / f"{i}.tif", image(seed=i))) for i in range(8)]
     data = Dataset(readers, None, [tiling()] * 8, None, NORMALIZATION)
     pairs = [(i, t) for t in range(6) for i in range(8)]
@@ -109,7 +108,7 @@ def test_loads_the_same_through_prefetch_threads_and_few_open_files(
     before = len(os.listdir("/proc/self/fd"))
     together = list(prefetch(pairs, lambda pair: data.load(*pair).x_CHW, threads=3, depth=4))
     assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
-    assert len(os.listdir("/proc/self/fd")) <= before + 9
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
     assert data.load(0, 0).y_HW is None
     data.close()
 

@@ -19,7 +19,7 @@ from tiledseg import TileDataset
 from tiledseg.config.data import DataConfig
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, label_of, parse_composed, stem_of
+from tiledseg.raster.composed import BANDS, MOSAIC, TIMES, VALID, Composed, label_of, parse_raster, stem_of
 from tiledseg.raster.finding import check_assets, expand_sources, pair_sources
 from tiledseg.raster.lists import HELD_OUT, SourceRules, has_validation, left_out
 from tiledseg.raster.reader import open_raster
@@ -52,7 +52,7 @@ def test_assets_of_an_item_are_bands() -> None:
     wanted = [stack("a", "a-nir.tif", "a-red.tif"), stack("b", "deep/b-nir.tif", "deep/b-red.tif")]
     touch("gt/a.tif", "gt/b.tif", "set/a-truth.tif")
     path = write("items.json", item("a"), item("b", "./deep"))
-    assert [parse_composed(one) for one in expand_sources([path], KEYS[0], rules=ASSETS)] == wanted
+    assert [parse_raster(one) for one in expand_sources([path], KEYS[0], rules=ASSETS)] == wanted
     images, labels = pair_sources([path], ["gt/{stem}.tif"], KEYS, rules=ASSETS)
     assert (labels, [label_of(image) for image in images]) == (
         ("gt/a.tif", "gt/b.tif"),
@@ -110,7 +110,7 @@ def test_masks_are_of_each_time_or_of_a_whole_mosaic() -> None:
     touch("s2/a_04.tif", "s2/a_06.tif", "clouds/a-04.tif", "clouds/a-06.tif", "clouds.tif", "m/1.tif", "m/2.tif")
     series = SourceRules(valid="clouds/{stem}-{time}.tif", values=(4.0,), times=("04", "06"))
     (path,) = expand_sources(["s2/*_{04,06}.tif"], KEYS[0], rules=series)
-    image = parse_composed(path)
+    image = parse_raster(path)
     assert image is not None
     assert image.kind == TIMES
     parts = tuple(
@@ -121,7 +121,7 @@ def test_masks_are_of_each_time_or_of_a_whole_mosaic() -> None:
         expand_sources(["s2/a_04.tif"], KEYS[0], rules=series)
     (path,) = expand_sources(["m"], KEYS[0], rules=SourceRules(mosaic=True, valid="clouds.tif"))
     pieces = Composed("m", MOSAIC, ("m/1.tif", "m/2.tif"))
-    assert parse_composed(path) == Composed("m", VALID, (pieces, "clouds.tif"))
+    assert parse_raster(path) == Composed("m", VALID, (pieces, "clouds.tif"))
     with pytest.raises(RasterError, match=r"data.valid is clouds.tif for 2 images"):
         expand_sources(["m", "s2"], KEYS[0], rules=SourceRules(mosaic=True, valid="clouds.tif"))
 
@@ -180,7 +180,7 @@ def test_files_elsewhere_need_references() -> None:
         (found,) = expand_sources(
             [write("items.json", changed({"href": href}))], KEYS[0], ASSETS._replace(references=True)
         )
-        composed = parse_composed(found)
+        composed = parse_raster(found)
         assert composed is not None
         assert composed.parts[1] == path
     href = f"file://{Path.cwd()}/set/here.tif"  # inside the item's folder it may be
@@ -235,7 +235,7 @@ def test_rows_of_geoparquet_are_items() -> None:
     columns = {"id": ["a", "b"], "assets": rows}
     parquet.write_table(pyarrow.table({**columns, "split": ["train", "val"]}), "set/items.parquet")
     (found,) = expand_sources(["set/items.parquet"], KEYS[0], rules=ASSETS)
-    assert parse_composed(found) == Composed("set/items.parquet#a", BANDS, ("set/a-nir.tif", "set/a-red.tif"))
+    assert parse_raster(found) == Composed("set/items.parquet#a", BANDS, ("set/a-nir.tif", "set/a-red.tif"))
     rows[1].pop("nir")
     parquet.write_table(pyarrow.table(columns), "set/items.parquet")
     with pytest.raises(RasterError, match=r"row 1 \(b\) has no asset nir of data.assets; its assets are red"):
@@ -257,7 +257,7 @@ def test_rasters_of_an_entry_are_a_mosaic() -> None:
     path = write("items.json", item("a"), item("b"))
     (found,) = expand_sources([path], KEYS[0], rules=ASSETS._replace(mosaic=True))
     parts = stack("a", "a-nir.tif", "a-red.tif"), stack("b", "b-nir.tif", "b-red.tif")
-    assert parse_composed(found) == Composed(path, MOSAIC, parts)
+    assert parse_raster(found) == Composed(path, MOSAIC, parts)
 
 
 def dated(tile: str, date: str, **more: Any) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def test_items_of_one_place_are_times() -> None:
         for tile in ("T1", "T2")
     ]
     found = expand_sources([path], KEYS[0], rules=timed)
-    assert [parse_composed(one) for one in found] == wanted
+    assert [parse_raster(one) for one in found] == wanted
     assert [stem_of(one) for one in found] == ["T1", "T2"]
     data = DataConfig(path, times=["2024-04", "2024-06"], assets=["nir"])
     assert data.joined(data.images, KEYS[0]) == [path]
@@ -334,9 +334,11 @@ def test_validity_is_found_as_labels_are() -> None:
         expand_sources(["i"], KEYS[0], rules=SourceRules(valid="none/{stem}.tif"))
     (found,) = expand_sources([write("items.json", item("a"))], KEYS[0], rules=ASSETS._replace(valid="scl"))
     wanted = stack("a", "a-nir.tif", "a-red.tif")
-    assert parse_composed(found) == Composed(wanted.label, VALID, (wanted, "set/a-scl.tif"))
+    assert parse_raster(found) == Composed(wanted.label, VALID, (wanted, "set/a-scl.tif"))
     mosaic = SourceRules(mosaic=True, valid="clouds")
-    assert expand_sources(["i"], KEYS[0], rules=mosaic) == (str(Composed.of("i", MOSAIC, masked)),)
+    assert expand_sources(["i"], KEYS[0], rules=mosaic) == (
+        str(Composed("i", MOSAIC, tuple(map(parse_raster, masked)))),
+    )
 
 
 def test_an_asset_that_reads_other_files_is_refused(folder: Path) -> None:

@@ -25,7 +25,7 @@ KEYS = "data.images", "data.labels"
 
 def joined(paths: Sequence[str]) -> str:
     """The name of the rasters of several times."""
-    return str(Composed.of(joined_label(paths), OF_TIMES, paths))
+    return str(Composed(joined_label(paths), OF_TIMES, tuple(paths)))
 
 
 def series(folder: Path, name: str, nodata: int | None = None) -> np.ndarray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import takewhile
@@ -25,18 +25,14 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.array_names import file_of, parse_array_name
 from tiledseg.raster.gdal_reader import MOST_PIXELS, GdalReader, as_stored, valid_pixels
 from tiledseg.raster.info import RasterInfo, check_grids_match, is_placed
-from tiledseg.raster.mirrored_reader import RasterReader, RecentReaders, prefetch, reading
+from tiledseg.raster.mirrored_reader import RasterReader, prefetch, reading
 from tiledseg.raster.places import covers, warped_reader
 from tiledseg.raster.statistics import check_alike
 
 BANDS, TIMES, MOSAIC, VALID = "bands", "times", "mosaic", "valid"
 _PREFIX = "composed:"
-_OPEN_PIECES = 64
 JOINED = re.compile(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)")
 _WORDS = re.compile(r"(?:.*[/_.=-])?", re.DOTALL)
-
-Opener = Callable[[str, Sequence[int] | None, bool], RasterReader]
-"""Opens a raster by name and bands (None: all); True: it is an image, to which the user's nodata value applies."""
 
 
 class Composed(NamedTuple):
@@ -46,32 +42,27 @@ class Composed(NamedTuple):
 
     label: str
     kind: str
-    parts: tuple[str | Composed, ...]
+    parts: tuple[Raster, ...]
     number: int | None = None
     values: tuple[float, ...] = ()
-
-    @staticmethod
-    def of(
-        label: str, kind: str, names: Sequence[str], number: int | None = None, values: tuple[float, ...] = ()
-    ) -> Composed:
-        """Return the image of the rasters with these names, which may be composed themselves."""
-        return Composed(label, kind, tuple(parse_composed(name) or name for name in names), number, values)
 
     def __str__(self) -> str:
         return _PREFIX + json.dumps(self, ensure_ascii=False, separators=(",", ":"))
 
-    def files(self) -> Iterator[str]:
-        """Yield the names of its rasters."""
-        for part in self.parts:
-            yield from part.files() if isinstance(part, Composed) else (part,)
+
+Raster = str | Composed
+"""An image as a value: the path of one raster, or several rasters. `str` gives its name."""
+
+Opener = Callable[[Raster, Sequence[int] | None, bool], RasterReader]
+"""Opens a raster with bands (None: all); True: it is an image, to which the user's nodata value applies."""
 
 
-def parse_composed(path: str) -> Composed | None:
-    """Parse the name of a composed image; return None for the name of a single raster."""
-    if not path.startswith(_PREFIX):
-        return None
-    with reading(f"read the name {path[:80]}", "give the path of a raster"):
-        return _composed(json.loads(path.removeprefix(_PREFIX)))
+def parse_raster(name: Raster) -> Raster:
+    """Parse the name of a composed image; return another raster unchanged."""
+    if not isinstance(name, str) or not name.startswith(_PREFIX):
+        return name
+    with reading(f"read the name {name[:80]}", "give the path of a raster"):
+        return _composed(json.loads(name.removeprefix(_PREFIX)))
 
 
 def _composed(words: list[Any]) -> Composed:
@@ -79,16 +70,20 @@ def _composed(words: list[Any]) -> Composed:
     return Composed(words[0], words[1], parts, words[3], tuple(words[4]))
 
 
-def label_of(path: str) -> str:
+def files_of(raster: Raster) -> list[str]:
+    """Return the paths of an image's rasters."""
+    return [raster] if isinstance(raster, str) else [file for part in raster.parts for file in files_of(part)]
+
+
+def label_of(raster: Raster) -> str:
     """Return the short name of an image, for messages and file names."""
-    composed = parse_composed(path)
-    return path if composed is None else composed.label
+    raster = parse_raster(raster)
+    return raster if isinstance(raster, str) else raster.label
 
 
-def has_kind(path: str, kind: str) -> bool:
+def has_kind(raster: Raster, kind: str) -> bool:
     """Return True if an image, or a part of it, is of this kind."""
-    composed = parse_composed(path)
-    return composed is not None and (composed.kind == kind or any(has_kind(str(part), kind) for part in composed.parts))
+    return isinstance(raster, Composed) and (raster.kind == kind or any(has_kind(part, kind) for part in raster.parts))
 
 
 def joined_paths(name: str) -> tuple[str, ...]:
@@ -112,28 +107,26 @@ def _shared(texts: Sequence[str]) -> str:
     return match[0] if match else ""
 
 
-def stem_of(path: str) -> str:
+def stem_of(raster: Raster) -> str:
     """Return the stem of files named after an image: its file's without ending, the item's, that of several times
     without braces, or the first part's."""
-    image, array = parse_composed(path), parse_array_name(path)
-    if array is not None:
-        return array.stem
-    if image is None:
-        return os.path.splitext(os.path.basename(path))[0]
-    if image.kind in (BANDS, TIMES) and has_kind(path, BANDS):
-        return image.label.rpartition("#")[2]
-    name = os.path.basename(re.sub(r"[_.=-]?\{.*\}", "", image.label)) if image.kind == TIMES else ""
-    return stem_of(str(image.parts[0])) if name[:1] in ("", ".") else os.path.splitext(name)[0]
+    raster = parse_raster(raster)
+    if isinstance(raster, str):
+        array = parse_array_name(raster)
+        return os.path.splitext(os.path.basename(raster))[0] if array is None else array.stem
+    if raster.kind in (BANDS, TIMES) and has_kind(raster, BANDS):
+        return raster.label.rpartition("#")[2]
+    name = os.path.basename(re.sub(r"[_.=-]?\{.*\}", "", raster.label)) if raster.kind == TIMES else ""
+    return stem_of(raster.parts[0]) if name[:1] in ("", ".") else os.path.splitext(name)[0]
 
 
 def open_composed(image: Composed, bands: Sequence[int] | None, opener: Opener) -> RasterReader:
     """Open a composed image. Raises RasterError with both values if its parts do not fit together."""
     if image.kind == VALID:
         return _open_valid(image, bands, opener)
-    names = [str(part) for part in image.parts]
-    threads = 8 if len(names) > 8 else 0  # parts on a server open slowly
+    threads = 8 if len(image.parts) > 8 else 0  # parts on a server open slowly
     own = bands if image.kind in (MOSAIC, TIMES) else None
-    parts = list(prefetch(names, lambda name: opener(name, own, True), threads, 2 * threads))
+    parts = list(prefetch(image.parts, lambda part: opener(part, own, True), threads, 2 * threads))
     if image.kind == MOSAIC:
         return MosaicReader(image.label, parts)
     if image.kind == TIMES:
@@ -148,21 +141,20 @@ def open_composed(image: Composed, bands: Sequence[int] | None, opener: Opener) 
             )
     chosen = [every[number - 1] for number in numbers]
     if bands is not None:
-        parts = [opener(names[at], [k for one, k in chosen if one == at], True) for at in sorted(dict(chosen))]
+        parts = [opener(image.parts[at], [k for one, k in chosen if one == at], True) for at in sorted(dict(chosen))]
     order = sorted(range(len(chosen)), key=lambda place: chosen[place][0])  # the order in which parts are read
     return StackedReader(image.label, parts, numbers, [order.index(place) for place in range(len(chosen))])
 
 
 def _open_valid(image: Composed, bands: Sequence[int] | None, opener: Opener) -> RasterReader:
-    names = [str(part) for part in image.parts]
-    source = opener(names[0], bands, True)
+    source = opener(image.parts[0], bands, True)
     if image.number is not None and bands is None:
         data = [number for number in source.info.band_numbers if number != image.number]
         if not data:
             raise RasterError(f"{source.info.path} has no band but {image.number}, its mask by data.valid; give others")
-        source = opener(names[0], data, True)
+        source = opener(image.parts[0], data, True)
     with renamed({} if image.number is None else {"data.bands": "data.valid"}):
-        mask = opener(names[-1], None if image.number is None else [image.number], False)
+        mask = opener(image.parts[-1], None if image.number is None else [image.number], False)
     if mask.info.bands != 1:
         raise RasterError(
             f"data.valid is {mask.info.path} with {mask.info.bands} bands; give a raster of one, whose pixels are 0 "
@@ -268,7 +260,6 @@ class MosaicReader(RasterReader):
         starts = ((box.row.start, box.col.start) for box in boxes)
         corner = next((info.transform for info, at in zip(infos, starts, strict=True) if at == first), None)
         self._boxes = [box.relative_to(hull) for box in boxes]
-        self._recent = RecentReaders(_OPEN_PIECES)
         self.held = self._parts
         self.info = _merged(
             label,
@@ -284,10 +275,6 @@ class MosaicReader(RasterReader):
         fill = as_stored(self.info.nodata, np.dtype(self.info.dtype))
         self._fill = 0 if fill is None else fill
 
-    @property
-    def files_held(self) -> int:
-        return min(super().files_held, _OPEN_PIECES)
-
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         pixels_CHW = np.full((self.info.bands, *box.shape), self._fill, self.info.dtype)
         valid_HW = np.zeros(box.shape, np.bool_)
@@ -295,7 +282,7 @@ class MosaicReader(RasterReader):
             inner = box.clip(place)
             at = inner.relative_to(box).slices
             if inner.area and not valid_HW[at].all():
-                part_CHW, part_HW = self._recent.use(part).read(inner.relative_to(place))
+                part_CHW, part_HW = part.read(inner.relative_to(place))
                 pixels_CHW[:, *at] = np.where(valid_HW[at], pixels_CHW[:, *at], part_CHW)
                 valid_HW[at] |= part_HW
         return pixels_CHW, valid_HW

@@ -23,10 +23,11 @@ from tiledseg.raster.composed import (
     TIMES,
     VALID,
     Composed,
+    Raster,
     has_kind,
     joined_paths,
     label_of,
-    parse_composed,
+    parse_raster,
     stem_of,
 )
 from tiledseg.raster.lists import (
@@ -56,7 +57,7 @@ def as_list(paths: str | Sequence[str]) -> list[str]:
 
 
 def expand_sources(patterns: Sequence[str], key: str, rules: SourceRules = PLAIN) -> tuple[str, ...]:
-    """Return the image paths of `patterns`, in their order; matches of a glob and rasters of a folder by name.
+    """Return the names of the images of `patterns`, in their order; matches of a glob and rasters of a folder by name.
 
     s3:// URLs may be globs, or folders if they end in a slash. Any other URL, a `/vsi...` path or a subdataset name is
     one raster, and so is a file whose own name holds `*`, `?` or `[`. A tile store gives all of its images, a list
@@ -66,75 +67,72 @@ def expand_sources(patterns: Sequence[str], key: str, rules: SourceRules = PLAIN
     Raises RasterError for no pattern, a glob without a match, a missing file, a folder without rasters, a path that
     occurs twice, and a bucket that cannot be listed.
     """
-    return _images(find_sources(patterns, key, rules), key, rules)
+    return tuple(map(str, _images(find_sources(patterns, key, rules), key, rules)))
 
 
 def find_sources(patterns: Sequence[str], key: str, rules: SourceRules = PLAIN) -> list[RasterSource]:
     """Return the sources of `expand_sources` with their labels and places, before masks and mosaics."""
     if not patterns:
         raise RasterError(f"{key} is empty; give at least one path, folder, glob, list or URL")
-    sources, first = list[RasterSource](), dict[str, int]()
+    sources, first = list[RasterSource](), dict[Raster, int]()
     for pattern in map(os.fspath, patterns):
         for source in _expand(pattern, key, rules):
-            real = source.path if is_named(source.path) else os.path.realpath(source.path)
-            at = first.setdefault(real, len(sources))
+            path = source.path
+            is_file = isinstance(path, str) and not is_named(path)
+            at = first.setdefault(os.path.realpath(str(path)) if is_file else path, len(sources))
             if at < len(sources):
-                name = " = ".join(dict.fromkeys(label_of(each.path) for each in (sources[at], source)))
+                name = " = ".join(dict.fromkeys(label_of(each) for each in (sources[at].path, path)))
                 raise RasterError(f"{key} holds {name} twice, at positions {at} and {len(sources)}; remove one")
             sources.append(source._replace(entry=pattern))
     return sources
 
 
-def _mosaics(sources: Sequence[RasterSource], paths: Iterable[str], rules: SourceRules) -> tuple[str, ...]:
-    """Return the `paths` of sources, or of their labels; with `data.mosaic`, one mosaic for each entry of the user."""
-    if not rules.mosaic:
-        return tuple(paths)
-    groups: dict[str, list[str]] = {}
-    for source, path in zip(sources, paths, strict=True):
-        groups.setdefault(source.entry, []).append(path)
-    return tuple(
-        group[0] if len(group) == 1 else str(Composed.of(entry, MOSAIC, group)) for entry, group in groups.items()
-    )
-
-
-def _images(sources: Sequence[RasterSource], key: str, rules: SourceRules) -> tuple[str, ...]:
-    """Return the paths of the images, mosaics and masks included."""
-    valid, paths = rules.valid, [source.path for source in sources]
-    if rules.valid_asset is not None and any(items := [has_kind(path, BANDS) for path in paths]):
+def _images(sources: Sequence[RasterSource], key: str, rules: SourceRules) -> list[Raster]:
+    """Return the images, mosaics and masks included."""
+    valid, rasters = rules.valid, [source.path for source in sources]
+    if rules.valid_asset is not None and any(items := [has_kind(raster, BANDS) for raster in rasters]):
         if not all(items):
-            path = label_of(paths[items.index(False)])
+            path = label_of(rasters[items.index(False)])
             raise RasterError(f"data.valid is {valid}, an asset, but {key} has {path}, no STAC item; give items alone")
         valid = None
     if valid is None:
-        return _mosaics(sources, paths, rules)
+        return _mosaics(sources, rasters, rules)
     number, pattern = (valid, "") if isinstance(valid, int) else (None, valid)
-    if os.path.isdir(pattern) and not is_zarr(pattern):
-        pattern = os.path.join(pattern, "{stem}.*")
-    keys, is_there = (key, "data.valid"), _presence(pattern, "data.valid")
+    pattern = os.path.join(pattern, "{stem}.*") if _is_folder(pattern) else pattern
+    mask_of = _by_pattern(pattern, (key, "data.valid"))
 
-    def masked(path: str, source: RasterSource, time: str = "") -> str:
-        """Return the path of an image with its mask; an image of several times gets a mask for each of them."""
-        image, times = parse_composed(path), rules.times if TIME in pattern else ()
-        if image is not None and image.kind == TIMES and (number or times):
-            pairs = zip(map(str, image.parts), times or repeat(""), strict=False)
-            return str(Composed.of(image.label, TIMES, [masked(part, source, own) for part, own in pairs]))
-        named = pattern.replace(TIME, time) if time else pattern
-        parts = (path,) if number else (path, _named_labels(source, named, keys, is_there))
-        return str(Composed.of(label_of(path), VALID, parts, number, rules.values))
+    def masked(raster: Raster, source: RasterSource, time: str = "") -> Raster:
+        """Return an image with its mask; an image of several times gets a mask for each of them."""
+        times = rules.times if TIME in pattern else ()
+        if isinstance(raster, Composed) and raster.kind == TIMES and (number or times):
+            pairs = zip(raster.parts, times or repeat(""), strict=False)
+            return raster._replace(parts=tuple(masked(part, source, own) for part, own in pairs))
+        parts = (raster,) if number else (raster, mask_of(source, time))
+        return Composed(label_of(raster), VALID, parts, number, rules.values)
 
     if number or _FIELD.search(pattern):
         return _mosaics(sources, [masked(source.path, source) for source in sources], rules)
-    images = _mosaics(sources, paths, rules)
+    images = _mosaics(sources, rasters, rules)
     if len(images) > 1 or (sources[0].place and not rules.mosaic):
         raise RasterError(
             f"data.valid is {valid} for {len(images)} images of {key}; give a pattern, as clouds/{{stem}}.tif"
         )
-    return (masked(images[0], sources[0]),)
+    return [masked(images[0], sources[0])]
 
 
-def check_assets(assets: Sequence[str], paths: Iterable[str]) -> None:
+def _mosaics(sources: Sequence[RasterSource], rasters: Sequence[Raster], rules: SourceRules) -> list[Raster]:
+    """Return the images or labels of sources; with `data.mosaic`, one mosaic for each entry of the user."""
+    if not rules.mosaic:
+        return list(rasters)
+    groups: dict[str, list[Raster]] = {}
+    for source, raster in zip(sources, rasters, strict=True):
+        groups.setdefault(source.entry, []).append(raster)
+    return [group[0] if len(group) == 1 else Composed(entry, MOSAIC, tuple(group)) for entry, group in groups.items()]
+
+
+def check_assets(assets: Sequence[str], images: Iterable[str]) -> None:
     """Raise ConfigError if `data.assets` is given, but no image is a STAC item."""
-    if assets and not any(has_kind(path, BANDS) for path in paths):
+    if assets and not any(has_kind(parse_raster(name), BANDS) for name in images):
         raise ConfigError(
             f"data.assets is {list(assets)}, but no image is a STAC item; leave it out, or give a list of items"
         )
@@ -143,7 +141,7 @@ def check_assets(assets: Sequence[str], paths: Iterable[str]) -> None:
 def pair_sources(
     images: Sequence[str], labels: Sequence[str], keys: tuple[str, str], rules: SourceRules = PLAIN
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the paths of the images and of their labels.
+    """Return the names of the images and of their labels.
 
     Labels are paired in order; by name if images and labels are one folder each; by a pattern if `labels` is one. One
     vector file serves every image. Without `labels`, the images' list or tile store names them. Labels of a mosaic are
@@ -152,74 +150,75 @@ def pair_sources(
     Raises RasterError as `expand_sources` does, and if counts differ or labels are missing.
     """
     sources = find_sources(images, keys[0], rules)
-    image_paths = _images(sources, keys[0], rules)
+    rasters = _images(sources, keys[0], rules)
     pattern = labels[0] if len(labels) == 1 else ""
-    folders = [(os.path.isdir(path) and not is_zarr(path)) or is_bucket_folder(path) for path in (images[0], pattern)]
-    if len(images) == 1 and all(folders):
+    if len(images) == 1 and _is_folder(images[0]) and _is_folder(pattern):
         pattern = os.path.join(pattern, "{stem}.*")  # two folders are paired by their files' names
+    own: list[Raster]
     if _FIELD.search(pattern) and not os.path.exists(pattern):
-        is_there = _presence(pattern, keys[1])
-        label_paths = _mosaics(sources, [_named_labels(one, pattern, keys, is_there) for one in sources], rules)
-    elif len(labels) == 1 and is_vector(labels[0]):
-        label_paths = (existing(labels[0], keys[1]),) * len(image_paths)
+        labels_of = _by_pattern(pattern, keys)
+        own = _mosaics(sources, [labels_of(source) for source in sources], rules)
+    elif is_vector(pattern):
+        own = [existing(pattern, keys[1])] * len(rasters)
     elif labels:
         label_sources = find_sources(labels, keys[1], SourceRules(references=rules.references, parts=rules.parts))
-        own = [_store_labels(one.path) or (not one.place and one.labels) or one.path for one in label_sources]
-        label_paths = _mosaics(label_sources, own, rules)
+        own = [source.path if source.place else source.labels or source.path for source in label_sources]
+        own = _mosaics(label_sources, own, rules)
     else:
-        beside = [(source, source.labels or _store_labels(source.path)) for source in sources]
-        for source, path in beside:
-            if path is None:
-                named = source.place or source.path
+        for source in sources:
+            named = source.place or label_of(source.path)
+            if source.labels is None:
                 raise RasterError(f"{named} names no labels, and {keys[1]} is empty; give one label raster an image")
-            if not parse_store_name(path):
-                existing(path, source.place or keys[1])
-        label_paths = _mosaics(sources, [str(path) for _, path in beside], rules)
-    if len(image_paths) != len(label_paths):
+            existing(source.labels, named)
+        own = _mosaics(sources, [str(source.labels) for source in sources], rules)
+    if len(rasters) != len(own):
         raise RasterError(
-            f"{keys[0]} has {len(image_paths)} rasters but {keys[1]} has {len(label_paths)}; give one label raster for "
-            "each image, in the same order"
+            f"{keys[0]} has {len(rasters)} rasters but {keys[1]} has {len(own)}; give one label raster for each image, "
+            "in the same order"
         )
-    return image_paths, label_paths
+    return tuple(map(str, rasters)), tuple(map(str, own))
 
 
-def _presence(pattern: str, key: str) -> Callable[[str], bool]:
-    """Return a test whether a file of the pattern exists. If the ending is open, a bucket is listed once."""
-    if parse_s3(pattern) is None or not pattern.endswith(".*"):
-        return os.path.isfile
-    return frozenset(list_folder(os.path.dirname(pattern[: pattern.index("{")]) + "/", key, deep=True)).__contains__
+def _is_folder(path: str) -> bool:
+    """Return True for a folder of rasters, in a bucket too."""
+    return is_bucket_folder(path) or (os.path.isdir(path) and not is_zarr(path))
 
 
-def _named_labels(source: RasterSource, pattern: str, keys: tuple[str, str], is_there: Callable[[str], bool]) -> str:
-    """Return the path of an image's labels by the pattern; `.*` is any ending. Raises RasterError if it is missing."""
-    file, image = file_of(source.path), label_of(source.path)
+def _by_pattern(pattern: str, keys: tuple[str, str]) -> Callable[..., str]:
+    """Return a function from an image's source, and one of its times, to the path of its labels by the pattern; `.*` is
+    any ending. The function raises RasterError if they are missing. A bucket is listed once."""
+    is_there: Callable[[str], bool] = os.path.isfile
+    if parse_s3(pattern) and pattern.endswith(".*"):
+        folder = os.path.dirname(pattern[: pattern.index("{")]) + "/"
+        is_there = frozenset(list_folder(folder, keys[1], deep=True)).__contains__
     what = "masks" if keys[1] == "data.valid" else "labels"
-    fields = {"stem": stem_of(file), "parent": os.path.basename(os.path.dirname(label_of(file)))}
-    fields |= {str(number): value for number, value in enumerate(source.wildcards, 1)}
-    if fields["stem"] != os.path.basename(fields["stem"]) or fields["stem"] in (".", ".."):
-        raise RasterError(f"{image} is named {shown(fields['stem'])}, which leads to another folder; change its id")
-    for field in _FIELD.findall(pattern):
-        if field not in fields:
-            names = ", ".join(f"{{{name}}}" for name in fields)
-            raise RasterError(f"{keys[1]} is {pattern}, but {image} has no {{{field}}}; give some of {names}")
-    labels = _FIELD.sub(lambda field: fields[field[1]], pattern)
-    if labels.endswith(".*"):
-        paths = [path for path in (labels[:-2] + ending for ending in IMAGE_ENDINGS) if is_there(path)]
+
+    def find(source: RasterSource, time: str = "") -> str:
+        image, stem = label_of(source.path), stem_of(source.path)
+        folder = os.path.dirname(file_of(image))
+        fields = {"stem": stem, "parent": os.path.basename(folder)}
+        fields |= {str(number): value for number, value in enumerate(source.wildcards, 1)}
+        if stem != os.path.basename(stem) or stem in (".", ".."):
+            raise RasterError(f"{image} is named {shown(stem)}, which leads to another folder; change its id")
+        own = pattern.replace(TIME, time) if time else pattern
+        for field in _FIELD.findall(own):
+            if field not in fields:
+                names = ", ".join(f"{{{name}}}" for name in fields)
+                raise RasterError(f"{keys[1]} is {own}, but {image} has no {{{field}}}; give some of {names}")
+        path = _FIELD.sub(lambda field: fields[field[1]], own)
+        if not path.endswith(".*"):
+            if is_present(path):
+                return path
+            raise RasterError(
+                f"{keys[0]}: {image} has no {what} {path}, which {keys[1]} asks for; add them, or leave it out"
+            )
+        paths = [each for each in (path[:-2] + ending for ending in IMAGE_ENDINGS) if is_there(each)]
         if len(paths) != 1:
             count = f"no {what}" if not paths else f"several {what} ({', '.join(paths)})"
-            raise RasterError(f"{keys[0]}: {image} has {count} {labels}; give one raster of {keys[1]} for each image")
+            raise RasterError(f"{keys[0]}: {image} has {count} {path}; give one raster of {keys[1]} for each image")
         return paths[0]
-    if not is_present(labels):
-        raise RasterError(
-            f"{keys[0]}: {image} has no {what} {labels}, which {keys[1]} asks for; add them, or leave it out"
-        )
-    return labels
 
-
-def _store_labels(path: str) -> str | None:
-    """Return the name of the labels of a tile store's image; None for any other raster."""
-    name = parse_store_name(path)
-    return None if name is None else str(name._replace(labels=True))
+    return find
 
 
 def _expand(pattern: str, key: str, rules: SourceRules) -> list[RasterSource]:
@@ -238,10 +237,10 @@ def _expand(pattern: str, key: str, rules: SourceRules) -> list[RasterSource]:
             shown = [url for url in urls if "/." in pattern or "/." not in f"/{url[len(folder) :]}"]
             return _matches(pattern, sorted(url for url in shown if matched(pattern, url)), key)
         return _matches(pattern, [pattern], key)  # an object of this very name
-    if is_named(pattern) or parse_store_name(pattern):
+    if is_named(pattern):
         return [RasterSource(pattern)]
-    if is_tile_store(pattern):
-        return [RasterSource(str(name)) for name in store_images(pattern)]
+    if parse_store_name(pattern) or is_tile_store(pattern):
+        return [RasterSource(*names) for names in store_images(pattern)]
     if os.path.isdir(pattern):
         return _rasters(pattern, [os.path.join(pattern, name) for name in os.listdir(pattern)], key)
     kind = irregular_kind(pattern)
@@ -263,7 +262,7 @@ def _arrays(pattern: str, array: ArrayName, key: str) -> list[RasterSource]:
         if is_remote(array.store):
             raise RasterError(f"{key}: {pattern} is a glob of stores at a URL; name each of them, in a list say")
         stores = _matches(array.store, sorted(glob.glob(array.store, recursive=True)), key)
-        own = [(one.wildcards, array._replace(store=one.path)) for one in stores]
+        own = [(one.wildcards, array._replace(store=str(one.path))) for one in stores]
         return [each._replace(wildcards=texts) for texts, one in own for each in _arrays(str(one), one, key)]
     tiles = [] if array.variable or not existing(pattern, key) else stored_tiles(array.store)
     return [RasterSource(image, labels) for image, labels in tiles] or [RasterSource(existing(pattern, key))]

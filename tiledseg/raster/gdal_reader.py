@@ -99,7 +99,6 @@ class GdalReader(RasterReader):
                 class_names=tuple(sorted(class_names)),
                 size=os.path.getsize(path) if os.path.isfile(path) else 0,
             )
-        self.release()  # a run may have more rasters than the limit of open files
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         pixels_CHW, masks = self.read_masks(box)

@@ -27,14 +27,16 @@ from tiledseg.raster.composed import (
     TIMES,
     VALID,
     Composed,
+    Raster,
+    files_of,
     joined_label,
     joined_paths,
     label_of,
-    parse_composed,
 )
 from tiledseg.raster.labels.classes import csv_rows
 from tiledseg.raster.mirrored_reader import reading
 from tiledseg.raster.remote import REFERENCES, is_named
+from tiledseg.raster.tile_store import parse_store_name
 from tiledseg.system.console import counted
 from tiledseg.system.files import is_zarr
 
@@ -58,7 +60,7 @@ class RasterSource(NamedTuple):
     """A raster of a user's entry. `labels`: path given by a list. `wildcards`: texts of the glob's wildcards; a STAC
     item's place. `place`: file and line of the list. `split`, `time`: given by the list. `entry`: as typed."""
 
-    path: str
+    path: Raster
     labels: str | None = None
     wildcards: tuple[str, ...] = ()
     place: str = ""
@@ -145,14 +147,13 @@ def listed(path: str, key: str, rules: SourceRules) -> list[RasterSource]:
         raise RasterError(f"{key}: {path} lists no image of split {rules.parts[-1]}; give some")
     folder = os.path.abspath(os.path.dirname(path))
     for entry in entries:
-        composed = parse_composed(entry.path)
-        names = (entry.path,) if composed is None else tuple(composed.files())
+        names = files_of(entry.path)
         for name in (*names, entry.labels):
             if not name or rules.references:
                 continue
             if is_named(name):
                 what = "which is no path of a file"
-            elif composed and os.path.commonpath([folder, os.path.abspath(name)]) != folder:
+            elif isinstance(entry.path, Composed) and os.path.commonpath([folder, os.path.abspath(name)]) != folder:
                 what = f"which is outside its folder {folder}"
             else:
                 continue
@@ -191,19 +192,19 @@ def joined(runs: Sequence[Sequence[RasterSource]], times: Sequence[str], key: st
                 )
         tables.append(table)
     for name in dict.fromkeys(name for table in tables for name in table):
-        one, missing = (
-            next((k for k, t in enumerate(tables) if (name in t) == there), None) for there in (True, False)
-        )
-        if one is not None and missing is not None:
+        there = [name in table for table in tables]
+        if not all(there):
+            one = tables[there.index(True)][name]
             raise RasterError(
-                f"{key}: {label_of(tables[one][name].path)} needs its counterpart of {times[missing]}, which is "
-                "missing; add it, or leave the others out"
+                f"{key}: {label_of(one.path)} needs its counterpart of {times[there.index(False)]}, which is missing; "
+                "add it, or leave the others out"
             )
     images = []
     for name, first in tables[0].items():
         paths = [table[name].path for table in tables]
-        label = f"{label_of(first.path).rpartition('#')[0]}#{name[0]}" if first.time else joined_label(paths)
-        images.append(first._replace(path=str(Composed.of(label, TIMES, paths))))
+        labels = [label_of(path) for path in paths]
+        label = f"{labels[0].rpartition('#')[0]}#{name[0]}" if first.time else joined_label(labels)
+        images.append(first._replace(path=Composed(label, TIMES, tuple(paths))))
     return images
 
 
@@ -215,8 +216,10 @@ def existing(path: str, key: str) -> str:
 
 def is_present(path: str) -> bool:
     """Return False for a local path without a file or store, else True."""
+    if is_named(file_of(path)) or parse_store_name(path):
+        return True
     array = parse_array_name(path)
-    return is_named(file_of(path)) or (os.path.isfile(path) if array is None else os.path.exists(array.store))
+    return os.path.isfile(path) if array is None else os.path.exists(array.store)
 
 
 def _read_list(path: str, rules: SourceRules | None = None) -> list[RasterSource]:
@@ -253,15 +256,13 @@ def _entry(path: str, fields: Mapping[str, Any], place: str, rules: SourceRules 
     for name, value in given.items():
         if not isinstance(value, str) and not (item and name in ("image", "location")):
             raise RasterError(f"{path}, {place} has {name} {shown(value)}; give text")
-    image, location, label, split = (str(given.get(name, "")).strip() for name in _COLUMNS)
+    typed, location, label, split = (str(given.get(name, "")).strip() for name in _COLUMNS)
     if split.lower() not in _SPLITS:
         raise RasterError(f"{path}, {place} has split {shown(split)!r}; give train, val or test")
-    image, label = (_located(folder, name) for name in (image or location, label))
-    if item:
-        image = _item(path, fields, place, rules)
+    image = _item(path, fields, place, rules) if item else _located(folder, typed or location)
     if not image:
         raise RasterError(f"{path}, {place} names no image; give each its path")
-    source = RasterSource(image, label or None, (), f"{path}, {place}", _SPLITS[split.lower()])
+    source = RasterSource(image, _located(folder, label) or None, (), f"{path}, {place}", _SPLITS[split.lower()])
     if not item or not isinstance(properties, Mapping):
         return source
     box = fields.get("bbox")  # in GeoParquet a record of xmin, ymin, xmax, ymax
@@ -279,8 +280,8 @@ def _is_item(feature: Mapping[str, Any]) -> bool:
     return isinstance(feature.get("assets"), Mapping)
 
 
-def _item(path: str, item: Mapping[str, Any], place: str, rules: SourceRules | None) -> str:
-    """Return the name of the image of an item's assets. Raises RasterError if the item lacks one of them."""
+def _item(path: str, item: Mapping[str, Any], place: str, rules: SourceRules | None) -> Raster:
+    """Return the image of an item's assets; its label without `rules`. Raises RasterError if it lacks one of them."""
     label = f"{path}#{item.get('id')}"
     if rules is None:
         return label
@@ -304,11 +305,10 @@ def _item(path: str, item: Mapping[str, Any], place: str, rules: SourceRules | N
         located = _located(os.path.dirname(path), link.strip())
         return located if is_named(located) else os.path.normpath(located)
 
-    image = Composed.of(label, BANDS, [href(name, "data.assets") for name in rules.assets])
+    image = Composed(label, BANDS, tuple(href(name, "data.assets") for name in rules.assets))
     if rules.valid_asset is None:
-        return str(image)
-    parts = str(image), href(rules.valid_asset, "data.valid")
-    return str(Composed.of(label, VALID, parts, None, rules.values))
+        return image
+    return Composed(label, VALID, (image, href(rules.valid_asset, "data.valid")), None, rules.values)
 
 
 def _table(path: str) -> list[dict[str, Any]]:

@@ -7,10 +7,10 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -70,30 +70,43 @@ def tried(what: str, read: Callable[[], T], release: Callable[[], object]) -> T:
             return read()
 
 
+MOST_IDLE = 128
+"""Most idle file handles of a process: well below the usual limit of 1024 open files."""
+_idle: list[tuple[HandlePool, Any]] = []  # of all pools; the one used last comes last
+_idle_lock = threading.Lock()
+
+
 class HandlePool:
-    """A pool of file handles: one for each thread that reads at the same time. Handles outlive their threads and are
-    reused, unlike thread-local ones. A list's `pop` and `append` need no lock."""
+    """The file handles of a raster: one for each thread that reads at the same time. Handles outlive their threads and
+    are reused, unlike thread-local ones. A process with more than `MOST_IDLE` closes those used longest ago."""
 
     def __init__(self, opener: Callable[[], Any]) -> None:
-        self._opener, self._idle = opener, list[Any]()
+        self._opener = opener
 
     @contextmanager
     def borrow(self) -> Iterator[Any]:
         """Yield a handle for this thread alone. Raises errors of opening."""
-        try:
-            handle = self._idle.pop()
-        except IndexError:
+        with _idle_lock:
+            at = next((at for at in reversed(range(len(_idle))) if _idle[at][0] is self), None)
+            handle = None if at is None else _idle.pop(at)[1]
+        if handle is None:
             handle = self._opener()
         try:
             yield handle
         finally:
-            self._idle.append(handle)
+            with _idle_lock:
+                _idle.append((self, handle))
+                oldest = [_idle.pop(0)[1] for _ in range(len(_idle) - MOST_IDLE)]
+            for other in oldest:
+                other.close()
 
     def release(self) -> None:
         """Close the idle handles."""
-        with suppress(IndexError):
-            while True:
-                self._idle.pop().close()
+        with _idle_lock:
+            own = [handle for pool, handle in _idle if pool is self]
+            _idle[:] = [each for each in _idle if each[0] is not self]
+        for handle in own:
+            handle.close()
 
     close = release
 
@@ -145,11 +158,6 @@ class RasterReader(ABC):
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         """Read a box that lies within the raster."""
 
-    @property
-    def files_held(self) -> int:
-        """Return the number of files that the reader may hold open, each with a handle a thread."""
-        return sum(each.files_held if isinstance(each, RasterReader) else 1 for each in self.held)
-
     def release(self) -> None:
         """Close the handles that no thread is using; the next read reopens one."""
         for each in self.held:
@@ -165,26 +173,6 @@ class RasterReader(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-class RecentReaders:
-    """A cache of the readers used last, of `most` files: others close their handles. Threads may share it."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._lock = most, threading.Lock()
-        self._readers: OrderedDict[int, RasterReader] = OrderedDict()
-
-    def use(self, reader: RasterReader) -> RasterReader:
-        """Mark the reader as used last, release the oldest ones beyond `most` files, and return it."""
-        others = []
-        with self._lock:
-            self._readers[id(reader)] = reader
-            self._readers.move_to_end(id(reader))
-            while len(self._readers) > 1 and sum(one.files_held for one in self._readers.values()) > self._most:
-                others.append(self._readers.popitem(last=False)[1])
-        for other in others:
-            other.release()
-        return reader
 
 
 def mirrored_positions(positions: Interval, size: int) -> NDArray[np.intp]:

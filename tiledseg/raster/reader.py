@@ -21,7 +21,7 @@ from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.array_names import MEMORY, array_of, file_of, parse_array_name
 from tiledseg.raster.array_open import open_array, open_named
-from tiledseg.raster.composed import label_of, open_composed, parse_composed
+from tiledseg.raster.composed import Composed, Raster, files_of, label_of, open_composed, parse_raster
 from tiledseg.raster.gdal_reader import GdalReader
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
@@ -46,12 +46,13 @@ def open_raster(
     Raises RasterError, in one line, if the file is missing, truncated or no raster, if it lacks one of `bands`, and
     for any other fault.
     """
-    path = str(path)
-    if composed := parse_composed(path):
+    return _open(parse_raster(str(path)), bands, nodata, references)
+
+
+def _open(path: Raster, bands: Sequence[int] | None, nodata: float | None, references: bool) -> RasterReader:
+    if isinstance(path, Composed):
         return open_composed(
-            composed,
-            bands,
-            lambda name, own, is_image: open_raster(name, own, nodata if is_image else None, references),
+            path, bands, lambda part, own, is_image: _open(part, own, nodata if is_image else None, references)
         )
     if path.startswith(MEMORY):
         if (array := array_of(path)) is None:
@@ -146,8 +147,9 @@ def identify(path: str, beside: Iterable[str] = ()) -> Identity:
     """Return the identity of a raster, given as for `open_raster`; `beside`: its companion files. An image of several
     rasters hashes the samples of all, with their newest time. A Zarr store hashes the names and sizes of its files,
     with their newest time."""
-    if composed := parse_composed(path):
-        parts = [identify(name) for name in composed.files()]
+    raster = parse_raster(path)
+    if isinstance(raster, Composed):
+        parts = [identify(file) for file in files_of(raster)]
         words = "/".join(part.sample or part.path for part in parts)
         written = max((part.written for part in parts if part.written is not None), default=None)
         return Identity(path, hashlib.sha256(words.encode()).hexdigest()[:32], written, _states(beside, _folder(path)))
@@ -170,7 +172,7 @@ def identify(path: str, beside: Iterable[str] = ()) -> Identity:
 
 def _folder(path: str) -> str:
     """Return the folder to which the paths of companion files are relative."""
-    return "/" if parse_composed(path) else os.path.dirname(os.path.abspath(file_of(path)))
+    return "/" if isinstance(parse_raster(path), Composed) else os.path.dirname(os.path.abspath(file_of(path)))
 
 
 def _states(beside: Iterable[str], folder: str) -> tuple[Beside, ...]:

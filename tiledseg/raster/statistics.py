@@ -91,16 +91,12 @@ def measure(readers: Sequence[RasterReader], blocks: Iterable[Region]) -> Sums:
     infos = [reader.info for reader in readers]
     check_alike(infos)
     parts = [np.zeros((0, infos[0].bands, 3))]
-    previous: RasterReader | None = None
     for block in blocks:
         reader = readers[block.image]
-        if previous is not None and previous is not reader:
-            previous.release()  # keep few files open
         parts.append(partial_sums(*reader.read(block.box)))
         for band in np.flatnonzero(~np.isfinite(parts[-1][0]).all(1)):
             rows, cols = (f"{side.start}:{side.stop}" for side in (block.box.row, block.box.col))
             raise RasterError(f"band {band + 1} of {reader.info.path}, rows {rows}, columns {cols}, {_TOO_LARGE}")
-        previous = reader
     return np.concatenate(parts)
 
 

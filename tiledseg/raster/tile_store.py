@@ -115,10 +115,18 @@ def open_store(path: str) -> h5py.File:
     raise RasterError(f"tile store {path} is unfinished; remove it and cut it again with tiledseg tile")
 
 
-def store_images(path: str) -> tuple[StoreName, ...]:
-    """Return the names of all images of a store. Raises RasterError if it cannot be read."""
-    with open_store(path) as file, reading(f"open the tile store {path}", DAMAGED):
-        return tuple(StoreName(path, number, labels=False) for number in range(len(file.get("images", ()))))
+def store_images(path: str) -> list[tuple[str, str | None]]:
+    """Return the names of a store's images, each with its labels' (None without); of the one raster that `path` names.
+    Raises RasterError if the store cannot be read."""
+    one = parse_store_name(path)
+    if one is not None and one.labels:
+        return [(path, None)]
+    store = path if one is None else one.store
+    with open_store(store) as file, reading(f"open the tile store {store}", DAMAGED):
+        numbers = range(len(file.get("images", ()))) if one is None else [one.number]
+        labelled = "labels" in file
+    names = [StoreName(store, number, labels=False) for number in numbers]
+    return [(str(name), str(name._replace(labels=True)) if labelled else None) for name in names]
 
 
 def _described(file: h5py.File, name: StoreName) -> tuple[dict[str, Any], h5py.Dataset, h5py.Dataset]:
@@ -156,10 +164,10 @@ class StoreReader(RasterReader):
 
     def __init__(self, path: str, bands: Sequence[int] | None = None, nodata: float | None = None) -> None:
         parsed = parse_store_name(path)
-        names = store_images(path) if parsed is None else (parsed,)
-        if len(names) != 1:
-            raise RasterError(f"{path} holds {len(names)} images; name one of them, such as {path}#0")
-        name = names[0]
+        count = len(store_images(path)) if parsed is None else 1
+        if count != 1:
+            raise RasterError(f"{path} holds {count} images; name one of them, such as {path}#0")
+        name = parsed or StoreName(path, 0, labels=False)
         with open_store(name.store) as file:
             raster, pixels, invalid = _described(file, name)
             with reading(f"open the tile store {name}", DAMAGED):

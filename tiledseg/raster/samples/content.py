@@ -61,11 +61,8 @@ def count_units(
     units: Sequence[Unit], images: Sequence[RasterReader], labels: Sequence[RasterReader], label_map: LabelMap
 ) -> NDArray[np.int64]:
     """Return the number of pixels of each class, valid in image and label, in each region: (regions, classes)."""
-    counts, number = [], 0
+    counts = []
     for unit in units:
-        if unit[0].image != number:  # units come image by image: keep one image and one label file open
-            images[number].release()
-            labels[number].release()
         number, first, last = unit[0].image, unit[0].box, unit[-1].box
         window = Box(first.row.hull(last.row), first.col.hull(last.col))
         classes_HW = read_labels(labels[number], label_map, window)

@@ -15,12 +15,10 @@ from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.gdal_open import CACHE_BYTES
 from tiledseg.raster.info import RasterInfo, check_grids_match
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
-from tiledseg.raster.mirrored_reader import RasterReader, RecentReaders
+from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.places import View, view_reader
 from tiledseg.raster.samples.draws import Draw
 from tiledseg.raster.statistics import Normalization, Normalizer, check_alike
-
-OPEN_RASTERS = 128  # rasters with open handles: well below the usual limit of 1024 files a process
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,6 @@ class Dataset:
             check_grids_match(info, reader.info)
         self._maps = [self.label_map.resolve(r.info) for r in self.labels] if self.labels and self.label_map else []
         self._normalize = Normalizer(self.normalization, self.images[0].info.dtype, self.dtype)
-        self._recent = RecentReaders(OPEN_RASTERS)
 
     @property
     def tiles_per_image(self) -> tuple[int, ...]:
@@ -91,7 +88,7 @@ class Dataset:
         place = self.tilings[image].tiles[tile] if isinstance(tile, int) else tile
         source = image if draw is None or draw.source is None else draw.source
         view = None if draw is None else draw.view
-        reader = _viewed(self._recent.use(self.images[source]), view)
+        reader = _viewed(self.images[source], view)
         around = place.core
         if self.margin:
             sides = (side.expand(self.margin, self.margin) for side in (around.row, around.col))
@@ -110,7 +107,7 @@ class Dataset:
         if self.labels is None:
             return sample
         label_map = self._maps[source]
-        around_HW = read_labels(_viewed(self._recent.use(self.labels[source]), view, classes=True), label_map, around)
+        around_HW = read_labels(_viewed(self.labels[source], view, classes=True), label_map, around)
         around_HW[~valid_HW[around.relative_to(window).slices]] = label_map.ignore_index
         y_HW = around_HW[place.core.relative_to(around).slices]
         return replace(sample, y_HW=y_HW, around_HW=around_HW, around=around)
