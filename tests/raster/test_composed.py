@@ -201,6 +201,7 @@ def test_a_broken_part_is_tried_as_often_as_a_file(tmp_path: Path, monkeypatch: 
             data = bytearray(path.read_bytes())
             data[-60:] = bytes(60)
             path.write_bytes(data)
+        reader.release()
         with pytest.raises(RasterError, match=r"piece\d.tif.*tried 4 times"):
             reader.read(Box.of_shape(reader.info.shape))
     assert len(pauses) == len(PAUSES)

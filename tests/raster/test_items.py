@@ -187,12 +187,6 @@ def test_files_elsewhere_need_references() -> None:
     assert expand_sources([write("items.json", changed({"href": href}))], KEYS[0], rules=ASSETS)
 
 
-def test_text_that_is_no_json_is_named() -> None:
-    Path("items.json").write_text('{"type": "FeatureCollection",\n "features": [{]}')
-    with pytest.raises(RasterError, match=r"items.json, line 2 is no JSON"):
-        expand_sources(["items.json"], KEYS[0], rules=ASSETS)
-
-
 def test_assets_of_no_item_are_refused() -> None:
     touch("a.tif")
     with pytest.raises(ConfigError, match=r"data.assets is \['red'\], but no image is a STAC item"):

@@ -75,7 +75,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("left", ["a part", "nothing"])
 def test_a_file_that_comes_back_is_read(path: Path, monkeypatch: pytest.MonkeyPatch, left: str) -> None:
-    """A raster is cut short, or gone, while it is open, and whole before the last try, as on a server that fails
+    """A raster is cut short, or gone, before it is read, and whole before the last try, as on a server that fails
     over."""
     pauses: list[float] = []
 
@@ -89,6 +89,7 @@ def test_a_file_that_comes_back_is_read(path: Path, monkeypatch: pytest.MonkeyPa
     with GdalReader(str(path)) as reader:
         whole = path.read_bytes()
         path.write_bytes(whole[:500]) if left == "a part" else path.unlink()
+        reader.release()
         found_CHW, valid_HW = reader.read(WINDOW)
     assert np.array_equal(found_CHW, PIXELS_CHW[:, 20:44, 3:30])
     assert valid_HW.all()

@@ -154,20 +154,6 @@ def test_two_jobs_with_one_output(tmp_path: Path) -> None:
         RasterWriter(second)
 
 
-def test_misuse_is_refused(tmp_path: Path) -> None:
-    layout = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
-    out = RasterWriter(layout)
-    for box, pixels_CHW, words in (
-        (Box.of_shape((30, 40)), np.zeros((1, 30, 40), np.int64), "uint8"),
-        (Box.of_shape((30, 40)), np.zeros((2, 30, 40), np.uint8), "but the layout has"),
-        (Box.of_shape((31, 40)), np.zeros((1, 31, 40), np.uint8), "inside"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            out.write(box, pixels_CHW)
-    out.close()
-    out.close()
-
-
 def test_a_file_that_cannot_be_laid_out_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse an output that no guard has looked at."""
     (tmp_path / "file").write_bytes(b"x")

@@ -194,9 +194,10 @@ def _by_pattern(pattern: str, keys: tuple[str, str]) -> Callable[..., str]:
     what = "masks" if keys[1] == "data.valid" else "labels"
 
     def find(source: RasterSource, time: str = "") -> str:
-        image, stem = label_of(source.path), stem_of(source.path)
-        folder = os.path.dirname(file_of(image))
-        fields = {"stem": stem, "parent": os.path.basename(folder)}
+        image = label_of(source.path)
+        file = file_of(source.path) if isinstance(source.path, str) else source.path
+        stem = stem_of(file)
+        fields = {"stem": stem, "parent": os.path.basename(os.path.dirname(label_of(file)))}
         fields |= {str(number): value for number, value in enumerate(source.wildcards, 1)}
         if stem != os.path.basename(stem) or stem in (".", ".."):
             raise RasterError(f"{image} is named {shown(stem)}, which leads to another folder; change its id")

@@ -202,13 +202,13 @@ def placement(info: RasterInfo) -> dict[str, Any]:
     return arguments
 
 
-def place_of(info: RasterInfo) -> dict[str, Any]:
+def place_of(crs: CRS | None, transform: Affine | None, ground: GroundControl | None) -> dict[str, Any]:
     """Return a raster's georeferencing, keyed by the words of a message."""
-    control = info.ground or GroundControl()
+    control = ground or GroundControl()
     numbers = RPC.from_gdal(dict(control.coefficients)).to_dict() if control.coefficients else {}
     return {
-        "CRS": info.crs or None,
-        "transform": tuple(info.transform or Affine.identity())[:6],
+        "CRS": crs or None,
+        "transform": tuple(transform or Affine.identity())[:6],
         "ground control points": control.points,
         "CRS of its control points": control.crs and CRS.from_wkt(control.crs),
         "rational polynomial coefficients": {  # a TIFF has a default for the estimated errors
@@ -219,10 +219,8 @@ def place_of(info: RasterInfo) -> dict[str, Any]:
 
 def meaning(dataset: Any) -> dict[str, Any]:
     """Return an open file's metadata that a copy must keep, keyed by the words of a message."""
-    path = str(dataset.name)
-    ground = ground_of(path, dataset)
     return {
-        **place_of(RasterInfo(path, 0, 0, 0, "", dataset.crs, dataset.transform, ground=ground)),
+        **place_of(dataset.crs, dataset.transform, ground_of(str(dataset.name), dataset)),
         "size": (dataset.count, dataset.height, dataset.width),
         "type": dataset.dtypes,
         "nodata value": str(dataset.nodata),  # NaN does not equal NaN

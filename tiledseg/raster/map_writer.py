@@ -65,6 +65,7 @@ class RasterLayout(UnfinishedFile):
 
     @property
     def working_names(self) -> tuple[Path, ...]:
+        """Return all temporary names of the map, those of its packing last."""
         return _working_names(self.temporary)
 
     @property
@@ -104,19 +105,15 @@ def lay_out(
     path = Path(path)
     part = temporary(path)
     check_unclaimed(part, path)
-    profile = {
-        **{"driver": "GTiff", "height": info.height, "width": info.width, "count": bands, "dtype": dtype},
-        **placement(info),
-        **{"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"},
-        "photometric": "minisblack",  # else GDAL takes the last of four byte bands for alpha
-        **{"compress": "none", "endianness": "little"},
-        "bigtiff": "if_safer",
-    }
+    profile = {"driver": "GTiff", "height": info.height, "width": info.width, "count": bands, "dtype": dtype}
+    profile |= {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"}
+    profile |= {"compress": "none", "endianness": "little", "bigtiff": "if_safer"}
+    profile |= {"photometric": "minisblack"}  # else GDAL takes the last of four byte bands for alpha
     try:
         _remove(_working_names(part))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # the source may lack georeferencing too
-            with rasterio.open(part, "w", **profile) as dataset:
+            with rasterio.open(part, "w", **profile, **placement(info)) as dataset:
                 if legend:
                     dataset.write_colormap(1, dict(enumerate(one.colour for one in legend)))
                     dataset.update_tags(1, **{f"CLASS_{number}": one.name for number, one in enumerate(legend)})
@@ -126,7 +123,11 @@ def lay_out(
                 if nodata is not None:  # set at creation, GDAL would fill the file with it
                     dataset.nodata = nodata
                 kept = meaning(dataset)
-                lost = [what for what, value in place_of(info).items() if kept[what] != value]
+                lost = [
+                    what
+                    for what, value in place_of(info.crs, info.transform, info.ground).items()
+                    if kept[what] != value
+                ]
                 notes = [f"the map does not keep the {what} of {info.path}" for what in lost]
                 if packing.format == ZARR and info.ground is not None:
                     notes.append(f"a Zarr store does not keep the ground control of {info.path}")
@@ -181,7 +182,8 @@ def raster_output(
 
 
 class RasterWriter:
-    """A writer of rectangles of pixels into a laid-out raster: one for each process, which threads may share.
+    """A writer of rectangles of pixels into a laid-out raster: one for each process, which threads may share. At the
+    end of its block it flushes the file to the disk.
 
     Raises OutputError if the file is gone or was replaced, WriteError if a write fails.
     """
@@ -189,7 +191,6 @@ class RasterWriter:
     def __init__(self, layout: RasterLayout) -> None:
         self.layout = layout
         self._dtype = np.dtype(layout.dtype).newbyteorder("<")
-        self._raster = Box.of_shape((layout.height, layout.width))
         try:
             self._descriptor = os.open(layout.temporary, os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -201,19 +202,9 @@ class RasterWriter:
             raise taken(layout.path)
 
     def write(self, box: Box, pixels_CHW: NDArray) -> None:
-        """Write the pixels of `box` (inside the raster), of the layout's dtype, shape (bands, height, width).
-
-        Memory: a copy of one block. Raises ValueError if shape, dtype or box do not fit.
-        """
-        layout = self.layout
-        if pixels_CHW.shape != (layout.bands, *box.shape) or pixels_CHW.dtype != np.dtype(layout.dtype):
-            raise ValueError(
-                f"pixels are {pixels_CHW.shape} {pixels_CHW.dtype}, but the layout has "
-                f"{(layout.bands, *box.shape)} {layout.dtype}"
-            )
-        if not self._raster.contains(box):
-            raise ValueError(f"{box} is not inside the raster {self._raster}")
-        item = self._dtype.itemsize
+        """Write the pixels of `box` (inside the raster), of the layout's dtype, shape (bands, height, width). Memory: a
+        copy of one block."""
+        layout, item = self.layout, self._dtype.itemsize
         for part in box.blocks(BLOCK, BLOCK):
             rows, cols = part.relative_to(box).slices
             row, row_in_block = divmod(part.row.start, BLOCK)
@@ -232,23 +223,16 @@ class RasterWriter:
             written = os.pwrite(self._descriptor, data, offset)
             data, offset = data[written:], offset + written
 
-    def close(self) -> None:
-        """Flush to the disk and close the file; a second call does nothing."""
-        if self._descriptor < 0:
-            return
-        descriptor, self._descriptor = self._descriptor, -1
-        try:
-            with writing(self.layout.path):
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
     def __enter__(self) -> RasterWriter:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        with contextlib.suppress(*() if error is None else (WriteError,)):  # the first error is the one to show
-            self.close()
+        try:
+            if error is None:
+                with writing(self.layout.path):
+                    os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
 
 
 def begin_chunks(layout: RasterLayout) -> None:

@@ -54,22 +54,6 @@ PAUSES = (0.1, 0.5, 2.0)
 """Seconds before the second, third and fourth try. A damaged file raises an error after their sum."""
 
 
-def tried(what: str, read: Callable[[], T], release: Callable[[], object]) -> T:
-    """Return `read()`, retried after each of the `PAUSES` if the system or GDAL refuses it; `release()` closes stale
-    handles before each retry. Raises RasterError, "cannot `what`: ...", for the last refusal, and for any other error
-    at once. No read is put together from several tries.
-    """
-    with reading(what):
-        for pause in PAUSES:
-            try:
-                return read()
-            except (OSError, RasterioError, RasterError):  # RasterError: the file is missing when it is reopened
-                time.sleep(pause)
-                release()
-        with reading(what, f"tried {1 + len(PAUSES)} times: {DAMAGED}"):
-            return read()
-
-
 MOST_IDLE = 128
 """Most idle file handles of a process: well below the usual limit of 1024 open files."""
 _idle: list[tuple[HandlePool, Any]] = []  # of all pools; the one used last comes last
@@ -137,13 +121,20 @@ class RasterReader(ABC):
         return self.again(box, self._read)
 
     def again(self, box: Box, read: Callable[[Box], T]) -> T:
-        """Return `read(box)`, with retries (`tried`) unless this reader wraps others."""
+        """Return `read(box)`. Unless this reader wraps others, the read is repeated with new handles after each of the
+        `PAUSES` if the system or GDAL refuses it. Raises RasterError for the last refusal, and for any other error at
+        once. No read is put together from several tries."""
         rows, cols = (f"{side.start}:{side.stop}" for side in (box.row, box.col))
         what = f"read rows {rows}, columns {cols} of {self.info.path}"
-        if not self.wraps:
-            return tried(what, lambda: read(box), self.release)
         with reading(what):
-            return read(box)
+            for pause in () if self.wraps else PAUSES:
+                try:
+                    return read(box)
+                except (OSError, RasterioError, RasterError):  # RasterError: the file is missing when it is reopened
+                    time.sleep(pause)
+                    self.release()
+            with reading(what, DAMAGED if self.wraps else f"tried {1 + len(PAUSES)} times: {DAMAGED}"):
+                return read(box)
 
     def _read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         if Box.of_shape(self.info.shape).contains(box):

@@ -54,21 +54,19 @@ class ClassRecord(NamedTuple):
 
 
 class ClassEntry(NamedTuple):
-    """A record of `data.classes`. `values`: (raw value, False) or (packed colour, True); None if the record has none.
-    `texts`: values that are words, for polygons."""
+    """A record of `data.classes`. `values`: numbers, colours, and words of polygons' attributes; None if the record has
+    none."""
 
     name: str
     colour: Colour | None
-    values: tuple[tuple[int, bool], ...] | None
-    texts: tuple[str, ...]
+    values: tuple[int | Colour | str, ...] | None
     ignored: bool
 
     def record(self, number: int) -> ClassRecord:
         """Return the class, coloured by its own colour, else by its first value, else by the palette."""
-        if self.colour is not None:
-            return ClassRecord(self.name, self.colour)
-        raw, is_colour = self.values[0] if self.values else (0, False)
-        return ClassRecord(self.name, unpack(raw) if is_colour else default_class(number).colour)
+        first = next((value for value in self.values or () if not isinstance(value, str)), None)
+        by_value = first if isinstance(first, tuple) else default_class(number).colour
+        return ClassRecord(self.name, self.colour or by_value)
 
 
 def default_class(number: int) -> ClassRecord:
@@ -88,10 +86,6 @@ def pack(colour: tuple[int, ...]) -> int:
     """Return a colour as one number, 0xRRGGBB."""
     red, green, blue = colour[:3]
     return (red << 16) | (green << 8) | blue
-
-
-def unpack(packed: int) -> Colour:
-    return packed >> 16, packed >> 8 & 255, packed & 255
 
 
 def in_hex(colour: tuple[int, ...]) -> str:
@@ -134,45 +128,41 @@ def read_entry(written: Any, at: int) -> ClassEntry:
     values = (record["value"],) if "value" in record else record.get("values", ...)
     if "value" in record and "values" in record:
         raise ConfigError(f"class {name} has both value and values; keep one of them")
-    colour, written = None, record.get("colour")
-    if written is not None:
+    colour = record.get("colour")
+    if colour is not None:
         with contextlib.suppress(ConfigError):
-            packed, is_colour = _raw(written)
-            colour = unpack(packed) if is_colour else None
-        if colour is None:
-            raise ConfigError(
-                f"class {name} has the colour {shown(written)}; give one such as '#ff0000' or [255, 0, 0]"
-            )
+            colour = _value(colour)
+        if not isinstance(colour, tuple):
+            written = shown(record["colour"])
+            raise ConfigError(f"class {name} has the colour {written}; give one such as '#ff0000' or [255, 0, 0]")
     if values is ...:
-        return ClassEntry(name, colour, None, (), ignored)
+        return ClassEntry(name, colour, None, ignored)
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
         raise ConfigError(f"class {name} has values {shown(values)!r}; give a list such as [0, 7], or value: 0")
-    texts = tuple(value.strip() for value in values if _is_word(value))
-    return ClassEntry(name, colour, tuple(_raw(value) for value in values if not _is_word(value)), texts, ignored)
+    return ClassEntry(name, colour, tuple(map(_value, values)), ignored)
 
 
-def _is_word(value: object) -> bool:
-    return isinstance(value, str) and any(map(str.isalpha, value)) and not value.strip().startswith("#")
-
-
-def _raw(written: object) -> tuple[int, bool]:
-    """Return (raw value, False) or (packed colour, True). Raises ConfigError for anything else."""
+def _value(written: object) -> int | Colour | str:
+    """Return a value of labels: a number, a colour, or a word of an attribute. Raises ConfigError for anything else."""
     text = str(written).strip() if isinstance(written, str) or type(written) is int else ""
     if isinstance(written, (tuple, list)) and len(written) == 3 and all(type(part) is int for part in written):
         text = ",".join(map(str, written))
     if match := _HEX.fullmatch(text):
-        return int(match[1], 16), True
+        red, green, blue = bytes.fromhex(match[1])
+        return red, green, blue
     if match := _TRIPLE.fullmatch(text):
-        colour = tuple(int(part) for part in match.groups())
-        if max(colour) <= 255:
-            return pack(colour), True
+        red, green, blue = map(int, match.groups())
+        if max(red, green, blue) <= 255:
+            return red, green, blue
+    if any(map(str.isalpha, text)) and not text.startswith("#"):
+        return text
     if not _NUMBER.fullmatch(text):
         raise ConfigError(
             f"classes has the value {shown(written)!r}; give a raw value (7) or a colour ('#ff0000' or '255,0,0')"
         )
     if abs(int(text)) > _LARGEST_RAW:
         raise ConfigError(f"classes has the value {shown(written)}; give raw values that 64 bits can hold")
-    return int(text), False
+    return int(text)
 
 
 def read_class_file(path: str) -> list[dict[str, Any]]:

@@ -24,7 +24,9 @@ from tiledseg.raster.labels.classes import (
     ClassEntry,
     Classes,
     ClassRecord,
+    Colour,
     default_classes,
+    in_hex,
     pack,
     read_entry,
     records_of_map,
@@ -206,32 +208,31 @@ def _of_entries(entries: Sequence[ClassEntry], ignore_index: int) -> LabelMap:
             raise ConfigError(
                 f"class {plain[0].name} has no values, but other classes have, or are ignored; give each its values"
             )
+        three_bands: Pairs = ()
+        if all(entry.colour is not None for entry in kept):
+            table = _table([(record.name, number, (record.colour,)) for number, record in enumerate(records)])
+            three_bands = tuple(sorted((pack(colour), number) for colour, number in table.items()))
         pairs = tuple((number, number) for number in range(len(kept)))
-        has_colours = all(entry.colour is not None for entry in kept)
-        colours = [(record.name, number, [pack(record.colour)]) for number, record in enumerate(records)]
-        three_bands = tuple(sorted(_table(colours, "colour #{:06x}").items())) if has_colours else ()
         return LabelMap(pairs, False, len(kept), ignore_index, records, three_bands)
-    kinds = {is_colour for entry in entries for _, is_colour in entry.values or ()}
-    numbers = {entry.name: number for number, entry in enumerate(kept)}
-    owners = [(entry, ignore_index if entry.ignored else numbers[entry.name]) for entry in entries]
-    raws = [(entry.name, number, [raw for raw, _ in entry.values or ()]) for entry, number in owners]
-    table = _table(raws, "colour #{:06x}" if kinds == {True} else "value {}")
-    if len(kinds) > 1:
+    numbers = [ignore_index if entry.ignored else names.index(entry.name) for entry in entries]
+    table = _table([(entry.name, number, entry.values or ()) for entry, number in zip(entries, numbers, strict=True)])
+    texts = tuple((value, number) for value, number in table.items() if isinstance(value, str))
+    colours = tuple(sorted((pack(value), number) for value, number in table.items() if isinstance(value, tuple)))
+    raws = tuple(sorted((value, number) for value, number in table.items() if isinstance(value, int)))
+    if colours and raws:
         raise ConfigError("classes mixes raw values and colours; use one kind")
-    texts = _table([(entry.name, number, entry.texts) for entry, number in owners], "{!r}")
-    return LabelMap(
-        tuple(sorted(table.items())), kinds == {True}, len(kept), ignore_index, records, texts=tuple(texts.items())
-    )
+    return LabelMap(colours or raws, bool(colours), len(kept), ignore_index, records, texts=texts)
 
 
-def _table(owners: Sequence[tuple[str, int, Sequence[Any]]], form: str) -> dict[Any, int]:
+def _table(owners: Sequence[tuple[str, int, Sequence[int | Colour | str]]]) -> dict[Any, int]:
     """Return the class of each value, from (name, class, values). Raises ConfigError for a value of two records."""
     first: dict[Any, int] = {}
     for at, (name, _, values) in enumerate(owners):
         for value in values:
             other = first.setdefault(value, at)
             if other != at:
-                what = shown(form.format(value))
+                what = f"value {value}" if isinstance(value, int) else repr(value)
+                what = f"colour {in_hex(value)}" if isinstance(value, tuple) else shown(what)
                 raise ConfigError(f"classes gives {what} to both {owners[other][0]} and {name}; keep one")
     return {value: owners[at][1] for value, at in first.items()}
 
