@@ -22,7 +22,8 @@ def write_raster(path: Path, pixels_CHW: NDArray, **options: Any) -> str:
     """The path of a GeoTIFF (or what `driver` says) of these pixels, in tiles of 16."""
     profile: dict[str, Any] = {"driver": "GTiff", "crs": UTM, "transform": PLACE, **options}
     if profile["driver"] == "GTiff":
-        profile = {**profile, "tiled": True, "blockxsize": 16, "blockysize": 16}
+        tiles = {"tiled": True, "blockxsize": 16, "blockysize": 16}
+        profile = {"photometric": "minisblack", **profile, **tiles}  # else GDAL takes a fourth band for alpha
     bands, height, width = pixels_CHW.shape
     with rasterio.open(path, "w", count=bands, height=height, width=width, dtype=pixels_CHW.dtype, **profile) as file:
         file.write(pixels_CHW)

@@ -18,7 +18,7 @@ from tiledseg.tile import build_parser, main, resolve
 
 def write(path: Path, bands: int, shape: tuple[int, int] = (300, 400), seed: int = 0) -> str:
     pixels_CHW = np.random.default_rng(seed).integers(0, 5, (bands, *shape)).astype(np.uint8)
-    return write_raster(path, pixels_CHW, photometric="minisblack", crs=None, transform=None)
+    return write_raster(path, pixels_CHW, crs=None, transform=None)
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def test_the_mean_is_that_of_the_maps_of_changed_files(views: str, trained: Path
     for number, (cols, quarters) in enumerate(VIEWS[views]):
         changed_CHW = np.ascontiguousarray(np.rot90(pixels_CHW[:, :, ::cols], quarters, (1, 2)))
         path = shared / f"{views}-{number}-image.tif"
-        write_raster(path, changed_CHW, nodata=0, photometric="minisblack", crs=None, transform=None)
+        write_raster(path, changed_CHW, nodata=0, crs=None, transform=None)
         files = (str(shared / f"{views}-{number}{end}.tif") for end in ("", "-shares"))
         request = Request(str(path), *files, grid=(1, 1), precision="fp64", verbosity=0)
         predict_all([request], checkpoint_mapper(find_checkpoint(trained)), 1 << 30, one_rank())

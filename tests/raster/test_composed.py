@@ -12,8 +12,7 @@ import pytest
 import rasterio
 from numpy.typing import NDArray
 
-from tests.small_files import PLACE
-from tests.small_files import write_raster as write
+from tests.small_files import PLACE, write_raster
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.composed import BANDS, MOSAIC, VALID, Composed, files_of, label_of, parse_raster
@@ -28,10 +27,6 @@ BOXES = (
 )
 CUTS = Interval(0, 18), Interval(18, HEIGHT), Interval(0, 21), Interval(21, WIDTH)
 PIECES = [Box(rows, cols) for rows in CUTS[:2] for cols in CUTS[2:]]
-
-
-def write_raster(path: Path, pixels_CHW: NDArray, **options: Any) -> str:
-    return write(path, pixels_CHW, **{"photometric": "minisblack", **options})
 
 
 def scene(dtype: str, bands: int = 4) -> NDArray:

@@ -31,10 +31,6 @@ CLASSES = LabelMap.from_config(4, 255)
 FOOTPRINTS = {"clipped": Footprint(8, 16, 16), "mirrored": Footprint(8, 11, 13, 10, mirror=True)}
 
 
-def write(path: Path, pixels_CHW: NDArray, **options: Any) -> str:
-    return write_raster(path, pixels_CHW, photometric="minisblack", **options)
-
-
 def image(dtype: str = "uint8", seed: int = 0) -> NDArray:
     pixels_CHW = np.random.default_rng(seed).integers(1, 255, (3, *SHAPE)).astype(dtype)
     pixels_CHW[:, :20, :30] = 0
@@ -52,8 +48,8 @@ def tiling(grid: tuple[int, int] = (3, 2), footprint: str = "clipped", shape: tu
 
 
 def open_pair(folder: Path, dtype: str = "uint8") -> tuple[RasterReader, RasterReader]:
-    nodata = open_raster(write(folder / "image.tif", image(dtype), nodata=0))
-    return nodata, open_raster(write(folder / "labels.tif", labels()))
+    nodata = open_raster(write_raster(folder / "image.tif", image(dtype), nodata=0))
+    return nodata, open_raster(write_raster(folder / "labels.tif", labels()))
 
 
 def expected(dtype: str, working: str, out: str) -> tuple[NDArray, NDArray]:
@@ -101,7 +97,7 @@ def test_loads_the_same_through_prefetch_threads_and_few_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirrored_reader, "MOST_IDLE", 3)
-    readers = [open_raster(write(tmp_path / f"{i}.tif", image(seed=i))) for i in range(8)]
+    readers = [open_raster(write_raster(tmp_path / f"{i}.tif", image(seed=i))) for i in range(8)]
     data = Dataset(readers, None, [tiling()] * 8, None, NORMALIZATION)
     pairs = [(i, t) for t in range(6) for i in range(8)]
     alone = [data.load(*pair).x_CHW for pair in pairs]
@@ -116,7 +112,7 @@ def test_loads_the_same_through_prefetch_threads_and_few_open_files(
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     pair = open_pair(tmp_path)
     two_bands = open_raster(str(tmp_path / "image.tif"), [1, 2])
-    small = open_raster(write(tmp_path / "small.tif", labels()[:, :60]))
+    small = open_raster(write_raster(tmp_path / "small.tif", labels()[:, :60]))
     cases: list[tuple[Any, Any, Any, Any, str]] = [
         (pair[:1], None, [tiling(shape=(64, 90))], None, r"\(70, 90\) but its tiling is of \(64, 90\)"),
         ([two_bands], None, [tiling()], None, r"normalisation has 3 bands but .*image.tif has 2"),
@@ -127,7 +123,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
             Dataset(*parts, NORMALIZATION)
     wrong = labels()
     wrong[0, 50, 60] = 9
-    reader = open_raster(write(tmp_path / "wrong.tif", wrong))
+    reader = open_raster(write_raster(tmp_path / "wrong.tif", wrong))
     data = Dataset(pair[:1], [reader], [tiling()], CLASSES, NORMALIZATION)
     with pytest.raises(LabelError, match=r"wrong.tif holds value 9 at \(row 50, col 60\)"):
         [data.load(0, tile) for tile in range(6)]
@@ -190,7 +186,7 @@ def test_any_number_of_ranks_gives_the_same_bits(tmp_path: Path, dtype: str, mon
     for i, shape in enumerate([(3, 50, 61), (3, 33, 100)]):
         pixels_CHW = random_pixels(dtype, i, shape)
         every.append(pixels_CHW.reshape(3, -1).astype(float))
-        readers.append(open_raster(write_raster(tmp_path / f"{i}.tif", pixels_CHW, photometric="minisblack")))
+        readers.append(open_raster(write_raster(tmp_path / f"{i}.tif", pixels_CHW)))
     infos = [reader.info for reader in readers]
     one = finish(measure(readers, statistics_blocks(infos)))
     for size in (2, 3, 50):

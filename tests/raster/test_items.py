@@ -117,6 +117,7 @@ def test_masks_are_of_each_time_or_of_a_whole_mosaic() -> None:
         Composed(f"s2/a_{t}.tif", VALID, (f"s2/a_{t}.tif", f"clouds/a-{t}.tif"), None, (4.0,)) for t in series.times
     )
     assert image.parts == parts
+    assert stem_of(path) == "a", "masks of each time leave an image its name"
     with pytest.raises(RasterError, match=r"data.valid is clouds/.*, but s2/a_04.tif has no \{time\}"):
         expand_sources(["s2/a_04.tif"], KEYS[0], rules=series)
     (path,) = expand_sources(["m"], KEYS[0], rules=SourceRules(mosaic=True, valid="clouds.tif"))
@@ -284,6 +285,8 @@ def test_items_of_one_place_are_times() -> None:
     write("items.json", dated("T1", dates[0]), dated("T1", dates[1]))
     with pytest.raises(RasterError, match=r"feature 1 and set/items.json, feature 0 are both of data.times 2024;"):
         expand_sources([path], KEYS[0], rules=ASSETS._replace(times=("2024", "2025")))
+    with pytest.raises(RasterError, match=r"feature 0 is of data.times 2024-06 and 2024-06-20; give"):
+        expand_sources([path], KEYS[0], rules=ASSETS._replace(times=("2024-06", "2024-06-20")))
     write("items.json", dated("T1", dates[0]), dated("T1", dates[1], datetime=None))
     with pytest.raises(RasterError, match=r"feature 1 has no datetime, and data.times is given"):
         expand_sources([path], KEYS[0], rules=timed)

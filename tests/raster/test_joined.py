@@ -136,7 +136,7 @@ def test_a_change_of_one_time_is_seen(tmp_path: Path) -> None:
 def test_a_band_of_each_time_says_which_pixels_are_valid(tmp_path: Path) -> None:
     times = np.random.default_rng(0).integers(0, 2, (2, 3, 20, 24)).astype("uint8")
     for time, pixels_CHW in enumerate(times):
-        write_raster(tmp_path / f"x_{time}.tif", pixels_CHW, photometric="minisblack")
+        write_raster(tmp_path / f"x_{time}.tif", pixels_CHW)
     (image,) = expand_sources([f"{tmp_path}/x_{{0,1}}.tif"], "data.images", rules=SourceRules(valid=3))
     assert label_of(image) == f"{tmp_path}/x_{{0,1}}.tif"
     with open_raster(image) as reader:

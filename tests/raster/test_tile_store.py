@@ -42,7 +42,7 @@ def rasters(tmp_path: Path) -> tuple[list[str], list[str]]:
         image[:, :40, :30] = 0
         label = generator.integers(0, 4, (1, *shape)).astype(np.uint8)
         label[0, 60:70] = 9
-        images.append(write_raster(tmp_path / f"image{i}.tif", image, nodata=0, photometric="minisblack"))
+        images.append(write_raster(tmp_path / f"image{i}.tif", image, nodata=0))
         labels.append(write_raster(tmp_path / f"labels{i}.tif", label, nodata=9))
     return images, labels
 
@@ -175,11 +175,11 @@ class TestRefuses:
             return Dataset([reader], None, [make_tiling(SHAPES[0], grid, footprint)], None, normalization)
 
         dataset((3, 2), replace(CLIPPED, before=8, after=8)).load(0, 3)
-        with pytest.raises(RasterError, match=r"cut with grid \[3, 2\], but the run has \[2, 2\]"):
+        with pytest.raises(RasterError, match=r"cut with grid \[3, 2\], .* needs grid \[2, 2\]"):
             dataset((2, 2), CLIPPED)
-        with pytest.raises(RasterError, match=r"cut with halo \(16, 16\) px, but the run needs \(24, 24\) px"):
+        with pytest.raises(RasterError, match=r"halo \(16, 16\) px, but the run needs .*halo \(24, 24\) px"):
             dataset((3, 2), replace(CLIPPED, before=24, after=24))
-        with pytest.raises(RasterError, match=r"cut with alignment 8, but the run has 32"):
+        with pytest.raises(RasterError, match=r"alignment 8, .*the run needs .*alignment 32"):
             dataset((3, 2), Footprint(32, 32, 32))
 
     def test_other_bands_or_nodata_or_rasters_than_were_cut(

@@ -68,13 +68,9 @@ class PairReading:
             raise ConfigError("data.classes is not given, but the labels are polygons; give it")
         names = [record.name for record in label_map.classes]
         layer, attribute, given = self.label_layer, self.label_attribute, self.background
-        if given == IGNORED:
-            background = label_map.ignore_index
-        elif given in names:
-            background = names.index(str(given))
-        elif str(given).isdecimal() and int(str(given)) < len(names):
-            background = int(str(given))
-        else:
+        known = {**label_map.numbers, IGNORED: label_map.ignore_index}
+        background = None if given is None else known.get(str(given))
+        if background is None:
             value = "null" if given is None else shown(given)
             raise ConfigError(
                 f"data.background is {value}, but pixels outside the polygons of {path} need a class; give it "

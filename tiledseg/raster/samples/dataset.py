@@ -158,14 +158,11 @@ def check_cut(info: RasterInfo, tiling: Tiling) -> None:
     if cut is None:
         return
     cores = [[tile.core for tile in each.tiles] for each in (cut, tiling)]
-    pairs: list[tuple[str, object, object]] = [
-        ("grid", list(cut.grid), list(tiling.grid)),
-        ("raster", cut.raster, tiling.raster),
-        ("alignment", cut.footprint.alignment, tiling.footprint.alignment),
-    ]
-    for what, ours, theirs in pairs:
-        if ours != theirs and (what != "alignment" or cores[0] != cores[1]):
-            raise RasterError(f"{info.path} was cut with {what} {ours}, but the run has {theirs}; {_REMEDY}")
-    if not all(a.context.contains(b.context) for a, b in zip(cut.tiles, tiling.tiles, strict=True)):
-        halo, needed = (f"({f.before}, {f.after}) px" for f in (cut.footprint, tiling.footprint))
-        raise RasterError(f"{info.path} was cut with halo {halo}, but the run needs {needed}; {_REMEDY}")
+    pairs = zip(cut.tiles, tiling.tiles, strict=False)
+    if cores[0] != cores[1] or not all(ours.context.contains(theirs.context) for ours, theirs in pairs):
+        ours, theirs = (
+            f"grid {list(each.grid)}, alignment {each.footprint.alignment}, halo ({each.footprint.before}, "
+            f"{each.footprint.after}) px"
+            for each in (cut, tiling)
+        )
+        raise RasterError(f"{info.path} was cut with {ours}, but the run needs {theirs}; {_REMEDY}")
