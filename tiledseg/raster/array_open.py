@@ -37,7 +37,7 @@ _CLASSIC = b"CDF"
 
 class ArrayReader(GdalReader):
     """One array, whose pixels are valid by the rules of GDAL's rasters. See `reader.open_raster` for the arguments and
-    errors. `close_store` closes what it is read from, and `forget` what was kept of it."""
+    errors. `close_store` closes its store, and `forget` drops the store's cached bytes."""
 
     def __init__(
         self,
@@ -104,7 +104,6 @@ class ArrayReader(GdalReader):
 
     def close(self) -> None:
         """Close the store, which can then no longer be read."""
-        self._forget()
         self._close_store()
 
 
@@ -120,8 +119,7 @@ def _cut(words: Any, whole: bool) -> dict[str, Any]:
 def open_array(path: str, array: Any, bands: Sequence[int] | None, nodata: float | None, *about: Any) -> RasterReader:
     """Return the reader of an array; one with times and bands is read as rasters of several times are."""
     if array.chunks is not None and array.size > 0 and hasattr(array.data, "dask"):
-        chunks, forget = _computed_once(path, array.data)
-        array, about = array.copy(data=chunks), (*about, forget, forget)
+        array = array.copy(data=_computed_once(path, array.data))
     dim = time_of(array)
     if dim is None:
         return ArrayReader(path, array, bands, nodata, *about)
@@ -130,9 +128,9 @@ def open_array(path: str, array: Any, bands: Sequence[int] | None, nodata: float
     return StackedReader(path, parts, numbers, range(len(numbers)), len(parts))
 
 
-def _computed_once(path: str, array: Any) -> tuple[Any, Callable[[], object]]:
-    """Return an array of dask that computes each chunk once, and what forgets them. It keeps the chunks used last, up
-    to CACHE_BYTES and at least one."""
+def _computed_once(path: str, array: Any) -> Any:
+    """Return an array of dask that computes each chunk once: it keeps those used last, up to CACHE_BYTES and at least
+    one."""
     from dask.array import map_blocks
 
     largest = math.prod(max(sizes) for sizes in array.chunks) * array.dtype.itemsize
@@ -154,7 +152,7 @@ def _computed_once(path: str, array: Any) -> tuple[Any, Callable[[], object]]:
             return compute(block_id)
 
     like = {"chunks": array.chunks, "dtype": array.dtype, "meta": array._meta}
-    return map_blocks(take, name=f"computed-once-{uuid.uuid4().hex}", **like), compute.cache_clear
+    return map_blocks(take, name=f"computed-once-{uuid.uuid4().hex}", **like)
 
 
 def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: float | None) -> RasterReader:

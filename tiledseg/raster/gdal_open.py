@@ -8,7 +8,6 @@ mask (`image.tif.msk`) only as a TIFF. `references` lifts this for files that th
 from __future__ import annotations
 
 import os
-import re
 import sys
 from contextlib import nullcontext
 from typing import Any
@@ -32,7 +31,6 @@ _REMEDY = (
     "give a GeoTIFF, JPEG 2000, PNG or JPEG; GDAL's other formats may read further files and URLs: where you trust "
     f"this file, allow them with {REFERENCES}"
 )
-_PAGE = re.compile(r"GTIFF_DIR:(?:off:)?\d+:(.+)")  # one page of a TIFF
 _MASKS = COMPANIONS_OF_NAME[:4]  # files that GDAL opens in any format
 
 
@@ -64,15 +62,16 @@ def open_dataset(path: str, references: bool) -> DatasetReader:
     """Open `path` with rasterio, inside `rasterio.Env(**settings())`.
 
     Raises RasterError for a missing file, a file or companion that is no regular file, and a file that is no raster.
-    Without `references`, its format and that of its mask must be one of `DRIVERS`. A server gets 20 seconds.
+    Without `references`, its format and that of its mask must be one of `DRIVERS`, and the path no subdataset name. A
+    server gets 20 seconds.
     """
-    if not is_named(path) and not os.path.exists(path):
-        raise RasterError(f"{path} does not exist; give a path, glob or URL of a raster")
-    file = local_file(path)
-    for name in () if file is None else (file, *names_beside(file)):
+    if not (is_remote(path) or os.path.exists(path) or (references and is_named(path))):
+        allow = f", or allow GDAL's names of a file's parts with {REFERENCES}" if is_named(path) else ""
+        raise RasterError(f"{path} does not exist; give a path, glob or URL of a raster{allow}")
+    for name in () if is_named(path) else (path, *names_beside(path)):
         kind = irregular_kind(name)
-        if kind is not None and (name == file or kind != "a folder"):
-            beside = "" if name == file else f", which goes with {file},"
+        if kind is not None and (name == path or kind != "a folder"):
+            beside = "" if name == path else f", which goes with {path},"
             raise RasterError(f"{name}{beside} is {kind}; give a raster in regular files")
     remedy = "give a raster that GDAL reads" if references else _REMEDY
     if gdal_path(path).startswith("/vsis3/"):
@@ -85,12 +84,6 @@ def open_dataset(path: str, references: bool) -> DatasetReader:
             return DatasetReader(gdal_path(path), driver=None if references else list(DRIVERS), sharing=False)
 
 
-def local_file(path: str) -> str | None:
-    """Return the local file of a raster's path; None for a URL and for other formats' subdataset names."""
-    page = _PAGE.fullmatch(path)
-    return page[1] if page is not None else None if is_named(path) else path
-
-
 def names_beside(file: str) -> tuple[str, ...]:
     """Return the companion files that GDAL would open with `file`. GDAL's own list would open them."""
     stem = os.path.splitext(file)[0]
@@ -100,12 +93,8 @@ def names_beside(file: str) -> tuple[str, ...]:
 def _check_masks(path: str) -> None:
     """Raise RasterError if a mask or an overview file of `path` exists and is no TIFF. Overviews at URLs are never
     read, so only the mask is checked there."""
-    file = local_file(path)
-    if file is not None:
-        masks = [file + end for end in _MASKS if os.path.exists(file + end)]
-    else:
-        masks = [path + _MASKS[0]] if is_remote(path) else []
-    for mask in masks:
+    masks = [path + end for end in _MASKS if os.path.exists(path + end)]
+    for mask in [path + _MASKS[0]] if is_remote(path) else masks:
         try:
             DatasetReader(gdal_path(mask), driver=["GTiff"], sharing=False).close()
         except RasterioError as error:
@@ -114,6 +103,6 @@ def _check_masks(path: str) -> None:
                 raise RasterError(f"cannot open {path}: {said}; {advice(os.environ, path, said)}") from error
             if "not recognized as being in a supported file format" in said:  # the file exists
                 raise RasterError(
-                    f"{mask}, which goes with {file or path}, is no TIFF and may read further files and URLs; remove "
+                    f"{mask}, which goes with {path}, is no TIFF and may read further files and URLs; remove "
                     f"it, or, where you trust it, allow it with {REFERENCES}"
                 ) from error

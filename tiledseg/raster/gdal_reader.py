@@ -24,10 +24,10 @@ from rasterio.windows import Window
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.gdal_open import DRIVERS, local_file, names_beside, open_dataset, settings
+from tiledseg.raster.gdal_open import DRIVERS, names_beside, open_dataset, settings
 from tiledseg.raster.info import RasterInfo, checked_crs, ground_of
 from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, memory_bytes, reading
-from tiledseg.raster.remote import gdal_path, is_remote
+from tiledseg.raster.remote import gdal_path, is_named, is_remote
 from tiledseg.system.files import irregular_kind
 
 # A raster may have no georeferencing. A process-wide filter, because `catch_warnings` is not safe with threads.
@@ -236,9 +236,8 @@ def source_files(path: str, dataset: Any) -> tuple[str, ...]:
     """Return the local files of an open `dataset`: its own, its companions, and a VRT's sources at any depth."""
     if is_remote(path):
         return ()
-    file = local_file(path)
-    if dataset.driver in DRIVERS and file is not None:
-        return (file, *filter(os.path.isfile, names_beside(file)))
+    if dataset.driver in DRIVERS and not is_named(path):
+        return (path, *filter(os.path.isfile, names_beside(path)))
     files = dict.fromkeys([path, *dataset.files] if os.path.exists(path) else dataset.files)
     waiting = [file for file in files if file != path] if dataset.driver == "VRT" else []
     while waiting:  # GDAL lists the sources of the outermost VRT only
