@@ -16,6 +16,7 @@ from tiledseg.raster.finding import (
     pair_sources,
 )
 from tiledseg.raster.lists import EVERY, HELD_OUT, HELD_OUT_ALONE, SourceRules, has_validation, left_out
+from tiledseg.raster.remote import gdal_path, is_remote
 
 pytestmark = pytest.mark.usefixtures("folder")
 KEYS = "data.images", "data.labels"
@@ -174,3 +175,9 @@ def test_a_list_gives_the_parts_that_are_asked_for_and_the_others_are_told() -> 
     assert line.startswith("--images: 2 images of list.csv of split test or val left out; ")
     assert "3 images of list.csv of split None or test or train" in left_out(["list.csv"], "x", HELD_OUT)[0]
     assert left_out(["list.csv"], "x", EVERY) == left_out(["deep"], "x") == []
+
+
+def test_urls_as_gdal_spells_them() -> None:
+    assert gdal_path("s3://bucket/a/b.tif") == "/vsis3/bucket/a/b.tif"
+    assert gdal_path("gs://bucket/b.tif") == "/vsigs/bucket/b.tif"
+    assert not is_remote("data/s3/local.tif")
