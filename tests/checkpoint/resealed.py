@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tiledseg.checkpoint.check import own_checksum, sha256
+from tiledseg.checkpoint.folder import own_checksum, sha256
 
 Manifest = dict[str, Any]
 

@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.checkpoint.saved import make_network, save, state_of, train
-from tiledseg.checkpoint.check import MODEL, OPTIMIZER
 from tiledseg.checkpoint.folder import (
+    MODEL,
+    OPTIMIZER,
     contents_of,
     find_checkpoint,
     newest_checkpoint,

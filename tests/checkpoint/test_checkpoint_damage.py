@@ -88,7 +88,7 @@ def edited(step: Path) -> None:
 
 WEIGHTS, STATE, MANIFEST = FILES
 ODD: dict[str, tuple[Callable[[Path], None], str]] = {
-    "manifest-a-fifo": (replaced(MANIFEST, os.mkfifo), f"{MANIFEST} is a FIFO"),
+    "manifest-a-fifo": (replaced(MANIFEST, os.mkfifo), "is a FIFO"),
     "weights-a-folder": (replaced(WEIGHTS, Path.mkdir), f"{WEIGHTS} is a folder"),
     "optimizer-to-nowhere": (replaced(STATE, lambda path: path.symlink_to("nowhere")), f"{STATE} is missing"),
     "weights-to-a-device": (replaced(WEIGHTS, lambda path: path.symlink_to("/dev/zero")), "is a character device"),

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.resealed import seal
 from tests.checkpoint.saved import make_network, save, train
 from tests.opens import opens
-from tiledseg.checkpoint.check import AVERAGE, MODEL, OPTIMIZER, Checkpoint
-from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.checkpoint.folder import AVERAGE, MODEL, OPTIMIZER, Checkpoint, find_checkpoint
 from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import OptimizerConfig

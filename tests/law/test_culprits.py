@@ -14,7 +14,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import TiledsegError
 from tiledseg.raster.samples.dataset import Sample
-from tiledseg.training.step_loss import StepLoss
+from tiledseg.training.step import StepLoss
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 

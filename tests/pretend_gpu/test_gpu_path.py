@@ -71,7 +71,7 @@ def test_the_host_waits_once_a_step_and_a_checkpoint(
     waits = ran.report["waits"]
     innermost = [(f"{kind} {where.split(' < ')[0]}", count) for kind, where, count in waits]
     expected = {
-        "tiledseg/training/step_loss.py": 4,
+        "tiledseg/training/step.py": 4,
         "event tiledseg/memory/device.py": 8,  # of a checkpoint's copies, and of the times of steps that are over
         "agreement.py": 2,
     }

@@ -4,17 +4,21 @@ A checkpoint is a folder `step-XXXXXX` with `model.safetensors`, `optimizer.safe
 the SHA-256 of every file (and of its own content), the configuration, the position and the facts that prediction needs.
 It is written under a temporary name, synced to the disk and renamed; the file `latest` then names it. Loading reads
 only numbers and text: no code in a checkpoint can run.
+
+A run resumes from an older checkpoint if the newest is damaged (a file truncated, changed, missing). A record with
+right checksums that does not fit the model is another program's or a later version's, and is refused.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +27,17 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from tiledseg.checkpoint.check import (
-    AVERAGE,
-    FORMAT,
-    MANIFEST,
-    MODEL,
-    OPTIMIZER,
-    Checkpoint,
-    DamagedCheckpointError,
-    own_checksum,
-    sha256,
-    verified,
-)
+from tiledseg.checkpoint.saved_state import SavedState, parse_state
 from tiledseg.comm.doing import tick
-from tiledseg.errors import CheckpointError
+from tiledseg.errors import CheckpointError, ConfigError
 from tiledseg.memory.device import asked_back
 from tiledseg.models.frozen import by_memory
-from tiledseg.system.files import delete, flush, write_whole, writing
+from tiledseg.system.files import delete, flush, irregular_kind, write_whole, writing
 from tiledseg.system.outputs import files_below
 
+FORMAT = 1
+MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"
+AVERAGE = "average.safetensors"  # averaged weights, if the manifest has the checksum
 _LATEST, BEST = "latest", "best"
 _NO_BEST = "it was trained without train.best, or has not been validated yet; leave --which out"
 _PARTIAL = ".partial-"
@@ -135,6 +131,81 @@ def _write(partial: Path, contents: Contents, state: Mapping[str, Any]) -> None:
         flush(path)
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint whose files differ from those that were written."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files match their checksums. `saved`: its record. `passed_over`: a line for each newer
+    checkpoint that was damaged. `averages`: it has averaged weights."""
+
+    path: Path
+    saved: SavedState
+    passed_over: tuple[str, ...] = ()
+    averages: bool = False
+
+
+def verified(path: Path) -> Checkpoint:
+    """Return the checkpoint in the folder `path`. Raises CheckpointError if this version cannot use it, and
+    DamagedCheckpointError if a file is not the one that was written."""
+    manifest = _read_manifest(path)
+    try:
+        saved = parse_state(manifest["state"])
+        checksums, averages = manifest["checksums"], AVERAGE in manifest["checksums"]
+    except (ConfigError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is no checkpoint of this program, though its checksums are right: {MANIFEST}: "
+            f"{' '.join(str(error).split())[:200]}; use another one, or the version that wrote it"
+        ) from None
+    name = path.name.removeprefix("step-")  # resuming counts by the folder's name
+    if path.name != name and name.isdecimal() and int(name) != saved.step:
+        raise CheckpointError(
+            f"{path} names step {name}, but its {MANIFEST} holds step {saved.step}; give the folder its former name"
+        )
+    for file in (MODEL, OPTIMIZER, *([AVERAGE] if averages else [])):
+        kind, fault = irregular_kind(path / file), None
+        if not (path / file).exists():
+            fault = "is missing"
+        elif kind is not None:
+            fault = f"is {kind}"
+        elif sha256(path / file) != checksums.get(file):
+            fault = "does not match its checksum"
+        if fault:
+            raise DamagedCheckpointError(f"{path} is damaged: {file} {fault}; use an older checkpoint")
+    return Checkpoint(path, saved, averages=averages)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint, after a check of its own checksum."""
+    file, damaged = path / MANIFEST, f"{path} is no whole checkpoint: {MANIFEST}"
+    try:
+        if kind := irregular_kind(file):
+            raise ValueError(f"it is {kind}")
+        manifest: dict[str, Any] = json.loads(file.read_text())
+        version, own = manifest["format"], manifest.pop("own_checksum", None)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise DamagedCheckpointError(f"{damaged} cannot be read ({reason}); use an older checkpoint") from error
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{path} has checkpoint format {str(version)[:60]!r}, this program reads {FORMAT}; use its own version"
+        )
+    if own != own_checksum(manifest):
+        raise DamagedCheckpointError(f"{damaged} does not match its checksum; use an older checkpoint")
+    return manifest
+
+
+def own_checksum(manifest: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the manifest's content, which does not depend on its layout as text."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def find_checkpoint(path: str | Path, which: str | None = _LATEST) -> Checkpoint:
     """Return the verified checkpoint at `path`: a run's folder, its `checkpoints` folder, or one checkpoint.
 
@@ -142,8 +213,6 @@ def find_checkpoint(path: str | Path, which: str | None = _LATEST) -> Checkpoint
     there is none or a file is damaged.
     """
     path = Path(path)
-    if not path.exists():
-        raise CheckpointError(f"no checkpoint at {path}: nothing there; give a run's folder or a checkpoint")
     for candidate in (path / "checkpoints", path):
         if (candidate / _LATEST).is_file():
             which = which or (BEST if (candidate / BEST).is_file() else _LATEST)

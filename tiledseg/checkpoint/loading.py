@@ -26,8 +26,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tiledseg.architecture.network import Pretrainable
-from tiledseg.checkpoint.check import AVERAGE, MODEL, OPTIMIZER, Checkpoint, sha256
-from tiledseg.checkpoint.folder import numbers_of
+from tiledseg.checkpoint.folder import AVERAGE, MODEL, OPTIMIZER, Checkpoint, numbers_of, sha256
 from tiledseg.checkpoint.saved_state import Origin
 from tiledseg.comm.mesh import ALONE, Mesh
 from tiledseg.config.checks import shown

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tiledseg.architecture.presets import FIRST, described
-from tiledseg.checkpoint.check import Checkpoint
-from tiledseg.checkpoint.folder import name_of
+from tiledseg.checkpoint.folder import Checkpoint, name_of
 from tiledseg.checkpoint.saved_state import Best, Origin, Resumed, SavedState, Source
 from tiledseg.config.checks import shown
 from tiledseg.config.data import read_split

@@ -31,7 +31,7 @@ from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.samples.draws import drawn_number
 from tiledseg.raster.samples.sampling import TileReference
 from tiledseg.training.objective import cross_entropy_sums
-from tiledseg.training.step_loss import logits_dtype
+from tiledseg.training.step import logits_dtype
 
 SIDE = 256
 """Most pixels a side of a view's picture."""
