@@ -69,7 +69,7 @@ def answered(flags: Namespace) -> tuple[dict[str, Any], str]:
 def _searched(flags: Namespace) -> tuple[dict[str, Any], str]:
     """Answer --search (best settings, or their batch script) or --scaling (time by number of GPUs)."""
     from tiledseg.planning.answer.search import parse_range, scaling_part, search_part, searchable
-    from tiledseg.planning.search import FREE, search
+    from tiledseg.planning.search import search
 
     flag = "--search" if flags.scaling is None else "--scaling"
     own = [name for name in (*_SEARCHED, "plot") if name != "halo" or flag == "--scaling"]
@@ -80,10 +80,8 @@ def _searched(flags: Namespace) -> tuple[dict[str, Any], str]:
         refuse_given(flags, ("search", "gpus", "emit", "site", "time"), words, "leave one of them out")
         part = scaling_part(searchable(replace(_question(flags), ranks=numbers[0])), numbers)
         return {"scaling": part.values}, part.text
-    site_and_minutes, question, free = _site_and_minutes(flags), searchable(_question(flags)), FREE
-    if flags.halo is not None:
-        question, free = replace(question, parallel=replace(question.parallel, halo=flags.halo)), FREE - {"halo"}
-    found = search(question, question.figures.ranks_per_host, free=free)
+    site_and_minutes, question = _site_and_minutes(flags), searchable(_question(flags))
+    found = search(question, question.figures.ranks_per_host, flags.halo)
     part = search_part(question, found, flags.images > 1 and flags.images_per_step is None)
     text = part.text if site_and_minutes is None else _script(*site_and_minutes, searched_job(question, found.winner))
     return {"search": part.values}, text

@@ -7,20 +7,20 @@ The images of a step decide the result, and are not searched. Grids are nearly s
 tiles a rank, and coarser and finer ones for the memory. In modes `exchange` and `layer` a rank owns a block of one tile
 or of 2 x 2; a mesh is tried for each number of rounds that the images of a step can take. Pipelines have 2, 3 or 4
 stages, or as many as a host has ranks. Modes `read` and `layer` are also tried in blocks, where these are allowed. A
-setting that the user gives is kept, even where it is none of these.
+grid that the user gives is kept, even where it is none of these.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
 from tiledseg.config.checks import shown
-from tiledseg.config.words import SCHEDULES, chunk_ranks
+from tiledseg.config.parallel import HALO_MODES
+from tiledseg.config.words import SCHEDULES
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import context_sizes, finest_grid
@@ -38,7 +38,6 @@ BEST, PLANNED, MOST_PLANNED = 5, 12, 24  # settings shown; plans that fit and ar
 TILES_A_RANK, MESHES = (1, 2, 3, 4, 6, 8), 3  # tiles a rank in mode `read`; meshes for each number of ranks an image
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
 MOST_TILES_TRIED, MOST_PASSES = 2**13, 256  # tiles of an image; micro-batches of a pipeline in a step, each simulated
-FREE = frozenset(("halo", "mesh", "fusion", "stages", "schedule", "micro_batches", "recompute"))
 TERMS = {
     "forward": "computing forward",
     "backward": "computing backward",
@@ -53,7 +52,6 @@ _MOST_OVER = 3  # times the memory that a step may need before tensors are recom
 _MESSAGES = 4  # about the messages a layer in mode `layer`: some layers send halos to four sides, forward and backward
 _BLOCKS_MORE = 1.4  # about the time of a step in blocks, by that of a step on whole tiles
 Grid = tuple[int, int]
-PLAIN = Parallelism()
 
 
 @dataclass(frozen=True)
@@ -142,28 +140,23 @@ class Searched(NamedTuple):
         return f"{winner.candidate.in_words} takes {less} time than {other.candidate.in_words}"
 
 
-def candidates(question: RunQuestion, footprint: Footprint, host: int, free: Collection[str]) -> list[Candidate]:
-    """List the settings to compare, also those that the memory or a norm forbids. `host`: ranks of a host. `free`: the
-    settings that are searched. The others are the question's own; a mesh and a fusion that it leaves open stay
-    open."""
-    settings, finest = question.parallel, finest_grid(question.shape, footprint)
-    one_rank = {"stages": 1, "schedule": "1f1b", "micro_batches": None, "recompute": ("never",)}
-    plain = replace(settings, halo="read", mesh=None, fusion=1, **one_rank)  # type: ignore[arg-type]  # names of its fields
-    fusion = None if "fusion" in free else settings.fusion
-    whole = [Candidate(plain, grid) for grid in _read_grids(question, finest, question.ranks)]
-    whole += _shared(question, finest, replace(plain, fusion=fusion), free)
-    layers = fusion in (None, 1) and not settings.overlap
-    modes = ("read", *["layer"] * layers) if question.blocks else ()  # in which a rank may compute its part in blocks
-    in_blocks = [replace(each, blocks=True) for each in whole if each.parallel.halo in modes]
-    staged = _staged(question, finest, plain, host, free) if question.figures.known else ()
-    kept, space = FREE - {*free, "recompute"}, list[Candidate]()
-    for each in dict.fromkeys((*whole, *staged, *in_blocks)):  # settings that are not free stay as they are
-        own = each.parallel
-        fits = settings.balance is None or len(settings.balance) == len(chunk_ranks(own.schedule, own.stages))
-        fits = fits and ("recompute" in free or set(settings.recompute) == set(own.recompute))
-        if fits and all(getattr(settings, key) in (None, getattr(own, key)) for key in kept):
-            space.append(each)
-    return space
+def candidates(
+    question: RunQuestion, footprint: Footprint, host: int, halo: str | None = None, stages: int | None = None
+) -> list[Candidate]:
+    """List the settings to compare, also those that the memory or a norm forbids. `host`: ranks of a host. `halo`,
+    `stages`: the only mode and number of stages; None for all."""
+    finest, modes, space = finest_grid(question.shape, footprint), (halo,) if halo else HALO_MODES, list[Candidate]()
+    if stages in (None, 1):
+        if "read" in modes:
+            space += [Candidate(Parallelism(), grid) for grid in _read_grids(question, finest, question.ranks)]
+        alone = halo is not None or (question.images_per_step > 1 and bool(of_steps(question.graph)))
+        space += [each for each in _shared(question, finest, alone) if each.parallel.halo in modes]
+    in_blocks = [replace(each, blocks=True) for each in space if question.blocks and each.parallel.halo != "exchange"]
+    if "read" in modes:
+        most = min(host, len(question.graph) // 2)
+        for number in sorted(n for n in {2, 3, 4, host} if 1 < n <= most and stages in (None, n)):
+            space += _staged(question, finest, number)
+    return [*space, *in_blocks]
 
 
 def _read_grids(question: RunQuestion, finest: Grid, ranks: int) -> list[Grid]:
@@ -176,108 +169,77 @@ def _read_grids(question: RunQuestion, finest: Grid, ranks: int) -> list[Grid]:
     return sorted(grid for grid in busy | squares if math.prod(grid) <= MOST_TILES_TRIED)
 
 
-def _shared(question: RunQuestion, finest: Grid, plain: Parallelism, free: Collection[str]) -> Iterator[Candidate]:
-    """Yield the candidates of modes `exchange` and `layer`."""
-    together = question.images_per_step > 1 and bool(of_steps(question.graph))
-    for mesh in _meshes(question, finest, free):
-        if mesh == (1, 1) and "halo" in free and not together:
-            continue  # nobody to share an image with
+def _shared(question: RunQuestion, finest: Grid, alone: bool) -> Iterator[Candidate]:
+    """Yield the candidates of modes `exchange` and `layer`. `alone`: a mesh of one rank is worth a try, as with a norm
+    over all images of a step."""
+    images, most = question.images_per_step, math.prod(question.grid or (MOST_TILES_TRIED, 1))
+    counts = {min(question.ranks // -(-images // rounds), most) for rounds in range(1, images + 1)}
+    for mesh in sorted({mesh for n in counts for mesh in near_squares(question.shape, finest, n, MESHES)}):
         grids = [question.grid] if question.grid else [mesh, (2 * mesh[0], 2 * mesh[1])]
-        for grid in grids:
-            if all(ranks <= tiles <= most for ranks, tiles, most in zip(mesh, grid, finest, strict=True)):
-                yield Candidate(replace(plain, halo="exchange", mesh=mesh, fusion=1), grid)
+        for grid in grids if alone or mesh != (1, 1) else ():
+            if all(ranks <= tiles <= limit for ranks, tiles, limit in zip(mesh, grid, finest, strict=True)):
+                yield Candidate(Parallelism(halo="exchange", mesh=mesh), grid)
                 if grid == grids[0]:
-                    yield Candidate(replace(plain, halo="layer", mesh=mesh), grid)
+                    yield Candidate(Parallelism(halo="layer", mesh=mesh, fusion=None), grid)
 
 
-def _meshes(question: RunQuestion, finest: Grid, free: Collection[str]) -> list[Grid]:
-    """List the meshes of ranks that share an image."""
-    images, ranks, set_mesh = question.images_per_step, question.ranks, question.parallel.mesh
-    if set_mesh and "mesh" not in free:
-        return [set_mesh] if math.prod(set_mesh) <= ranks else []
-    most = math.prod(question.grid or (MOST_TILES_TRIED, 1))
-    replicas = {-(-images // rounds) for rounds in range(1, images + 1)}
-    counts = {min(ranks // number, most) for number in replicas}
-    return sorted({mesh for n in counts for mesh in near_squares(question.shape, finest, n, MESHES)})
-
-
-def _staged(
-    question: RunQuestion, finest: Grid, plain: Parallelism, host: int, free: Collection[str]
-) -> Iterator[Candidate]:
+def _staged(question: RunQuestion, finest: Grid, stages: int) -> Iterator[Candidate]:
     """Yield the candidates of pipelines, in mode `read`."""
-    settings, most = question.parallel, min(host, len(question.graph) // 2)
-    schedules = SCHEDULES if "schedule" in free else (settings.schedule,)
-    words = ("never", "always") if "recompute" in free else settings.recompute[:1]
-    for stages in sorted({n for n in (2, 3, 4, host) if n <= most}) if "stages" in free else [settings.stages]:
-        pipelines = question.ranks // stages
-        for grid in _read_grids(question, finest, pipelines) if stages > 1 and pipelines else ():
-            passes = -(-math.prod(grid) * question.images_per_step // pipelines)
-            if passes > MOST_PASSES and not question.grid:
-                continue
-            several = {None, 4 * stages if passes > 4 * stages else None}
-            flushes = several if "micro_batches" in free else {settings.micro_batches}
-            for schedule, word, flush in product(schedules, words, sorted(flushes, key=str)):
-                pipeline = {"stages": stages, "schedule": schedule, "recompute": (word,) * stages}
-                yield Candidate(replace(plain, **pipeline, micro_batches=flush), grid)  # type: ignore[arg-type]
+    pipelines = question.ranks // stages
+    for grid in _read_grids(question, finest, pipelines) if pipelines else ():
+        passes = -(-math.prod(grid) * question.images_per_step // pipelines)
+        if passes > MOST_PASSES and not question.grid:
+            continue
+        flushes = (4 * stages, None) if passes > 4 * stages else (None,)
+        for schedule, word, flush in product(SCHEDULES, ("never", "always"), flushes):
+            again = (word,) * stages
+            yield Candidate(Parallelism(stages=stages, schedule=schedule, micro_batches=flush, recompute=again), grid)
 
 
-class Estimates:
-    """Quick estimates of settings for one question, on its largest image."""
+def estimate(question: RunQuestion, prices: Prices, footprint: Footprint, candidate: Candidate) -> float | Discarded:
+    """Estimate the seconds of a step on the largest image, or return why a candidate surely cannot be: a norm would
+    see something else, or a step is by far too large.
 
-    def __init__(self, question: RunQuestion) -> None:
-        self.question, self.graph = question, question.graph
-        self.shape, self.bands, width = question.shape, question.network.bands, question.value_bytes
-        self.footprint = network_footprint(self.graph, question.halo, question.parallel.exact)
-        self.prices = Prices(self.graph, self.bands, width, question.figures, question.ranks)
-        self._weights = fixed_memory(self.graph, self.bands, width)
-        self._tile, self._nodes = cache(self.prices.tile), cache(self.prices.nodes)
-
-    def _contexts(self, grid: tuple[int, int]) -> tuple[tuple[int, int], float]:
-        """Return the largest context of a grid, and the pixels of a context, on average."""
-        sides = zip(self.shape, grid, strict=True)
-        (height, rows), (width, cols) = (context_sizes(side, parts, self.footprint) for side, parts in sides)
-        return (height, width), rows * cols / math.prod(grid)
-
-    def refusal(self, candidate: Candidate) -> Discarded | None:
-        """Return why a candidate surely cannot be: a norm would see something else, or a step is by far too large."""
-        question, parallel, memory = self.question, candidate.parallel, self.question.memory
-        layers, needed, most, what = parallel.halo == "layer", 0, _MOST_OVER * memory, ""
-        together = parallel.stages == 1 and (layers or (candidate.blocks and candidate.tiles == 1))
-        images = 1 if together else question.images_per_step
-        fault = norm_fault(self.graph, parallel.halo, candidate.tiles, images, question.trains, question.keyed)
-        if fault and parallel.exact:
-            return Discarded(candidate, fault)
-        if parallel.stages > 1:
-            needed, most, what = self._weights // parallel.stages, memory, " for its weights"
-        elif not (layers or candidate.blocks or question.store):
-            context, width = self._contexts(candidate.grid)[0], self.question.value_bytes
-            needed = training_memory(self.graph, self.bands, context, width).total
-        return Discarded(candidate, f"needs {size(needed)}{what}", None if what else needed) if needed > most else None
-
-    def estimate(self, candidate: Candidate) -> float:
-        """Estimate the seconds of a step: the contexts of the busiest rank or pipeline one after the other, in mode
-        `layer` with their messages, but no halo. In a pipeline one micro-batch passes through all layers, the others
-        follow at the pace of the slowest stage."""
-        parallel, prices, ranks = candidate.parallel, self.prices, self.question.ranks
-        images, mesh, grid, layers = self.question.images_per_step, parallel.mesh, candidate.grid, False
-        turns = -(-candidate.tiles * images // (ranks // parallel.stages))
-        if mesh is not None:
-            layers = parallel.halo == "layer"
-            grid = mesh if layers else grid
-            turns = -(-images // max(1, min(images, ranks // math.prod(mesh))))
-            turns *= math.prod(-(-tiles // parts) for tiles, parts in zip(grid, mesh, strict=True))
-        (height, width), mean = self._contexts(grid)
-        if parallel.stages > 1:
-            again = parallel.recompute[0] == "always"
-            each = [(1 + again) * f + b for f, b in self._nodes((height, width))]
-            flush = min(parallel.micro_batches or turns, turns)
-            pace = max(sum(each) / parallel.stages, *each)
-            return -(-turns // flush) * (sum(each) + (flush - 1) * pace) * prices.machine.taking_turns(ranks)
-        owned = math.prod(self.shape) // math.prod(grid)
-        share = (owned if layers else mean if turns > 1 else height * width) / (height * width)
-        messages = prices.machine.message_seconds(SentBytes(_MESSAGES * len(self.graph)), ranks) if layers else 0.0
-        time = self._tile((height, width), owned).times(share)._replace(messages=messages).times(turns)
-        return prices.seconds(prices.step(time, 1, time.backward)) * (_BLOCKS_MORE if candidate.blocks else 1)
+    The contexts of the busiest rank or pipeline take their time one after the other, in mode `layer` with their
+    messages, but no halo. In a pipeline one micro-batch passes through all layers, the others follow at the pace of the
+    slowest stage.
+    """
+    parallel, mesh, graph, machine = candidate.parallel, candidate.parallel.mesh, question.graph, prices.machine
+    images, ranks, stages, layers = question.images_per_step, question.ranks, parallel.stages, parallel.halo == "layer"
+    together = layers or (candidate.blocks and candidate.tiles == 1)  # all images go through the network at once
+    items = 1 if together else images
+    fault = norm_fault(graph, parallel.halo, candidate.tiles, items, question.trains, question.keyed)
+    if fault:
+        return Discarded(candidate, fault)
+    grid = mesh if mesh and layers else candidate.grid
+    (height, rows), (width, cols) = (
+        context_sizes(side, parts, footprint) for side, parts in zip(question.shape, grid, strict=True)
+    )
+    if stages > 1:
+        needed = fixed_memory(graph, prices.bands, prices.width) // stages
+        if needed > question.memory:
+            return Discarded(candidate, f"needs {size(needed)} for its weights")
+    elif not (layers or candidate.blocks or question.store):
+        needed = training_memory(graph, prices.bands, (height, width), prices.width).total
+        if needed > _MOST_OVER * question.memory:
+            return Discarded(candidate, f"needs {size(needed)}", needed)
+    if mesh is None:
+        turns = -(-candidate.tiles * images // (ranks // stages))
+    else:
+        turns = -(-images // max(1, min(images, ranks // math.prod(mesh))))
+        turns *= math.prod(-(-tiles // parts) for tiles, parts in zip(grid, mesh, strict=True))
+    if stages > 1:
+        again = parallel.recompute[0] == "always"
+        each = [(1 + again) * f + b for f, b in prices.nodes((height, width))]
+        flush = min(parallel.micro_batches or turns, turns)
+        pace = max(sum(each) / stages, *each)
+        return -(-turns // flush) * (sum(each) + (flush - 1) * pace) * machine.taking_turns(ranks)
+    owned = math.prod(question.shape) // math.prod(grid)
+    pixels = owned if layers else rows * cols / math.prod(grid) if turns > 1 else height * width
+    messages = machine.message_seconds(SentBytes(_MESSAGES * len(graph)), ranks) if layers else 0.0
+    time = prices.tile((height, width), owned).times(pixels / (height * width))
+    time = time._replace(messages=messages).times(turns)
+    return prices.seconds(prices.step(time, 1, time.backward)) * (_BLOCKS_MORE if candidate.blocks else 1)
 
 
 def price(question: RunQuestion, candidate: Candidate) -> Priced | Discarded:
@@ -291,36 +253,39 @@ def price(question: RunQuestion, candidate: Candidate) -> Priced | Discarded:
     return Priced(replace(candidate, parallel=replace(candidate.parallel, fusion=plan.spread.fusion)), plan)
 
 
-def search(question: RunQuestion, host: int, free: Collection[str] = FREE) -> Searched:
+def search(question: RunQuestion, host: int, halo: str | None = None, stages: int | None = None) -> Searched:
     """Return the best settings for training in steps of whole images, by the largest image of the question.
 
-    `host`: ranks of a host, which no pipeline leaves. `free`: settings that are searched; the others are the question's
-    own.
-
-    Raises ConfigError where no settings can be, with the bytes that are lacking.
+    `host`: ranks of a host, which no pipeline leaves. `halo`, `stages`: the only mode and number of stages to search;
+    None for all. Raises ConfigError where no settings can be, with the bytes that are lacking.
     """
-    question = replace(question, machine=question.figures)
-    estimates = Estimates(question)
-    space = candidates(question, estimates.footprint, host, free)
+    footprint = network_footprint(question.graph, question.halo)
+    prices = Prices(question.graph, question.network.bands, question.value_bytes, question.figures, question.ranks)
+    priced, discarded, guesses = list[Priced](), list[Discarded](), dict[Candidate, float]()
+    space = dict.fromkeys(candidates(question, footprint, host, halo, stages))
     if not space:
-        plan_run(question)  # which may refuse the given settings
-        given = {name: getattr(question.parallel, name) for name in sorted(FREE - set(free))}
-        fixed = [f"parallel.{name} {shown(value)}" for name, value in given.items() if value != getattr(PLAIN, name)]
+        plan_run(replace(question, parallel=Parallelism(halo=halo or "read", fusion=None)))  # may refuse the grid
         raise ConfigError(
-            f"no search combines {', '.join(fixed) or 'what is given'} for {question.ranks} ranks: pipelines need "
-            "parallel.halo read with one word of recompute for all stages; leave one of them out"
+            f"no mesh or pipeline of {question.ranks} ranks suits parallel.halo {halo} and tiling.grid "
+            f"{shown(question.grid)}; give another --grid, other --gpus, or no --halo"
         )
-    refusals, priced = {each: estimates.refusal(each) for each in space}, list[Priced]()
-    discarded = [refusal for refusal in refusals.values() if refusal]
-    ordered = sorted((each for each in space if not refusals[each]), key=estimates.estimate)
+    for each in space:
+        guess = estimate(question, prices, footprint, each)
+        if isinstance(guess, Discarded):
+            discarded.append(guess)
+        else:
+            guesses[each] = guess
+    ordered = sorted(guesses, key=guesses.__getitem__)
     kinds = {(each.parallel.halo, each.blocks, each.parallel.stages > 1): each for each in reversed(ordered)}
     first = sorted(kinds.values(), key=ordered.index)
     for place, candidate in enumerate(dict.fromkeys((*first, *ordered))):
         if len(priced) >= PLANNED or (priced and place >= MOST_PLANNED):
             break
         result = price(question, candidate)
-        priced += [result] if isinstance(result, Priced) else []
-        discarded += [result] if isinstance(result, Discarded) else []
+        if isinstance(result, Priced):
+            priced.append(result)
+        else:
+            discarded.append(result)
     if not priced:
         nearest = min(discarded, key=lambda each: math.inf if each.needed is None else each.needed)
         lacks = "" if nearest.needed is None else f", {size(nearest.needed - question.memory)} more"

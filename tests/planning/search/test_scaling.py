@@ -11,8 +11,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.plan import main, plan
 from tiledseg.planning.answer.search import parse_range, scaling
-from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.search import FREE, search
+from tiledseg.planning.search import search
 
 
 @pytest.mark.parametrize("text", ["64", "64:32", "0:8", "a:b", "1:99999999", "4:4"])
@@ -27,8 +26,7 @@ def test_strong_scaling_is_the_best_of_one_mode_and_weak_scaling_keeps_a_ranks_w
     strong, weak = studies["strong"], studies["weak"]
     mode = strong[0].priced.candidate.parallel.halo
     for point in strong:
-        alike = question(point.ranks, parallel=Parallelism(halo=mode))
-        best = search(alike, 1, free=FREE - {"halo", "stages"}).winner
+        best = search(question(point.ranks), 1, mode, 1).winner
         assert point.priced.candidate.parallel.halo == mode, "an efficiency compares a mode with itself"
         assert point.priced.plan.cost.seconds == best.plan.cost.seconds
         assert point.images == 1

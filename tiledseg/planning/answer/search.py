@@ -13,7 +13,7 @@ from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.planning.answer.text import Section, epoch_steps, network_text, rounded, step_of, time_of, words
 from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.search import FREE, TERMS, Discarded, Priced, Searched, price, search
+from tiledseg.planning.search import TERMS, Discarded, Priced, Searched, price, search
 from tiledseg.planning.walk.cost_model import disk_of, store_of
 from tiledseg.units import size
 
@@ -24,8 +24,9 @@ _STUDIES = (
 
 
 def searchable(question: RunQuestion) -> RunQuestion:
-    """Return the question with the stores of its machine, and the images of a step as a plan without a search has them.
-    Raises ConfigError where a search lacks a figure."""
+    """Return the question with the images of a step as a plan without a search has them, and with the stores of its
+    machine: a disk for blocks; for tensors of autograd the memory of a GPU's host, or the disk where ranks have no
+    device of their own. Raises ConfigError where a search lacks a figure."""
     machine = question.figures
     if not machine.known:
         raise ConfigError(
@@ -46,18 +47,9 @@ def searchable(question: RunQuestion) -> RunQuestion:
         most, ranks = of_step.images_per_step, of_step.ranks
         even = next((images for images in range(most, most * 3 // 4, -1) if ranks % images == 0), most)
         of_step = replace(of_step, images_per_step=even)
-    return with_stores(of_step)
-
-
-def with_stores(question: RunQuestion) -> RunQuestion:
-    """Return the question with the stores of its machine, where they are known. Blocks have a disk. Tensors of autograd
-    have the memory of a GPU's host, or a disk where ranks have no device of their own."""
-    machine = question.machine
-    if machine is None or question.recompute != "auto":
-        return question
     disk = disk_of(machine)
-    blocks = question.blocks if disk is None else BlockSettings(None, True, store=disk)
-    return replace(question, store=store_of(machine), blocks=blocks)
+    blocks = of_step.blocks if disk is None else BlockSettings(None, True, store=disk)
+    return replace(of_step, store=store_of(machine), blocks=blocks)
 
 
 def search_part(question: RunQuestion, result: Searched, proposed: bool) -> Section:
@@ -175,10 +167,9 @@ def scaling(question: RunQuestion, numbers: Sequence[int], host: int) -> dict[st
     the settings of an image stay those of the first number."""
     images = question.images_per_step
     first = search(replace(question, ranks=numbers[0]), host).winner
-    mode = {name: getattr(first.candidate.parallel, name) for name in ("halo", "stages")}
-    alike, free = replace(question, parallel=replace(question.parallel, **mode)), FREE - set(mode)
-    strong = [(numbers[0], images, first)]
-    strong += [(ranks, images, search(replace(alike, ranks=ranks), host, free=free).winner) for ranks in numbers[1:]]
+    mode, strong = first.candidate.parallel, [(numbers[0], images, first)]
+    for ranks in numbers[1:]:
+        strong.append((ranks, images, search(replace(question, ranks=ranks), host, mode.halo, mode.stages).winner))
     weak = strong[:1]
     for ranks, more in ((ranks, images * ranks // numbers[0]) for ranks in numbers[1:]):
         if more <= question.images:
