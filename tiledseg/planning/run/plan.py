@@ -129,12 +129,18 @@ def _plan(question: RunQuestion) -> RunPlan:
         batch = min(question.tiles_per_batch or 1, images)
     spread = choose_spread(question, tilings, batch)
     check_statistics(graph, bands, tilings, spread.mode, question.trains, question.keyed)
-    validation = _dealt_validation(question, held_out) if question.validates_alone else spread
+    validation = spread
+    if question.validates_alone:  # by tiles dealt out, beside windows that are images
+        dealt = {"parallel": replace(parallel, halo="read"), "windows": None, "trains": False}
+        alone = replace(question, images_per_step=1, tiles_per_step=None, **dealt)  # type: ignore[arg-type]
+        validation = choose_spread(alone, held_out)
+        check_statistics(graph, bands, held_out, "read", False, question.keyed)
+        _inexact(alone, held_out, footprint, validation, "of the validation: ")
 
-    task, cost = _step_task(question, spread, cut, batch), step_cost(question, spread, cut, batch)
+    task, cost = step_cost(question, spread, cut, batch)
     needed = most = cost.memory
     if held_out:
-        most = max(most, step_cost(question, validation, held_out, batch).memory)
+        most = max(most, step_cost(question, validation, held_out, batch)[1].memory)
     contexts = max(cut, key=len).contexts * images  # of a step's tiles
     if question.tiles_per_step:
         contexts = [max(tiling.context_max for tiling in cut)] * question.tiles_per_step
@@ -249,15 +255,21 @@ def _balanced(question: RunQuestion, plan: RunPlan) -> RunPlan:
     return replace(plan, pipeline=pipeline, cost=cost, seconds=known, rebuilt=rebuilt)
 
 
-def step_cost(question: RunQuestion, spread: Spread, tilings: Sequence[Tiling], batch: int = 1) -> ModeCost:
+def step_cost(
+    question: RunQuestion, spread: Spread, tilings: Sequence[Tiling], batch: int = 1
+) -> tuple[Task, ModeCost]:
     """Predict a training step without stages on images like the largest of `tilings`. With stages each pipeline counts
     as one rank.
 
     `memory` is that of the tiling that needs most. It holds all images that go through the network together, in batches
     of `batch`.
     """
-    task, machine = _step_task(question, spread, tilings, batch), question.figures
-    of_network, value, images = (task.graph, task.bands), task.value_bytes, task.images
+    mesh, images, value, machine = spread.mesh, question.images_per_step, question.value_bytes, question.figures
+    of_network = question.graph, question.network.bands
+    if spread.shares_images:
+        images = min(images, batch * -(-images // (batch * mesh.replicas)))
+    cut = decompose(max(tilings, key=lambda tiling: math.prod(tiling.raster)), (mesh.rows, mesh.cols))
+    task = Task(*of_network, cut, value, images, mesh.replicas)
     if spread.shares_layers:
         cost = layer_cost(task, machine, spread.fusion)
     elif spread.shares_images:
@@ -268,19 +280,10 @@ def step_cost(question: RunQuestion, spread: Spread, tilings: Sequence[Tiling], 
     if spread.shares_images and spread.together:
         weights, copies = fixed_memory(*of_network, value), weight_memory(*of_network, value).copies
         further = (-(-images // batch) - 1) * copies  # each batch casts the weights anew
-        return replace(cost, memory=images * cost.memory - (images - 1) * weights + further)
+        return task, replace(cost, memory=images * cost.memory - (images - 1) * weights + further)
     others = {tiling.context_max for tiling in tilings if not spread.shares_layers}
     needed = [training_memory(*of_network, context, value).total for context in others]
-    return replace(cost, memory=max([cost.memory, *needed]))
-
-
-def _step_task(question: RunQuestion, spread: Spread, tilings: Sequence[Tiling], batch: int) -> Task:
-    """Return the step on the largest of `tilings`."""
-    mesh, images = spread.mesh, question.images_per_step
-    if spread.shares_images:
-        images = min(images, batch * -(-images // (batch * mesh.replicas)))
-    cut = decompose(max(tilings, key=lambda tiling: math.prod(tiling.raster)), (mesh.rows, mesh.cols))
-    return Task(question.graph, question.network.bands, cut, question.value_bytes, images, mesh.replicas)
+    return task, replace(cost, memory=max([cost.memory, *needed]))
 
 
 def choose_spread(question: RunQuestion, tilings: Sequence[Tiling], batch: int = 1) -> Spread:
@@ -337,19 +340,6 @@ def _tilings(question: RunQuestion, footprint: Footprint) -> tuple[tuple[Tiling,
     return (*cut, *turned), held_out
 
 
-def _dealt_validation(question: RunQuestion, held_out: Sequence[Tiling]) -> Spread:
-    """Return the spread of the rasters held out beside windows that are images: tiles dealt out. Raises ConfigError
-    where a norm would then see less than its image."""
-    graph, bands, tiles = question.graph, question.network.bands, max(map(len, held_out), default=1)
-    read = replace(question.parallel, halo="read")
-    dealt = choose_spread(replace(question, parallel=read, images_per_step=1, tiles_per_step=None), held_out)
-    check_statistics(graph, bands, held_out, dealt.mode, False, question.keyed)
-    fault = norm_fault(graph, dealt.mode, tiles, 1, False, question.keyed)
-    if fault and question.parallel.exact:
-        raise ConfigError(f"of the validation: {fault}, or accept it with parallel.exact false")
-    return dealt
-
-
 def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tuple[int, int]:
     """Return the (rows, cols) of tiles of a raster: as set, as a tile store was cut, or by auto the fewest that fit.
 
@@ -374,10 +364,12 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     return choose_grid(extent.shape, graph, footprint, question.memory, value, tiles, bands)
 
 
-def _inexact(question: RunQuestion, tilings: Sequence[Tiling], footprint: Footprint, spread: Spread) -> str | None:
+def _inexact(
+    question: RunQuestion, tilings: Sequence[Tiling], footprint: Footprint, spread: Spread, of: str = ""
+) -> str | None:
     """Return a warning of a result that tiling changes; None where it changes nothing. Raises ConfigError for a norm
-    that sees less than it has to, unless `parallel.exact` is false."""
-    graph, windows, tiles = question.graph, question.windows, max(map(len, tilings))
+    that sees less than it has to, unless `parallel.exact` is false. `of`: first words of its message."""
+    graph, windows, tiles = question.graph, question.windows, max(map(len, tilings), default=1)
     if windows:
         tiles = max(tiles, windows.parts([extent.shape for extent in question.rasters], footprint))
     images = 1 if spread.together else question.items_per_step
@@ -389,7 +381,7 @@ def _inexact(question: RunQuestion, tilings: Sequence[Tiling], footprint: Footpr
             f"none{shared}, or norm none or pixel"
         )
     if fault and question.parallel.exact:
-        raise ConfigError(f"{fault}, or accept it with parallel.exact false")
+        raise ConfigError(f"{of}{fault}, or accept it with parallel.exact false")
     needed = max(minimum_halo(graph))
     if not fault and not windows and tiles > 1 and spread.mode != "layer" and footprint.before < needed:
         fault = f"the halo is {footprint.before} pixels, and the network needs {needed}; set tiling.halo to auto"

@@ -180,7 +180,8 @@ def micro_batch_size(
         return MicroBatchSize(max(sizes, key=math.prod), images, value_bytes)
     pixels = max([tiling.context_max for tiling in tilings], key=math.prod)
     if not spread.shares_images:
-        return MicroBatchSize(pixels, max(map(len, deal(contexts, spread.mesh.replicas))), value_bytes)
+        shares = deal(contexts, spread.mesh.replicas) if spread.mesh.stages > 1 else [contexts]
+        return MicroBatchSize(pixels, max(map(len, shares)), value_bytes)
     shape = spread.mesh.rows, spread.mesh.cols
     tiles = max(math.prod(-(-n // ranks) for n, ranks in zip(each.grid, shape, strict=True)) for each in tilings)
     return MicroBatchSize(pixels, images * tiles, value_bytes)
