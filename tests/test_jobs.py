@@ -13,13 +13,10 @@ from tiledseg.plan import main as plan
 
 JOBS = ROOT / "jobs"
 PAPER = ["--size", "10000", "--grid", "8", "--gpus", "1200", "--halo", "read"]  # 1200 GPUs, 64 an image
-SCRIPTS = {
-    "slurm/generic.sbatch": 6,
-    "slurm/frontier.sbatch": 8,
-    "slurm/perlmutter.sbatch": 4,
-    "lsf/generic.lsf": 6,
-    "lsf/summit.lsf": 6,
-}
+SCRIPTS = (
+    *("slurm/generic.sbatch", "slurm/frontier.sbatch", "slurm/perlmutter.sbatch"),
+    *("lsf/generic.lsf", "lsf/summit.lsf"),
+)
 
 
 def emitted(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
@@ -31,23 +28,6 @@ def emitted(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 def test_the_scripts_are_what_plan_writes_for_the_paper(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     system, site = script.split(".")[0].split("/")
     assert (JOBS / script).read_text() == emitted(capsys, *PAPER, "--emit", system, "--site", site)
-
-
-@pytest.mark.parametrize(("script", "per_node"), SCRIPTS.items())
-def test_a_script_asks_for_1200_gpus_on_full_nodes(script: str, per_node: int) -> None:
-    text = (JOBS / script).read_text()
-    assert f"1200 GPUs, {1200 // per_node} nodes of {per_node}: 8 x 8 tiles an image" in text
-    asked = dict(re.findall(r"^#(?:SBATCH|BSUB) -+([\w-]+)[= ]([^ ]+)$", text, re.MULTILINE))
-    if script == "lsf/generic.lsf":
-        assert (asked["n"], asked["R"]) == ("1200", '"span[ptile=6]"')
-        assert "\n#BSUB -x\n" in text
-    elif script == "lsf/summit.lsf":
-        assert asked["nnodes"] == "200"
-    else:
-        assert int(asked["nodes"]) * int(asked["gpus-per-node"]) == 1200
-        assert asked["ntasks-per-node"] == asked["gpus-per-node"] == str(per_node)
-        assert "\n#SBATCH --exclusive\n#SBATCH --mem=0\n" in text
-    assert "    --tiling.grid '[8,8]'\n    --parallel.halo read\n    --train.tiles_per_step 1200\n" in text
 
 
 def test_shellcheck(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -73,6 +53,10 @@ def test_shellcheck(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["--halo", "read", "--precision", "bf16"], ["--train.precision bf16", "--train.tiles_per_step 60"]),
         (["--halo", "read", "--images", "2", "--images-per-step", "2", "--gpus", "99"], ["--train.images_per_step 2"]),
         (["--halo", "read", "--time", "12:30", "--gpus", "4"], ["--time=12:30:00", "nodes=1", "tasks-per-node=4"]),
+        (
+            ["--halo", "read", "--gpus", "12"],
+            ["nodes=2", "tasks-per-node=6", "\n#SBATCH --exclusive\n#SBATCH --mem=0\n"],
+        ),
         (
             ["--stages", "6", "--gpus", "12", "--micro-batches", "8", "--schedule", "gpipe"],
             ["--parallel.stages 6", "--parallel.schedule gpipe", "--train.tiles_per_step 16", "2 pipelines of 6"],

@@ -127,10 +127,13 @@ def budgeted(network: UNet = NORMED, memory: int = 150 * MIB, side: int = 1024, 
     return RunQuestion(network, (Extent((side, side)),), asked.pop("ranks", 1), memory, **asked)
 
 
-def test_blocks_are_taken_where_nothing_else_fits() -> None:
-    asked = budgeted()
-    with pytest.raises(BudgetError):
-        plan_run(replace(asked, blocks=None))
+@pytest.mark.parametrize("is_limit", [True, False])
+def test_blocks_are_taken_where_nothing_else_fits(is_limit: bool) -> None:
+    """Of the user's budget, or of the free memory."""
+    asked = budgeted(budgeted=is_limit)
+    if is_limit:
+        with pytest.raises(BudgetError):
+            plan_run(replace(asked, blocks=None))
     plan = plan_run(asked)
     assert plan.blocks is not None, "nothing else fits"
     assert plan.rebuilt is None
@@ -153,12 +156,6 @@ def test_blocks_in_memory_that_is_too_small_are_not_taken() -> None:
     """What is stored would not fit; the error says what there is to be done."""
     with pytest.raises(BudgetError, match=r"memory\.budget is"):
         plan_run(budgeted(blocks=BlockSettings(None, if_needed=True), memory=200 * MIB))
-
-
-def test_without_a_budget_that_was_asked_for_too() -> None:
-    plan = plan_run(budgeted(budgeted=False))
-    assert plan.blocks is not None, "the whole does not fit what is free"
-    assert not plan.warnings
 
 
 def test_a_finer_grid_is_taken_where_it_fits() -> None:
@@ -184,13 +181,6 @@ def test_where_blocks_cannot_be_all_is_as_without(parallel: Parallelism) -> None
             plan_run(each)
         found.append(str(told.value))
     assert found[0] == found[1]
-
-
-def test_ranks_that_share_an_image_take_blocks_too() -> None:
-    plan = plan_run(budgeted(memory=120 * MIB, ranks=2, parallel=Parallelism(halo="layer")))
-    assert plan.blocks is not None, "nothing else fits"
-    assert plan.spread.fusion == 1
-    assert plan.memory <= 120 * MIB
 
 
 def test_products_over_the_image_take_no_blocks() -> None:

@@ -76,14 +76,6 @@ def test_where_a_norm_is_exact(norm: str, trains: bool) -> None:
         assert norm_fault(layers, mode, 1, 1, trains) is None
 
 
-def test_several_images_move_a_trained_batch_norms_statistics() -> None:
-    layers = UNet(3, 1, base_channels=8, norm="batch").graph()
-    fault = norm_fault(layers, "layer", 4, 3)
-    assert fault is not None
-    assert fault.startswith("model.norm is batch: 3 images at once")
-    assert norm_fault(layers, "layer", 4, 3, trains=False) is None
-
-
 def test_images_of_a_step_go_together_in_blocks() -> None:
     """In mode read whole ones; memory holds what all of a rank leave between segments, and the remedy is named."""
     network = UNet(3, 1, base_channels=8, norm="batch")

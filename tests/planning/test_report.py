@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
 from tests.planning.asked import asked_of
 from tiledseg.architecture.unet import UNet
-from tiledseg.planning.answer.report import cluster_part, formula, plan
+from tiledseg.planning.answer.report import formula, plan
 
 
 def test_the_papers_setting() -> None:
@@ -38,17 +36,6 @@ def test_image_work_is_the_sum_over_tiles() -> None:
     # Convolutions cost the same for each pixel, so the work of an image grows as its contexts' pixels do.
     pixels = sum(t.context.area for t in tiling.tiles)
     assert network["multiply_adds_image"] * 504 * 704 == single["multiply_adds_image"] * pixels
-
-
-@pytest.mark.parametrize(("images", "tiles", "gpus"), [(100, 64, 1200), (7, 5, 4), (3, 4, 12), (1, 9, 10), (200, 1, 1)])
-def test_dealing_tiles_one_by_one_takes_these_rounds(images: int, tiles: int, gpus: int) -> None:
-    part = cluster_part(asked_of((6000, 6000), UNet(3), (1, tiles), images=images, gpus=gpus), (1, tiles)).values
-    left, rounds, last = images * tiles, 0, 0
-    while left:
-        last = min(gpus, left)
-        left, rounds = left - last, rounds + 1
-    assert (part["rounds"], part["idle_gpus_last_round"]) == (rounds, gpus - last)
-    assert part["utilisation"] == round(images * tiles / (rounds * gpus), 4)
 
 
 def test_another_stride_has_the_formula_only() -> None:
