@@ -19,7 +19,6 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from tiledseg.config.checks import shown
-from tiledseg.config.parallel import HALO_MODES
 from tiledseg.config.words import SCHEDULES
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.halo import Footprint, network_footprint
@@ -145,14 +144,14 @@ def candidates(
 ) -> list[Candidate]:
     """List the settings to compare, also those that the memory or a norm forbids. `host`: ranks of a host. `halo`,
     `stages`: the only mode and number of stages; None for all."""
-    finest, modes, space = finest_grid(question.shape, footprint), (halo,) if halo else HALO_MODES, list[Candidate]()
+    finest, space = finest_grid(question.shape, footprint), list[Candidate]()
     if stages in (None, 1):
-        if "read" in modes:
+        if halo in (None, "read"):
             space += [Candidate(Parallelism(), grid) for grid in _read_grids(question, finest, question.ranks)]
         alone = halo is not None or (question.images_per_step > 1 and bool(of_steps(question.graph)))
-        space += [each for each in _shared(question, finest, alone) if each.parallel.halo in modes]
+        space += [each for each in _shared(question, finest, alone) if halo in (None, each.parallel.halo)]
     in_blocks = [replace(each, blocks=True) for each in space if question.blocks and each.parallel.halo != "exchange"]
-    if "read" in modes:
+    if halo in (None, "read"):
         most = min(host, len(question.graph) // 2)
         for number in sorted(n for n in {2, 3, 4, host} if 1 < n <= most and stages in (None, n)):
             space += _staged(question, finest, number)

@@ -132,10 +132,10 @@ def _plan(question: RunQuestion) -> RunPlan:
     validation = spread
     if question.validates_alone:  # by tiles dealt out, beside windows that are images
         dealt = {"parallel": replace(parallel, halo="read"), "windows": None, "trains": False}
-        alone = replace(question, images_per_step=1, tiles_per_step=None, **dealt)  # type: ignore[arg-type]
-        validation = choose_spread(alone, held_out)
+        validating = replace(question, images_per_step=1, tiles_per_step=None, **dealt)  # type: ignore[arg-type]
+        validation = choose_spread(validating, held_out)
         check_statistics(graph, bands, held_out, "read", False, question.keyed)
-        _inexact(alone, held_out, footprint, validation, "of the validation: ")
+        _inexact(validating, held_out, footprint, validation, "of the validation: ")
 
     task, cost = step_cost(question, spread, cut, batch)
     needed = most = cost.memory
