@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from tiledseg.raster.composed import Inside
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.pair_reading import area_reader
 from tiledseg.raster.map_writer import RasterLayout, RasterWriter
+from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.places import View, view_reader
 from tiledseg.raster.reader import KnownReader, RasterReader, open_raster
 from tiledseg.raster.samples.dataset import Dataset, Sample
@@ -42,7 +44,9 @@ from tiledseg.tracing.crops import kept_between_tiles
 
 Window = tuple[Box, torch.Tensor, NDArray]
 """A box of the raster, its scores or probabilities (K, H, W), and the validity of its pixels (H, W)."""
-PANEL = 6  # columns of tiles of crops that are mapped from top to bottom: scores kept for tiles below do not grow
+_Computed = tuple[Box, NDArray[np.bool_], Callable[[], Sequence[torch.Tensor]]]
+"""A box of the raster, the validity of its pixels, and a function that returns what is written of it (`to_host`)."""
+PANEL = 4096  # px: tiles of crops run in columns of this width, so that scores kept for the tiles below do not grow
 
 
 def views_of(kind: str, shape: tuple[int, int]) -> tuple[View, ...]:
@@ -124,7 +128,8 @@ def share_image(parallel: ParallelRun, mesh: Mesh, request: Request, info: Raste
     if inside is not None and not parallel.spread.shares_images:  # ranks that share an image compute all of it
         wanted = {number for number, core in enumerate(cores) if inside(core).any()}
     left = [core for number, core in enumerate(cores) if number not in wanted]
-    panel = PANEL if passes.mode.network.graph.is_untraced else tiling.grid[1]
+    columns = tiling.grid[1]
+    panel = max(1, PANEL * columns // tiling.raster[1]) if passes.mode.network.graph.is_untraced else columns
     ordered = sorted(wanted, key=lambda number: (tiling.tiles[number].position[1] // panel, number))
     parts = passes.mode.share([TileReference(0, number) for number in ordered])
     if len(views) > 1:
@@ -169,32 +174,30 @@ def map_windows(
             for writer, fill in zip(writers, (mapper.ignore_index, np.nan), strict=False):
                 layout = writer.layout
                 writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
+        overlaps = is_gpu(mesh.device) or passes.mode.network.graph.is_untraced  # compute while a window is written
         # Reading is fast beside an untraced network's crops.
-        threads = 1 if passes.mode.network.graph.is_untraced else request.threads
+        threads = min(2, request.threads) if passes.mode.network.graph.is_untraced else request.threads
         samples = read_ahead(passes, dataset, share.parts, threads)
-        waiting: list[tuple[Box, NDArray[np.bool_], Callable[[], Sequence[torch.Tensor]]]] = []
-        for core, scores_KHW, valid_HW in windows_of(passes, samples, share.parts, share.views):
-            tick()
-            advance(f"mapping rows {core.row.start} to {core.row.stop}")
-            waiting.append((core, valid_HW, to_host(scores_KHW, len(layouts) > 1, len(share.views) > 1)))
-            del scores_KHW  # the GPU needs its memory for the next window, which it computes while this one is written
-            if len(waiting) > int(is_gpu(mesh.device)):
-                _write(*waiting.pop(0), writers, share, mapper.ignore_index)
-        for window in waiting:
-            _write(*window, writers, share, mapper.ignore_index)
+
+        def computed() -> Iterator[_Computed]:
+            for core, scores_KHW, valid_HW in windows_of(passes, samples, share.parts, share.views):
+                tick()
+                advance(f"mapping rows {core.row.start} to {core.row.stop}")
+                yield core, valid_HW, to_host(scores_KHW, len(layouts) > 1, len(share.views) > 1)
+                del scores_KHW  # the GPU needs its memory for the next window
+
+        write = partial(_write, writers=writers, share=share, ignore_index=mapper.ignore_index)
+        for _ in prefetch(computed(), write, 1, 1 + overlaps):
+            pass
 
 
-def _write(
-    core: Box,
-    valid_HW: NDArray[np.bool_],
-    returning: Callable[[], Sequence[torch.Tensor]],
-    writers: Sequence[RasterWriter],
-    share: ImageShare,
-    ignore_index: int,
-) -> None:
+def _write(computed: _Computed, writers: Sequence[RasterWriter], share: ImageShare, ignore_index: int) -> None:
     """Write a window's classes and probabilities once they are on the host. Raise RasterError if a score is not
     finite."""
-    classes_HW, finite_HW, *shares = (tensor.numpy() for tensor in returning())
+    core, valid_HW, returning = computed
+    torch.set_num_threads(1)  # of this thread: the network has the others
+    with torch.inference_mode():
+        classes_HW, finite_HW, *shares = (tensor.numpy() for tensor in returning())
     nothing_HW = ~valid_HW if share.inside is None else ~(valid_HW & share.inside(core))
     bad_HW = ~(finite_HW | nothing_HW)
     if bad_HW.any():
@@ -212,9 +215,14 @@ def _write(
 
 
 def to_host(scores_KHW: torch.Tensor, probabilities: bool, are_shares: bool) -> Callable[[], Sequence[torch.Tensor]]:
-    """Start the copy to the host of a window's classes, of a mask of finite scores, and of `probabilities` if wanted;
-    return a function that waits for them. `are_shares`: the scores are probabilities already."""
-    best_HW, number_HW = scores_KHW.max(0)  # like `argmax`, which is slower on a CPU
-    finite_HW = best_HW.isfinite()  # the largest is NaN if any is
-    shares = [(scores_KHW if are_shares else shares_of(scores_KHW)).float()] if probabilities else []
-    return asked_back(number_HW.to(torch.uint8), finite_HW, *shares)
+    """Return a function that returns a window's classes, a mask of finite scores, and `probabilities` if wanted, on the
+    host: a GPU begins with them now, and the function waits for their copies. `are_shares`: the scores are
+    probabilities already."""
+
+    def values() -> Sequence[torch.Tensor]:
+        best_HW, number_HW = scores_KHW.max(0)  # like `argmax`, which is slower on a CPU
+        finite_HW = best_HW.isfinite()  # the largest is NaN if any is
+        shares = [(scores_KHW if are_shares else shares_of(scores_KHW)).float()] if probabilities else []
+        return number_HW.to(torch.uint8), finite_HW, *shares
+
+    return asked_back(*values()) if is_gpu(scores_KHW.device) else values

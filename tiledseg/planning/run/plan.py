@@ -19,13 +19,12 @@ from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.run.blocks import BlockPlan, BlockSettings, blocks_of, seen_whole
 from tiledseg.planning.run.grid import (
-    CROPS_BATCHED,
-    CROPS_SIDE,
+    CROPS_TILE,
+    CROPS_TILE_BATCHED,
     MAP_HALOS,
     MAP_SIDE,
     check_tiles,
     choose_grid,
-    tiles_of,
 )
 from tiledseg.planning.run.memory import OffloadPlan, memory_note, offload_by, plan_offload, plan_rebuilt, why_alone
 from tiledseg.planning.run.pipeline import PipelinePlan, layer_times, plan_pipeline
@@ -356,10 +355,13 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     tiles = max(1, question.ranks // parallel.stages)
     on_cpu = question.figures.known and not (question.figures.has_devices or question.trains)
     if graph.is_untraced and footprint.unit > 1:  # tiles compute no crop twice on a rank, so small ones cost no more
-        rows, cols = (2 * round(side / footprint.unit / 2) for side in extent.shape)  # tiles of two are whole
-        tiles = max(tiles, tiles_of((rows, cols), max(2, (CROPS_SIDE if on_cpu else CROPS_BATCHED) // footprint.unit)))
+        units = (2 * round(side / footprint.unit / 2) for side in extent.shape)  # tiles of two are whole
+        sides = CROPS_TILE if on_cpu else CROPS_TILE_BATCHED
+        counts = (math.ceil(count / max(2, side // footprint.unit)) for count, side in zip(units, sides, strict=True))
+        tiles = max(tiles, math.prod(counts))
     elif on_cpu:
-        tiles = max(tiles, tiles_of(extent.shape, max(MAP_SIDE, MAP_HALOS * max(footprint.before, footprint.after))))
+        most = max(MAP_SIDE, MAP_HALOS * max(footprint.before, footprint.after))
+        tiles = max(tiles, math.prod(math.ceil(side / most) for side in extent.shape))
     bands, value = question.network.bands, question.value_bytes
     return choose_grid(extent.shape, graph, footprint, question.memory, value, tiles, bands)
 
