@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.presets import crop_grid
 from tiledseg.config.checks import checked
-from tiledseg.config.data import DataConfig
 from tiledseg.config.run import Config
-from tiledseg.errors import ConfigError, TiledsegError, explained, renamed
+from tiledseg.errors import ConfigError, TiledsegError, renamed
 from tiledseg.foreign.spread import Halo, traced
 from tiledseg.raster.array_names import takes_arrays
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from tiledseg.comm.mesh import Mesh
     from tiledseg.execution.scores import Scores
-    from tiledseg.geometry.layers.declared import CropGrid
     from tiledseg.inference.request import Request
     from tiledseg.inference.trained import Mapper, Trained
     from tiledseg.models.network import GraphNetwork
@@ -132,7 +130,7 @@ def predict_raster(
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import each_image
-    from tiledseg.predict import build_parser, maps_whole, parse_groups, request_of
+    from tiledseg.predict import build_parser, parse_groups, request_of
     from tiledseg.raster.array_names import array_of
 
     images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
@@ -156,10 +154,10 @@ def predict_raster(
     options = parse(build_parser(), (), {**flags, "image": images, **files, **more})
     refuse_given(options, ("parallel.transport", "parallel.deadline"), "the program's own process group has these")
     config = parse_groups(options)
-    request, crops = request_of(options, config), crop_grid(config.model)
+    request = request_of(options, config)
     of_module = {"bands": bands, "normalize": normalize, "classes": classes}
     with joined_mesh() as mesh:
-        mapper = _mapper(network, images, config.data, of_module, mesh, crops, maps_whole(config, mesh))
+        mapper = _mapper(network, images, config, of_module, mesh)
         requests = mesh.on_root(lambda: each_image(request, images, files, mapper.composing))
         if "halo" not in (parallel or {}) and request.parallel.exact:
             requests = mesh.on_root(lambda: _exactly(requests, mapper, mesh.size))
@@ -215,34 +213,23 @@ def _exactly(requests: Sequence[Request], mapper: Mapper, ranks: int) -> list[Re
     return [replace(one, grid=None, blocks=blocks) for one in requests]
 
 
-def _mapper(
-    network: Any,
-    images: Sequence[str],
-    data: DataConfig,
-    of_module: Mapping[str, Any],
-    mesh: Mesh,
-    crops: CropGrid | None,
-    whole: bool,
-) -> Mapper:
+def _mapper(network: Any, images: Sequence[str], config: Config, of_module: Mapping[str, Any], mesh: Mesh) -> Mapper:
     """Return the mapper of a network; `of_module`: the arguments that serve a module alone. Collective."""
     from torch import nn
 
     from tiledseg.comm.failure import mark_agreed
-    from tiledseg.inference.trained import Trained, checkpoint_mapper, find_named, module_mapper
-    from tiledseg.predict import first_of
-    from tiledseg.raster.statistics import given_normalization
+    from tiledseg.inference.trained import Trained, checkpoint_mapper, find_named
+    from tiledseg.predict import mapper_of
 
     if not isinstance(network, nn.Module | Trained | str | Path):
         raise mark_agreed(ConfigError(f"the network is {network!r}; give a module, a result of load, or a path"))
-    bands, normalize, classes = of_module.values()
     if isinstance(network, nn.Module):
-        info = mesh.on_root(lambda: first_of(images, "source", replace(data, bands=bands)))
-        with explained(info.notes):
-            normalization = given_normalization(normalize, info.bands)
-            return module_mapper(network, info.bands, bands, classes, normalization, crops, whole)
+        config.data.bands, normalize, classes = of_module.values()
+        return mapper_of(lambda _: network, images, "source", config, normalize, classes, mesh)
     known = next((key for key, value in of_module.items() if value is not None), None)
     if known is not None:
         raise mark_agreed(ConfigError(f"{known} is given, but the trained network has its own; leave it out"))
+    crops = crop_grid(config.model)
     if isinstance(network, Trained):
         return checkpoint_mapper(network.checkpoint, network.network.state_dict(), crops)
     return checkpoint_mapper(mesh.on_root(lambda: find_named(network)), crops=crops)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.commands.options import add_keys, config_of, parse
-from tiledseg.commands.parser import Parser, add_format_option, flag_of, run, warn
+from tiledseg.commands.parser import Parser, add_format_option, run, warn
 from tiledseg.errors import ConfigError, LabelError, RasterError, install, renamed
 from tiledseg.execution.scores import Scores, confusion_matrix, scores
 from tiledseg.geometry.box import Box
@@ -49,16 +49,13 @@ def build_parser() -> Parser:
     parser.add_argument("--labels", type=str, required=True, help=labels)
     parser.add_argument("--image", type=str, help="raster to show beside the map with --plot")
     parser.add_argument("--plot", type=str, help="PNG to write: image, labels and prediction side by side")
-    add_keys(parser, PLAIN, plain=True, classes=_CLASSES, warp="bring labels of another grid to the map's")
+    keys = "label_layer", "label_attribute", "background", "warp", "classes", "ignore_index", "references"
+    plain, warp = [f"data.{key}" for key in keys], "bring labels of another grid to the map's"
+    add_keys(parser, plain, plain=True, classes=_CLASSES, warp=warp)
     add_format_option(parser)
     return parser
 
 
-PLAIN = tuple(
-    f"data.{key}"
-    for key in ("label_layer", "label_attribute", "background", "warp", "classes", "ignore_index", "references")
-)
-"""Configuration keys that are flags of the command, without their group."""
 _CLASSES = "as data.classes of train (default: the labels are class numbers, counted in the data)"
 _BLOCK = 1024, 2048
 _SIDE = 1024  # of a picture, pixels
@@ -67,12 +64,12 @@ _THREADS = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the scores; the exit code (0; 2 for bad input)."""
-    named = renamed({key: flag_of(key) for key in PLAIN})
-    return run(named(lambda: _evaluate(parse(build_parser(), sys.argv[1:] if argv is None else argv))))
+    return run(lambda: _evaluate(parse(build_parser(), sys.argv[1:] if argv is None else argv)))
 
 
 def _evaluate(options: Namespace) -> None:
-    matrix, result, names = evaluated(options, warn)
+    with renamed(options.flags):
+        matrix, result, names = evaluated(options, warn)
     if result.pixels == 0:
         raise RasterError(
             f"no pixel is valid in both {options.prediction} and {options.labels}; compare their nodata values and "
@@ -86,7 +83,7 @@ def _evaluate(options: Namespace) -> None:
         "labels": options.labels,
         "classes": len(matrix),
         "class_names": names,
-        "ignore_index": config_of(options, PLAIN).data.ignore_index,
+        "ignore_index": config_of(options).data.ignore_index,
         **result.to_json(),  # null where a class has no score
         "confusion_matrix": matrix.tolist(),
     }
@@ -99,7 +96,7 @@ def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tupl
         raise ConfigError("--image is only for --plot; add --plot FILE.png, or leave it out")
     if options.plot is not None and not can_draw():
         raise ConfigError(f"--plot needs Pillow: {install('plot')}")
-    data, label_map = config_of(options, PLAIN, "(see tiledseg evaluate --help)").data, None
+    data, label_map = config_of(options).data, None
     ignored, references = data.ignore_index, data.references
     if vars(options)["data.classes"] is not None:
         label_map = LabelMap.from_config(read_classes(data.classes), ignored)

@@ -10,9 +10,9 @@ if __name__ == "__main__":
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.network import ForeignNetwork
 from tiledseg.architecture.presets import CROPS, crop_grid
@@ -20,34 +20,19 @@ from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse
 from tiledseg.commands.parser import Parser, flag_of, json_list, refuse_given, run
 from tiledseg.config.checks import AUTO, Range
-from tiledseg.config.data import DataConfig
 from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, NO_VIEWS, VIEWS, Packing
 from tiledseg.config.parallel import NONE
-from tiledseg.config.run import Config, ModelConfig
+from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError, explained, renamed
 from tiledseg.system.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from tiledseg.comm.mesh import Mesh
     from tiledseg.inference.request import Request
     from tiledseg.inference.trained import Mapper
     from tiledseg.raster.info import RasterInfo
-
-KEYS = (
-    "tiling.grid",
-    *(f"parallel.{key}" for key in ("exact", "halo", "mesh", "fusion", "overlap", "stages", "balance", "schedule")),
-    *(f"parallel.{key}" for key in ("idle_ranks", "transport", "deadline", "machine")),
-    "memory.blocks",
-    "memory.store",
-)
-"""Configuration keys that are flags of the command, with their group."""
-PLAIN = (
-    *("data.area", "data.references", "data.workers", "train.precision", "run.verbosity"),
-    *("model.build", "model.arguments", "model.series", "model.verify", "data.classes", "data.bands", "data.times"),
-    *("data.assets", "data.mosaic", "data.valid", "data.valid_values"),
-    *(f"model.{key}" for key in CROPS),
-)
-"""Configuration keys that are flags of the command, without their group."""
 
 
 def build_parser() -> Parser:
@@ -80,8 +65,14 @@ def build_parser() -> Parser:
     add("--weights", metavar="FILE", help="a network's state dict, in place of --checkpoint")
     add("--mean", type=json_list, metavar="[M,...]", help="with --weights: means taken off the bands")
     add("--deviation", type=json_list, metavar="[S,...]", help="with --weights: divisors of the bands")
-    add_keys(parser, PLAIN, plain=True, area="polygons (GeoPackage, GeoJSON): map these only", **_OF_WEIGHTS)
-    add_keys(parser, KEYS, blocks="blocks of a tile, one after the other: none (default), Q, [R, C] or auto")
+    data = ["area", "references", "workers", "classes", "bands", "times", "assets", "mosaic", "valid", "valid_values"]
+    plain = [*(f"data.{key}" for key in data), "train.precision", "run.verbosity"]
+    plain += [f"model.{key}" for key in ("build", "arguments", "series", "verify", *CROPS)]
+    add_keys(parser, plain, plain=True, area="polygons (GeoPackage, GeoJSON): map these only", **_OF_WEIGHTS)
+    blocks = "blocks of a tile, one after the other: none (default), Q, [R, C] or auto"
+    spread = ["exact", "halo", "mesh", "fusion", "overlap", "stages", "balance", "schedule", "idle_ranks", "transport"]
+    keys = ["tiling.grid", *(f"parallel.{key}" for key in (*spread, "deadline", "machine"))]
+    add_keys(parser, [*keys, "memory.blocks", "memory.store"], blocks=blocks)
     return parser
 
 
@@ -103,16 +94,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the map and return the exit code (0; 2 for bad input)."""
 
     def body() -> int:
-        parser, words = build_parser(), [*(sys.argv[1:] if argv is None else argv)]
-        parser.main = () if "all" in words else parser.main
-        options = parse(parser, words)
+        options = parse(build_parser(), sys.argv[1:] if argv is None else argv)
         config = parse_groups(options)
         check_own(options)
         keep_freed_memory(os.environ)
-        typed = [key for key in PLAIN if options.weights is not None or vars(options)[key] is not None]
+        typed = {key: flag for key, flag in options.flags.items() if options.weights or vars(options)[key] is not None}
 
         def work(mesh: Mesh) -> None:
-            with renamed({key: flag_of(key) for key in typed}):
+            with renamed(typed):
                 _work(options, config, mesh)
 
         return run_on_mesh(work, config.parallel.transport, config.parallel.deadline)
@@ -124,16 +113,10 @@ def parse_groups(options: Namespace) -> Config:
     """Return the configuration from the options that are its keys. Raise ConfigError."""
     if options.polygons is None:
         refuse_given(options, ("polygons_classes",), "--polygons is not given", "give it")
-    config = config_of(options, PLAIN, "(see tiledseg predict --help)", memory={"blocks": NONE})
-    if config.memory.in_file and config.memory.blocks == NONE:
-        raise ConfigError(
-            f"--memory.store is {config.memory.store}, but --memory.blocks is none, so nothing is stored; give "
-            "--memory.blocks auto too, or leave --memory.store out"
-        )
-    for group in (config.tiling, config.parallel, config.memory):
-        group.check()
-    with renamed({f"model.{key}": flag_of(key) for key in CROPS}):
-        ModelConfig(**{key: getattr(config.model, key) for key in CROPS}).check()
+    config = config_of(options, memory={"blocks": NONE})
+    with renamed(options.flags):
+        for group in (config.tiling, config.parallel, config.memory, config.model):
+            group.check()
     config.memory.check_folder()
     return config
 
@@ -158,37 +141,59 @@ def check_own(options: Namespace) -> None:
     refuse_given(options, ("which",), "--weights is one file and no run")
 
 
-def _mapper_of_weights(options: Namespace, config: Config, mesh: Mesh) -> Mapper:
-    """Return the mapper of the network of --build with the weights of a file. Collective."""
-    from tiledseg.inference.trained import weights_mapper
+def mapper_of(
+    make: Callable[[int], nn.Module],
+    images: Sequence[str],
+    key: str,
+    config: Config,
+    normalize: Any,
+    classes: int | None,
+    mesh: Mesh,
+) -> Mapper:
+    """Return the mapper of the module that `make` gives for the number of bands of the first image, whose name is an
+    argument `key`. Collective."""
+    from tiledseg.inference.trained import module_mapper
+    from tiledseg.raster.finding import expand_sources
+    from tiledseg.raster.lists import EVERY, SourceRules
+    from tiledseg.raster.reader import open_raster
     from tiledseg.raster.statistics import given_normalization
 
-    model, data = config.model, config.data
-    info = mesh.on_root(lambda: first_of(data.joined(options.image, "--image"), "--image", data))
-    pair = None if options.mean is None else (options.mean, options.deviation)
+    data = config.data
+
+    def read() -> RasterInfo:
+        rules = SourceRules(*data.composing, EVERY).like(SourceRules(), images)
+        first = expand_sources(data.joined(list(images), key), key, rules)[0]
+        with open_raster(first, data.bands, None, data.references) as reader:
+            return reader.info
 
     def made() -> Mapper:
-        Range(2, 255).check("--classes", data.classes)
-        assert isinstance(data.classes, int), "the range has been checked"
-        assert model.build is not None, "checked by check_own"
-        own = info.bands, data.classes, crop_grid(model), model.series
-        network = ForeignNetwork.of(model.build, model.arguments, *own)
-        normalization = given_normalization(pair, info.bands)
-        return weights_mapper(network, options.weights, data.bands, normalization, maps_whole(config, mesh))
+        normalization = given_normalization(normalize, info.bands)
+        whole = mesh.size == 1 and config.tiling.grid_shape() == (1, 1)
+        module, crops = make(info.bands), crop_grid(config.model)
+        return module_mapper(module, info.bands, data.bands, classes, normalization, crops, whole)
 
+    info = mesh.on_root(read)
     with explained(info.notes):
         return mesh.on_all(made)
 
 
-def first_of(images: Sequence[str], key: str, data: DataConfig) -> RasterInfo:
-    """Return the metadata of the first image, with `data.bands` or all bands but alpha."""
-    from tiledseg.raster.finding import expand_sources
-    from tiledseg.raster.lists import EVERY, SourceRules
-    from tiledseg.raster.reader import open_raster
+def _mapper_of_weights(options: Namespace, config: Config, mesh: Mesh) -> Mapper:
+    from tiledseg.inference.trained import fill
+    from tiledseg.tracing.build import built_module
 
-    first = expand_sources(images, key, SourceRules(*data.composing, EVERY).like(SourceRules(), images))[0]
-    with open_raster(first, data.bands, None, data.references) as reader:
-        return reader.info
+    model: Any = config.model
+    classes: Any = config.data.classes
+
+    def make(bands: int) -> nn.Module:
+        Range(2, 255).check("--classes", classes)
+        network = ForeignNetwork.of(model.build, model.arguments, bands, classes, crop_grid(model), model.series)
+        module = built_module(network, 0)
+        fill(module, options.weights)
+        return module
+
+    pair = None if options.mean is None else (options.mean, options.deviation)
+    mapper = mapper_of(make, options.image, "--image", config, pair, classes, mesh)
+    return replace(mapper, files=(options.weights,))
 
 
 def request_of(options: Namespace, config: Config) -> Request:
@@ -222,11 +227,6 @@ def request_of(options: Namespace, config: Config) -> Request:
         threads=config.data.workers,
         verbosity=config.run.verbosity,
     )
-
-
-def maps_whole(config: Config, mesh: Mesh) -> bool:
-    """Return True if one rank maps each image as one tile, so that a module need not be traced."""
-    return mesh.size == 1 and config.tiling.grid_shape() == (1, 1)
 
 
 def _work(options: Namespace, config: Config, mesh: Mesh) -> None:

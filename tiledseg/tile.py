@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from tiledseg.architecture.presets import build_network
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.session import run_on_mesh
-from tiledseg.commands.options import add_keys, config_of, parse_config, value_of
-from tiledseg.commands.parser import Parser, flag_of, refuse_given, run, warn
+from tiledseg.commands.options import add_keys, config_of, parse_config
+from tiledseg.commands.parser import Parser, refuse_given, run, warn
 from tiledseg.config.map_formats import ZARR
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError, OutputError, RasterError, renamed
@@ -39,13 +39,6 @@ if TYPE_CHECKING:
 
 
 HDF5 = "hdf5"
-PLAIN = (
-    *(f"data.{key}" for key in ("bands", "nodata", "references", "label_layer", "label_attribute", "background")),
-    *("data.classes", "data.warp", "data.times", "data.assets", "data.mosaic", "data.valid", "data.valid_values"),
-    "tiling.halo",
-    *(f"model.{key}" for key in ("levels", "convs_per_level", "kernel", "padding", "upsampling")),
-)
-"""Configuration keys that are flags of the command, without their group."""
 
 
 def build_parser() -> Parser:
@@ -55,14 +48,21 @@ def build_parser() -> Parser:
         "--images a.tif --labels b.tif --grid 4 --output tiles.h5",
         description="Cut rasters into a store of tiles with their halos.",
     )
-    parser.add_argument("--images", nargs="+", help="images: paths, globs or URLs")
-    parser.add_argument("--labels", nargs="+", help="their labels, in the same order")
-    parser.add_argument("--grid", nargs="+", help="tiles along rows and columns: Q, or R C")
+    own = {"images": "images: paths, globs or URLs", "labels": "their labels, in the same order"}
+    for name, words in own.items():
+        parser.add_argument(f"--{name}", dest=f"data.{name}", metavar=name.upper(), nargs="+", help=words)
+    grid = "tiles along rows and columns: Q, or R C"
+    parser.add_argument("--grid", dest="tiling.grid", metavar="GRID", nargs="+", help=grid)
     parser.add_argument("--output", required=True, help="the store to write, such as tiles.h5")
     kinds = "hdf5 (default), or zarr: rasters without halos, a chunk a tile, which the ranks write together"
     parser.add_argument("--format", choices=(HDF5, ZARR), default=HDF5, help=kinds)
     parser.add_argument("--config", help="a run's YAML file: takes data, tiling and model from there")
-    add_keys(parser, PLAIN, plain=True, classes="classes of polygons: as train's; rasters keep their values")
+    data = ["bands", "nodata", "references", "label_layer", "label_attribute", "background", "classes", "warp", "times"]
+    data += ["assets", "mosaic", "valid", "valid_values"]
+    model = ["levels", "convs_per_level", "kernel", "padding", "upsampling"]
+    plain = [*(f"data.{key}" for key in data), "tiling.halo", *(f"model.{key}" for key in model)]
+    add_keys(parser, plain, plain=True, classes="classes of polygons: as train's; rasters keep their values")
+    parser.get_default("flags").update({"data.images": "--images", "data.labels": "--labels", "tiling.grid": "--grid"})
     add_keys(parser, ("parallel.transport",))
     return parser
 
@@ -72,9 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         options = build_parser().parse_args(argv)
-        names = {**dict(zip(PLAIN, PLAIN, strict=True)), "data.images": "images", "data.labels": "labels"}
-        typed = [key for key, name in names.items() if not options.config or vars(options)[name] is not None]
-        with renamed(flags := {key: flag_of(key) for key in typed}):
+        given = {key for key, value in vars(options).items() if value is not None or not options.config}
+        with renamed(flags := {key: flag for key, flag in options.flags.items() if key in given}):
             return _main(options, flags)
 
     return run(body)
@@ -89,7 +88,7 @@ def _main(options: argparse.Namespace, flags: Mapping[str, str]) -> int:
             f"--output is {options.output}, but stores are written locally; give a local path, and copy the store"
         )
     if options.format == ZARR:
-        halo = [key for key in PLAIN if key.startswith(("model.", "tiling."))]
+        halo = ["tiling.halo", *(key for key in options.flags if key.startswith("model."))]
         refuse_given(options, halo, "--format zarr keeps no halos")
         from tiledseg.raster.zarr_writer import check_zarr
 
@@ -108,15 +107,12 @@ def _main(options: argparse.Namespace, flags: Mapping[str, str]) -> int:
 def resolve(options: argparse.Namespace) -> Config:
     """Return the configuration of the flags and --config. Raises ConfigError."""
     base = parse_config(["--config", options.config], "tiledseg tile", "") if options.config else Config()
-    config = config_of(options, PLAIN, "(see tiledseg tile --help)", **asdict(base))
-    for key in ("images", "labels"):
-        if getattr(options, key) is not None:
-            setattr(config.data, key, getattr(options, key))
+    given = vars(options)
+    if words := given["tiling.grid"]:
+        text = " ".join(words)
+        given["tiling.grid"] = text if len(words) == 1 or text[0] == "[" else f"[{','.join(words)}]"
+    config = config_of(options, **asdict(base))
     config.data.classes = read_classes(config.data.classes)
-    if options.grid is not None:
-        words = options.grid
-        text = " ".join(words) if len(words) == 1 or words[0][0] == "[" else f"[{','.join(words)}]"
-        config.tiling.grid = value_of("tiling.grid", text, "--grid")
     if config.tiling.grid_shape() is None:
         raise ConfigError("a tile store needs a grid, not auto; give --grid Q or --grid R C (see tiledseg plan)")
     config.data.check()
@@ -124,50 +120,9 @@ def resolve(options: argparse.Namespace) -> Config:
     return config
 
 
-def plan_store(
-    config: Config, classes_given: bool = False
-) -> tuple[StorePlan, PairReading, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Plan the store from the headers of the files. Return the plan, the reading of the pixels (polygons become class
-    numbers, rasters keep their values), and the paths of images and labels.
-
-    `classes_given`: a flag names the classes, so some labels must be polygons. Raises an InputError.
-    """
-    from tiledseg.raster.finding import as_list, check_assets, expand_sources, find_sources, pair_sources
-    from tiledseg.raster.labels.label_map import LabelMap
-    from tiledseg.raster.labels.pair_reading import PairReading
-    from tiledseg.raster.lists import SourceRules
-    from tiledseg.raster.remote import is_vector
-    from tiledseg.raster.tile_store import StorePlan
-    from tiledseg.tracing.build import known
-
-    data, keys = config.data, ("--images", "--labels")
-    images = data.joined(data.images, keys[0])
-    rules = SourceRules(*data.composing)
-    if data.labels or any(source.labels for source in find_sources(images, keys[0], rules)):
-        image_paths, label_paths = pair_sources(images, as_list(data.labels), keys, rules)
-    else:
-        image_paths, label_paths = expand_sources(images, keys[0], rules), ()
-    check_assets(data.assets, image_paths)
-    draws = any(map(is_vector, label_paths))
-    label_map = LabelMap.from_config(data.classes, data.ignore_index) if draws else None  # type: ignore[arg-type]
-    reading = PairReading(label_map, **data.reading)
-    reading.check_used(label_paths)
-    if classes_given and not draws:
-        raise ConfigError("--classes is given, but no labels are polygons, and rasters keep their values; leave it out")
-    if data.warp and not label_paths:
-        raise ConfigError("data.warp is given, but no labels; leave it out")
-    infos, labels = reading.inspect(image_paths, label_paths)
-    network = known(build_network(config.model, infos[0].bands, classes=2), config.model.freeze_norm)
-    footprint = network_footprint(network.graph(), config.tiling.halo_width(), config.parallel.exact)
-    grid = config.tiling.grid_shape()
-    assert grid is not None, "resolve has checked it"
-    plan = StorePlan(infos, labels or None, tuple(make_tiling(info.shape, grid, footprint) for info in infos))
-    return plan, reading, (image_paths, label_paths)
-
-
 def cut(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh, kind: str = HDF5) -> None:
     """Cut the store. Rank 0 writes HDF5, whose files have one writer; of Zarr each rank writes its own chunks.
-    Collective."""
+    `classes_given`: a flag names the classes, so some labels must be polygons. Collective."""
     plan, reading, (images, labels) = mesh.on_root(lambda: _planned(config, output, inputs, classes_given, kind))
 
     def image(number: int) -> RasterReader:
@@ -189,23 +144,50 @@ def cut(config: Config, output: str, inputs: Sequence[str], classes_given: bool,
 def _planned(
     config: Config, output: str, inputs: Sequence[str], classes_given: bool, kind: str
 ) -> tuple[StorePlan, PairReading, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Plan the store, check its output, and print warnings. Raises OutputError if the output exists, or would replace
-    an input."""
+    """Plan the store from the headers of the files, and print warnings. Return the plan, the reading of the pixels
+    (polygons become class numbers, rasters keep their values), and the paths of images and labels. Raise an InputError,
+    also if the output exists, or would replace an input."""
+    from tiledseg.raster.finding import as_list, check_assets, expand_sources, find_sources, pair_sources
     from tiledseg.raster.info import code_notes, reference_notes
-    from tiledseg.raster.lists import left_out
+    from tiledseg.raster.labels.label_map import LabelMap
+    from tiledseg.raster.labels.pair_reading import PairReading
+    from tiledseg.raster.lists import SourceRules, left_out
+    from tiledseg.raster.remote import is_vector
+    from tiledseg.raster.tile_store import StorePlan
+    from tiledseg.tracing.build import known
 
-    plan, reading, names = plan_store(config, classes_given)
+    data, keys = config.data, ("--images", "--labels")
+    typed, rules = data.joined(data.images, keys[0]), SourceRules(*data.composing)
+    if data.labels or any(source.labels for source in find_sources(typed, keys[0], rules)):
+        images, labels = pair_sources(typed, as_list(data.labels), keys, rules)
+    else:
+        images, labels = expand_sources(typed, keys[0], rules), ()
+    check_assets(data.assets, images)
+    draws = any(map(is_vector, labels))
+    if classes_given and not draws:
+        raise ConfigError("--classes is given, but no labels are polygons, and rasters keep their values; leave it out")
+    if data.warp and not labels:
+        raise ConfigError("data.warp is given, but no labels; leave it out")
+    label_map = LabelMap.from_config(data.classes, data.ignore_index) if draws else None  # type: ignore[arg-type]
+    reading = PairReading(label_map, **data.reading)
+    reading.check_used(labels)
+    infos, of_labels = reading.inspect(images, labels)
+    network = known(build_network(config.model, infos[0].bands, classes=2), config.model.freeze_norm)
+    footprint = network_footprint(network.graph(), config.tiling.halo_width(), config.parallel.exact)
+    grid = config.tiling.grid_shape()
+    assert grid is not None, "resolve has checked it"
+    plan = StorePlan(infos, of_labels or None, tuple(make_tiling(info.shape, grid, footprint) for info in infos))
     files = [file for _, info, _ in plan.rasters() for file in info.files]
     check_outputs([whole("--output", output, plan.bytes)], [*files, *inputs])
     if os.path.exists(output):
         raise OutputError(f"--output {output} is there; remove it, or choose another output")
     if config.run.verbosity:
-        warn(left_out(config.data.joined(config.data.images, "--images"), "--images"))
-        warn([*reference_notes((*plan.images, *(plan.labels or ()))), *code_notes(plan.images)])
-        warn(note for image in plan.images for note in image.notes)
-    lost = [image.path for image in plan.images if image.ground is not None and kind == ZARR]
+        warn(left_out(typed, "--images"))
+        warn([*reference_notes((*infos, *of_labels)), *code_notes(infos)])
+        warn(note for info in infos for note in info.notes)
+    lost = [info.path for info in infos if info.ground is not None and kind == ZARR]
     warn(f"a Zarr store does not keep the ground control of {path}" for path in lost)
-    return plan, reading, names
+    return plan, reading, (images, labels)
 
 
 def _write_hdf5(output: str, plan: StorePlan, image: Opener, label: Opener, verbosity: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tiledseg.comm.session import run_on_mesh, without_collections
-from tiledseg.commands.options import config_files, parse_config, to_yaml
+from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.commands.parser import run
 from tiledseg.raster.labels.classes import class_files, read_classes
 from tiledseg.system.freed_memory import keep_freed_memory
@@ -31,8 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         arguments = sys.argv[1:] if argv is None else argv
-        config = parse_config(arguments, COMMAND, "Train a segmentation network on tiles.", _EXAMPLE)
-        files = [*config_files(arguments), *class_files(config.data.classes)]
+        files: list[str] = []
+        config = parse_config(arguments, COMMAND, "Train a segmentation network on tiles.", _EXAMPLE, files)
+        files += class_files(config.data.classes)
         config.data.classes = read_classes(config.data.classes)
         config.check()
         keep_freed_memory(os.environ)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.faults.case import Result, Workshop
 from benchmarks.faults.table import table
-from tests.fuzz.process import warm_up
+from benchmarks.forks import import_all
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of all draws (0)")
     parser.add_argument("--keep", type=Path, help="file of results, a line a case, which are not run again")
     flags = parser.parse_args()
-    warm_up()
+    import_all()
     results = read_results(flags.keep)
     with tempfile.TemporaryDirectory(prefix="faults-") as root:
         workshop = Workshop(Path(root))

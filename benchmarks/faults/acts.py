@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-import resource
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from benchmarks.forks import limit_files
 
 IMAGE, JUDGED, METRICS, CHECKPOINTS = map(Path, ("image.tif", "val.tif", "run/metrics.jsonl", "run/checkpoints"))
 AWAY = Path("away")
@@ -22,13 +22,6 @@ _FILES = ("model.safetensors", "optimizer.safetensors", "manifest.json")
 
 def _signal(number: signal.Signals) -> Callable[[int], None]:
     return lambda draw: os.kill(os.getpid(), number)
-
-
-def _limit(size: int) -> None:
-    """No file grows beyond `size` bytes, as on a disk that is full: writing fails, and no signal ends the process."""
-    sys.dont_write_bytecode = True  # others would find it half written
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def _cut(path: Path, draw: int) -> None:
@@ -69,7 +62,7 @@ ACTS: dict[str, Callable[[int], None]] = {
     "term": _signal(signal.SIGTERM),
     "usr1": _signal(signal.SIGUSR1),
     "stop": _signal(signal.SIGSTOP),
-    "limit": _limit,
+    "limit": limit_files,
     "cut raster": lambda draw: _cut(IMAGE, draw),
     "write NaN": lambda draw: _write(math.nan, draw),
     "write 7": lambda draw: _write(7.0, draw),

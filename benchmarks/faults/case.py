@@ -18,9 +18,8 @@ import numpy as np
 from benchmarks.faults.acts import ACTS, AWAY, CHECKPOINTS, IMAGE, JUDGED, METRICS
 from benchmarks.faults.job import NOTE, Order, train_unseen
 from benchmarks.faults.kinds import EVERY, KINDS, PER_NODE, STEPS, TILES, Trial, draw_trial
-from benchmarks.forked_ranks import run_ranks
+from benchmarks.forks import Outcome, run_function, run_ranks
 from benchmarks.launching import mpirun, run_process
-from tests.fuzz.process import Outcome, run_function
 from tests.small_files import write_raster, write_yaml
 from tiledseg.checkpoint.folder import newest_checkpoint
 from tiledseg.errors import CheckpointError, CommunicationError

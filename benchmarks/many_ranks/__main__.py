@@ -14,8 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.forks import Outcome, import_all
 from benchmarks.many_ranks.cases import Case, cases, distance, make_scene, train
-from benchmarks.many_ranks.ranks import Ended, import_all
+from benchmarks.many_ranks.ranks import Looks
 
 ORDER_OF_SUMS = 1e-11
 _HEAD = (
@@ -45,19 +46,20 @@ def _run(root: Path, case: Case, ranks: int, limit: float) -> list[str]:
     """Prints the case's row; what is wrong with it."""
     alone = "alone " + " ".join(case.batch)
     if not (root / alone).exists():
-        train(root, alone, 1, case.batch, limit)
-    ended = train(root, case.name, ranks, (*case.batch, *case.parallel), limit)
+        train(root, alone, 1, case.batch, limit, Looks())
+    looks = Looks()
+    ends = train(root, case.name, ranks, (*case.batch, *case.parallel), limit, looks)
     apart = distance(root / case.name, root / alone)
-    print(_row(case.name, ended, f"{apart.losses:.0e} | {apart.weights:.0e}"), flush=True)
-    told = [re.sub(r"^\[Gloo\].*\n?", "", said, flags=re.MULTILINE) for said in ended.said]  # Gloo's, under torch 2.8
+    print(_row(case.name, ends, looks, f"{apart.losses:.0e} | {apart.weights:.0e}"), flush=True)
+    told = [re.sub(r"^\[Gloo\].*\n?", "", end.out + end.err, flags=re.MULTILINE) for end in ends]  # under torch 2.8
     faults = [f"{case.name}: rank {rank} says {said}" for rank, said in enumerate(told) if said.strip()]
     return faults + ([f"{case.name}: {apart}"] if apart.largest > ORDER_OF_SUMS else [])
 
 
-def _row(name: str, ended: Ended, apart: str) -> str:
-    first, *others = ended.sockets
-    memory = f"{ended.peak_bytes / 2**30:.1f} GiB"
-    return f"| {name} | {ended.seconds:.0f} | {memory} | {first} | {max(others)} | {sum(ended.sockets)} | {apart} |"
+def _row(name: str, ends: list[Outcome], looks: Looks, apart: str) -> str:
+    first, *others = (looks.sockets[rank] for rank in range(len(ends)))
+    seconds, memory = max(end.seconds for end in ends), f"{looks.peak_bytes / 2**30:.1f} GiB"
+    return f"| {name} | {seconds:.0f} | {memory} | {first} | {max(others)} | {first + sum(others)} | {apart} |"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from benchmarks.many_ranks.ranks import Ended, run_ranks
+from benchmarks.forks import Outcome, run_ranks
+from benchmarks.many_ranks.ranks import Looks
 from tests.small_files import write_raster, write_yaml
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.errors import CommunicationError
@@ -79,18 +80,17 @@ def make_scene(root: Path, ranks: int) -> None:
     )
 
 
-def train(root: Path, name: str, ranks: int, options: tuple[str, ...], limit: float) -> Ended:
-    """Trains into the folder `name` of `root`. CommunicationError where a rank fails."""
+def train(root: Path, name: str, ranks: int, options: tuple[str, ...], limit: float, looks: Looks) -> list[Outcome]:
+    """Train into the folder `name` of `root`. Raise CommunicationError where a rank fails."""
     from tiledseg.train import main
 
-    notes = root / f"{name} said"
-    notes.mkdir(parents=True)
     words = ["--config", str(root / "run.yaml"), "--run.output", str(root / name), *options]
-    ended = run_ranks(ranks, partial(main, words), notes, limit)
-    if any(ended.codes):
-        rank = next((rank for rank, said in enumerate(ended.said) if "error:" in said), 0)
-        raise CommunicationError(f"{name} on {ranks} ranks ended with {ended.codes}; rank {rank}: {ended.said[rank]}")
-    return ended
+    ends = run_ranks(partial(main, words), ranks, root, limit, look=looks)
+    if any(end.code for end in ends):
+        rank = next((rank for rank, end in enumerate(ends) if "error:" in end.err), 0)
+        codes = [end.code for end in ends]
+        raise CommunicationError(f"{name} on {ranks} ranks ended with {codes}; rank {rank}: {ends[rank].err}")
+    return ends
 
 
 @dataclass(frozen=True)

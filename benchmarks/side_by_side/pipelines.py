@@ -19,7 +19,7 @@ from torch.distributed import pipelining
 from torch.nn import functional
 
 import tiledseg
-from benchmarks.many_ranks.ranks import import_all
+from benchmarks.forks import import_all
 from benchmarks.side_by_side.layers import unet
 from benchmarks.side_by_side.spatial import OURS, Meter, by_forks, by_turns, gathered, grads_of, rank_of
 

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 
 import tiledseg
 from benchmarks.foreign_networks.networks import NETWORKS
-from benchmarks.many_ranks.ranks import import_all, run_ranks
+from benchmarks.forks import import_all, run_ranks
 from benchmarks.side_by_side.layers import BANDS, SIZE, build
 from benchmarks.stand_ins import stand_ins
 from tiledseg.errors import ConfigError
@@ -287,8 +287,8 @@ def by_forks(ranks: int, body: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return 0
 
     with tempfile.TemporaryDirectory() as folder:
-        ended = run_ranks(ranks, printed, Path(folder), LIMIT)
-    return found_of(ended.codes, ended.said)[-1]
+        ends = run_ranks(printed, ranks, Path(folder), LIMIT)
+    return found_of([end.code for end in ends], [end.out + end.err for end in ends])[-1]
 
 
 def found_of(codes: list[int], said: list[str]) -> list[dict[str, Any]]:

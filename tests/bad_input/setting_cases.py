@@ -80,7 +80,7 @@ _OFFLOAD = "--memory.offload all --memory.store ROOT/folder"
 
 BLOCKS = (
     train("recompute-beyond-the-budget", "--memory.recompute all --memory.budget 1kB", "recompute all"),
-    predict("map-store-without-blocks", "--memory.store ROOT", "--memory.store", "give --memory.blocks"),
+    predict("map-store-without-blocks", "--memory.store ROOT", "memory.store", "memory.blocks is none; leave it out"),
     train("offload-to-memory", "--memory.offload all", "memory.offload", "memory.store host", "local disk"),
     train("offload-to-no-disk", "--memory.offload all --memory.store /proc", "memory.store is /proc"),
     train("offload-beyond-the-budget", f"{_OFFLOAD} --memory.budget 1kB", "memory.budget", "memory.offload all"),

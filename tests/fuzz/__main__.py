@@ -1,5 +1,5 @@
 """`python -m tests.fuzz --cases 10000 --seed 1`: random damage of all kinds against every command, and a table of what
-came of it. One case again: `python -m tests.fuzz --seed 1 --case 37`. `--plants`: planted faults have to be found.
+came of it. One case again: `python -m tests.fuzz --seed 1 --case 37`.
 
 What case N of a seed does never depends on the others.
 """
@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
-import os
 import random
 import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from tests.fuzz.process import LIMIT_SECONDS, Interruption, Outcome, run, run_function, warm_up
-from tests.fuzz.trials import KINDS, LAST, MAP, Trial, aftermath, make_material, whole
+from benchmarks.forks import Outcome, import_all, run_function
+from tests.fuzz.trials import KINDS, Trial, aftermath, make_material, run
 
 
 def main() -> int:
@@ -31,17 +27,14 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="one case alone")
-    parser.add_argument("--plants", action="store_true", help="plant faults first, each of which has to be found")
     flags = parser.parse_args()
-    warm_up()
+    import_all()
     ends, faulty = defaultdict(Counter), 0
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         root = Path(name)
         (root / "pristine").mkdir()
         made = run_function(make_material, root / "pristine", limit=300)
         assert made.code == 0, f"the material cannot be made: {made.err}"
-        if flags.plants and missed(root):
-            return 1
         for number in range(flags.cases) if flags.case is None else [flags.case]:
             kind = list(KINDS)[number % len(KINDS)]
             trial = KINDS[kind](random.Random(f"{flags.seed} {number} {kind}"), fresh(root))
@@ -64,12 +57,10 @@ def fresh(root: Path) -> Path:
     return Path(shutil.copytree(root / "pristine", root / "case"))
 
 
-def judge(
-    trial: Trial, case: Path, plant: Callable[[], None] | None = None, limit: float = LIMIT_SECONDS
-) -> tuple[Outcome, list[str]]:
+def judge(trial: Trial, case: Path) -> tuple[Outcome, list[str]]:
     """Run a trial; return how it ends, and all that is wrong with that."""
     before = digests(case)
-    outcome = run(trial.command, trial.arguments, case, trial.interruption, limit, plant)
+    outcome = run(trial.command, trial.arguments, case, trial.interruption)
     if outcome.hung:
         return outcome, [f"hang: still running after {outcome.seconds:.0f} s"]
     faults = common_faults(trial, outcome) + faults_of_files(trial, outcome, before, digests(case))
@@ -134,60 +125,6 @@ def word_of(outcome: Outcome) -> str:
         return "1, unforeseen"
     return str(outcome.code) if outcome.code >= 0 else "killed"
 
-
-def missed(root: Path) -> int:
-    """Count the plants that are not found; print a line for each: what has to be found, and what was found."""
-    count = 0
-    for trial, plant, limit, word in PLANTS:
-        _, faults = judge(trial, fresh(root), plant, limit)
-        found = any(fault.startswith(word) for fault in faults) if word else not faults
-        count += not found
-        print(f"{'found' if found else 'MISSED'}: {word or 'no fault'}: {faults}")
-    return count
-
-
-def _after(change: Callable[[], None], code: int | None = None) -> Callable[[], None]:
-    """`predict` does its work; then `change` happens, and it ends with `code`."""
-
-    def plant() -> None:
-        module: Any = importlib.import_module("tiledseg.predict")
-        done = module.main
-
-        def changed(arguments: list[str]) -> int:
-            result = int(done(arguments))
-            change()
-            return result if code is None else code
-
-        module.main = changed
-
-    return plant
-
-
-def _flip(name: str) -> None:
-    data = Path(name).read_bytes()
-    Path(name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-
-
-def _torn_map() -> None:
-    """Half a map under its final name, and the process dies."""
-    Path("map.tif").write_bytes(Path(f"reference/{LAST}.tif").read_bytes()[:100])
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-GOOD = Trial("predict", MAP, "a good map", ("map.tif",), lambda folder: whole("predict", folder))
-KILLED = Trial("predict", MAP, "a kill", ("map.tif",), GOOD.check, Interruption("SIGKILL", seconds=30.0))
-# The trial, the plant, the limit in seconds, and how the fault that has to be found begins ("": none may be).
-PLANTS: tuple[tuple[Trial, Callable[[], None] | None, float, str], ...] = (
-    (GOOD, None, 20, ""),
-    (GOOD, _after(lambda: print("Traceback (most recent call last)", file=sys.stderr)), 20, "traceback"),
-    (GOOD, lambda: time.sleep(60), 2, "hang"),
-    (GOOD, _after(lambda: None, 1), 20, "exit 1 with 0 lines"),
-    (GOOD, _after(lambda: os.remove("map.tif")), 20, "exit 0, but no map.tif"),
-    (GOOD, _after(lambda: _flip("map.tif")), 20, "exit 0, but map.tif is not"),
-    (GOOD, _after(lambda: _flip("image.tif")), 20, "input changed: image.tif"),
-    (GOOD, _after(lambda: Path("stray").touch()), 20, "left over: stray"),
-    (KILLED, _torn_map, 20, "after the interruption"),
-)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -26,7 +26,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.foreign_networks.networks import REAL, Foreign
-from benchmarks.many_ranks.ranks import import_all, run_ranks
+from benchmarks.forks import import_all, run_ranks
 from tests.law.cases import IGNORED, as_batch, difference, gradients
 from tests.law.steps import Steps, gathered, train
 from tests.spatial.twins import OpenAxes, Result, copied, loss_weights, start, undivided
@@ -209,12 +209,11 @@ class Rows:
         self._try("1", partial(self._together, in_blocks, serial_axes()))
         for ranks in (2, 4):
             with tempfile.TemporaryDirectory() as folder:
-                ended = run_ranks(ranks, self._rank, Path(folder), SECONDS)
-            for said in ended.said[:1]:
-                lines = [json.loads(line[1:]) for line in said.splitlines() if line.startswith("=")]
-                self.errors |= dict(lines)
-            if any(ended.codes):
-                self.errors[f"{ranks} ranks"] = f"codes {ended.codes}: {ended.said[0][-300:]} {ended.said[-1][-300:]}"
+                ends = run_ranks(self._rank, ranks, Path(folder), SECONDS)
+            self.errors |= dict(json.loads(line[1:]) for line in ends[0].out.splitlines() if line.startswith("="))
+            codes = [end.code for end in ends]
+            if any(codes):
+                self.errors[f"{ranks} ranks"] = f"codes {codes}: {ends[0].err[-300:]} {ends[-1].err[-300:]}"
         halo = f"{max(minimum_halo(self.network.graph))}, {network_footprint(self.network.graph).alignment}"
         seen = f", gradients reach {reach(self.network, self.x_BCHW)}" if self.foreign.tiles else ""
         numbers = [each for each in self.errors.values() if isinstance(each, float)]

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
@@ -19,15 +18,12 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from tiledseg.commands.parser import Parser
+from tiledseg.commands.parser import Parser, flag_of
 from tiledseg.config.checks import AUTO, check_fields, check_value, convert, default_of, in_words, range_of, shown
 from tiledseg.config.run import Config
 from tiledseg.config.words import refuse_moved
 from tiledseg.errors import ConfigError
 from tiledseg.user_files.yaml_text import ambiguity, load_value, read_yaml
-
-_CONFIG = "--config"
-
 
 GROUPS: dict[str, Any] = {group.name: group.default_factory for group in fields(Config)}
 KEYS = {f"{name}.{field.name}": field for name, kind in GROUPS.items() for field in fields(kind)}
@@ -135,9 +131,11 @@ def keys_to_show(words: Sequence[str]) -> Sequence[str] | None:
 
 
 def add_keys(parser: argparse._ActionsContainer, keys: Collection[str], plain: bool = False, **help: str) -> None:
-    """Add a flag for each configuration key: `--group.key VALUE`, or `--key-name VALUE` if `plain`. `help`: texts in
-    place of the docstring's, by the last part of the key."""
+    """Add a flag for each configuration key: `--group.key VALUE`, or `--key-name VALUE` if `plain`; the options have
+    the plain ones by their keys, as `flags`. `help`: texts in place of the docstring's, by the last part of the key."""
     groups: dict[str, Any] = {}
+    if plain:
+        parser.set_defaults(flags={**parser.get_default("flags"), **{key: flag_of(key) for key in keys}})
     for key in keys:
         group, _, name = key.partition(".")
         if not plain and group not in groups:
@@ -147,7 +145,7 @@ def add_keys(parser: argparse._ActionsContainer, keys: Collection[str], plain: b
         text, default = help.get(name) or meaning(key).replace("%", "%%"), KEYS[key].default
         if default is not None and default is not MISSING and "default" not in text:
             text += f" (default: {str(default).lower() if isinstance(default, bool) else default})"
-        flag, kind = f"--{name.replace('_', '-')}" if plain else f"--{key}", _hints(group)[name]
+        flag, kind = flag_of(key) if plain else f"--{key}", _hints(group)[name]
         if plain and kind is bool:
             target.add_argument(flag, dest=key, action=argparse.BooleanOptionalAction, help=text)
         else:
@@ -161,8 +159,11 @@ def parse(parser: Parser, words: Sequence[str], given: Mapping[str, Any] | None 
 
     Raise ConfigError for an unknown key, a wrong value, or an unreadable file.
     """
-    parser.add_argument(_CONFIG, action=_ReadFile, default=[], metavar="FILE", help="YAML file of any of these options")
+    parser.add_argument(
+        "--config", action=_ReadFile, default=[], metavar="FILE", help="YAML file of any of these options"
+    )
     refuse_moved([word[2:].partition("=")[0] for word in words if word[:2] == "--"], "there is")
+    parser.main = () if "all" in words else parser.main
     options = argparse.Namespace()
     give(parser, options, parser.prog, {name: each for name, each in (given or {}).items() if each is not None})
     return parser.parse_args(words, options)
@@ -209,14 +210,12 @@ def _taken(parser: Parser, action: argparse.Action, source: str, value: Any) -> 
     option, is_list = action.option_strings[0][2:].replace("-", "_"), isinstance(value, list | tuple)
     if value is None:
         raise ConfigError(f"{source}: {option} is null; give a value, or leave it out")
-    if isinstance(value, bool) != (action.nargs == 0):
+    if isinstance(value, bool) != (action.nargs == 0) or (isinstance(value, list | dict) and action.type is str):
         wanted = "true or false" if action.nargs == 0 else "text"
         raise ConfigError(f"{source}: {option} is {shown(value)}; give {wanted}")
     if action.nargs == 0:
         return value
-    if isinstance(value, list | dict) and action.type is str:
-        raise ConfigError(f"{source}: {option} is {shown(value)}; give text")
-    text = f"[{','.join(map(str, value))}]" if is_list else json.dumps(value) if isinstance(value, dict) else str(value)
+    text = f"[{','.join(map(str, value))}]" if is_list else str(value)
     try:
         values = [parser._get_value(action, each) for each in (map(str, value) if is_list and action.nargs else [text])]
         for each in values:
@@ -226,15 +225,15 @@ def _taken(parser: Parser, action: argparse.Action, source: str, value: Any) -> 
     return values if action.nargs else values[0]
 
 
-def config_of(options: argparse.Namespace, plain: Collection[str] = (), see: str = "", **default: Any) -> Config:
-    """Return the configuration of the options that are its keys. `plain`: keys whose flags have no group. `default`:
-    default values by group, in place of the configuration's own. Raise ConfigError for a value of a wrong kind."""
+def config_of(options: argparse.Namespace, **default: Any) -> Config:
+    """Return the configuration of the options that are its keys. `default`: default values by group, in place of the
+    configuration's own. Raise ConfigError for a value of a wrong kind."""
     values: dict[str, dict[str, Any]] = {group: dict(keys) for group, keys in default.items()}
     for key, text in vars(options).items():
         if key in KEYS and text is not None:
             group, _, name = key.partition(".")
-            flag = f"--{name.replace('_', '-')}" if key in plain else key
-            values.setdefault(group, {})[name] = value_of(key, text, flag, see)
+            found = value_of(key, text, options.flags.get(key, key), f"(see {options.command} --help)")
+            values.setdefault(group, {})[name] = found
     return Config(**{group: GROUPS[group](**keys) for group, keys in values.items()})
 
 
@@ -261,17 +260,18 @@ def value_of(key: str, text: Any, name: str, see: str = "") -> Any:
 
 def as_config(values: Mapping[str, Any]) -> Config:
     """Return the configuration of groups of keys. Raise ConfigError for an unknown key or a value of a wrong kind."""
-    parser, options = Parser(prog="tiledseg train"), argparse.Namespace()
+    parser = Parser("tiledseg train")
     add_keys(parser, KEYS)
+    options = parser.parse_args(())
     give(parser, options, "the configuration", values)
-    return config_of(options, see="(docs/reference/python.md)")
+    return config_of(options)
 
 
-def parse_config(words: Sequence[str], command: str, description: str, example: str = "") -> Config:
-    """Return the configuration of flags and `--config` files; later ones win. `--help` prints and exits 0.
-
-    Raise ConfigError for an unknown key, a value of a wrong kind or an unreadable file.
-    """
+def parse_config(
+    words: Sequence[str], command: str, description: str, example: str = "", files: list[str] | None = None
+) -> Config:
+    """Return the configuration of flags and `--config` files, whose names `files` takes; later ones win. `--help`
+    prints and exits 0. Raise ConfigError for an unknown key, a value of a wrong kind or an unreadable file."""
     usage = f"{command} [--config FILE] [--GROUP.KEY VALUE ...]"
     parser = Parser(command, example, description=description, usage=usage)
     help_of = keys_to_show(words)
@@ -283,14 +283,9 @@ def parse_config(words: Sequence[str], command: str, description: str, example: 
         parser.parse_args(["--help"])
     add_keys(parser, KEYS)
     options = parse(parser, words)
-    return config_of(options, see=f"(see {command} --help)")
-
-
-def config_files(words: Sequence[str]) -> list[str]:
-    """Return the names of the `--config` files."""
-    pairs = zip(words, [*words[1:], ""], strict=True)
-    named = [(word.partition("="), after) for word, after in pairs]
-    return [path for (name, equals, value), after in named if name == _CONFIG and (path := value if equals else after)]
+    if files is not None:
+        files += options.config
+    return config_of(options)
 
 
 def to_yaml(config: Config) -> str:

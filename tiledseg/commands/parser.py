@@ -32,6 +32,7 @@ class Parser(argparse.ArgumentParser):
         """`example`: flags shown as an example. `main`: flags shown by --help (none: all); `--help all` shows all."""
         self.example, self.main = example, main
         super().__init__(prog, **{"allow_abbrev": False, "formatter_class": _Formatter, **options})
+        self.set_defaults(command=prog, flags={})
 
     def format_help(self) -> str:
         """Return the help: required flags, purpose, options, an example."""

@@ -143,7 +143,7 @@ def _question(flags: Namespace) -> RunQuestion:
     for name, value in values.items():
         for number in () if value is None else value if isinstance(value, tuple) else (value,):
             Range(1, MOST if name in _COUNTS else MOST_BYTES).check(flag_of(name), number)
-    model = config_of(flags, _PLAIN).model
+    model = config_of(flags).model
     network, recompute = _network(flags, model), flags.recompute if flags.recompute in REBUILDS else "auto"
     if flags.stride != 1 and not isinstance(network, UNet):
         raise ConfigError(
@@ -186,7 +186,7 @@ def _pipeline(flags: Namespace) -> Parallelism | None:
         refuse_given(flags, (*PIPELINE_KEYS, *own), "--stages is not given", "give --stages N")
         return None
     with renamed(_NAMES):
-        config = config_of(flags, _PLAIN).parallel
+        config = config_of(flags).parallel
         if own:
             config = replace(config, recompute=value_of("parallel.recompute", flags.recompute, "--recompute"))
         Range(1, _MOST_STAGES).check("--stages", config.stages)

@@ -27,7 +27,7 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.lists import SourceRules
 from tiledseg.raster.statistics import Normalization, Normalizer
-from tiledseg.tracing.build import built_module, network_modules, traced_module
+from tiledseg.tracing.build import network_modules, traced_module
 
 
 @dataclass(frozen=True)
@@ -232,25 +232,9 @@ def module_mapper(
     return Mapper(lambda: value, lambda _: own().eval(), numbers, normalization=normalization)
 
 
-def weights_mapper(
-    network: ForeignNetwork,
-    path: str,
-    numbers: list[int] | None,
-    normalization: Normalization | None,
-    whole: bool = False,
-) -> Mapper:
-    """Return the mapper of a module that the user's function builds, with the weights of a file (torch's, read as
-    weights only, or safetensors). Names are the module's, maybe with prefixes of wrappers (`strip_prefixes`).
-
-    Raises errors as `module_mapper`, and CheckpointError that lists missing and unexpected names."""
-    module = built_module(network, 0)
-    fill(module, path)
-    mapper = module_mapper(module, network.bands, numbers, network.classes, normalization, network.crops, whole)
-    return replace(mapper, files=(path,))
-
-
 def fill(module: nn.Module, path: str) -> None:
-    """Copy the weights of a file into a module. Raises CheckpointError for a file of another network."""
+    """Copy the weights of a file (torch's, read as weights only, or safetensors) into a module, under its names, maybe
+    with prefixes of wrappers. Raises CheckpointError that lists missing and unexpected names."""
     own = module.state_dict()
     state = strip_prefixes(read_state_dict(path), own)
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())

@@ -29,12 +29,31 @@ class _RefusedError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader without dates: 2024-06-20 is text, like 2024-06. Each key stands once."""
+    """A YAML loader without dates: 2024-06-20 is text, like 2024-06. It refuses, before a value is built, what
+    configurations do not need."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         sign: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        plain = event.value if isinstance(event, yaml.ScalarEvent) and event.style is None else ""
+        if event.anchor:
+            words = "uses an alias or an anchor (* or &), which no configuration needs; write it out, or quote it"
+            raise _RefusedError(words, event.start_mark)
+        if _LONG_NUMBER.fullmatch(plain):
+            raise _RefusedError(f"holds a number of {len(plain)} characters; no key needs that", event.start_mark)
+        if words := ambiguity(plain):
+            raise _RefusedError(f"holds {words}", event.start_mark)
+        if self.depth > DEEPEST:
+            raise _RefusedError(f"nests lists and maps more than {DEEPEST} deep; no key needs that", event.start_mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         known = set()
@@ -47,52 +66,33 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _load(text: str) -> Any:
-    """Return the value of a text. Raise _RefusedError for YAML that configurations do not need, before it is built."""
-    depth = documents = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
-        plain = event.value if isinstance(event, yaml.ScalarEvent) and event.style is None else ""
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        documents += isinstance(event, yaml.DocumentStartEvent)
-        words = f"holds {doubt}" if (doubt := ambiguity(plain)) else ""
-        if documents > 1:
-            words = "starts a second document, which would be left out; keep one"
-        if getattr(event, "anchor", None):
-            words = "uses an alias or an anchor (* or &), which no configuration needs; write it out, or quote it"
-        if _LONG_NUMBER.fullmatch(plain):
-            words = f"holds a number of {len(plain)} characters; no key needs that"
-        if depth > DEEPEST:
-            words = f"nests lists and maps more than {DEEPEST} deep; no key needs that"
-        if words:
-            raise _RefusedError(words, event.start_mark)
-    return yaml.load(text, _Loader)
-
-
 def read_yaml(path: str) -> Any:
     """Read the YAML file `path`. Raise ConfigError, naming the file and the line."""
     text = read_text(path, "the configuration", LARGEST_BYTES, "give a YAML file", ConfigError)
     try:
-        return _load(text)
+        return yaml.load(text, _Loader)
     except _RefusedError as error:
         raise ConfigError(f"{path}{error.place} {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}{place} is not YAML: {getattr(error, 'problem', None) or error}; mend it") from None
+        words = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
+        raise ConfigError(f"{path}{place} is not YAML: {words or error}; mend it") from None
     except ValueError as error:  # a number of thousands of digits, 0x without one
         raise ConfigError(f"{path} holds a value that cannot be: {error}; mend it") from None
 
 
 def load_value(text: str) -> Any:
-    """Return the YAML value of a flag; text that is no YAML stays text. Raise ConfigError for aliases, a key given
-    twice or deep nesting."""
+    """Return the YAML value of a flag; text that is no YAML stays text, which its key checks. Raise ConfigError for
+    lists and maps with aliases, a key given twice or deep nesting."""
     try:
-        strict = any(sign in text for sign in "[{\n") or _LONG_NUMBER.fullmatch(text)
-        return _load(text) if strict else yaml.load(text, _Loader)
+        return yaml.load(text, _Loader)
     except _RefusedError as error:
-        raise ConfigError(f"{text[:40]!r} {error}") from None
+        if any(sign in text for sign in "[{\n") or _LONG_NUMBER.fullmatch(text):
+            raise ConfigError(f"{text[:40]!r} {error}") from None
     except (yaml.YAMLError, ValueError):
-        return text  # checked by its key
+        pass
+    return text
 
 
 def ambiguity(number: str) -> str:
