@@ -15,16 +15,16 @@ from tiledseg.architecture.network import Pretrainable
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.resnet import BLOCKS
 from tiledseg.architecture.segnet import SegNet
-from tiledseg.checkpoint.loading import FirstWeights, load_pretrained, widened
+from tiledseg.checkpoint.loading import load_pretrained, widened
 from tiledseg.errors import CheckpointError
 from tiledseg.models.network import GraphNetwork, build_modules
 
 
-def loaded(path: Path, network: Pretrainable) -> tuple[GraphNetwork, FirstWeights]:
-    first = load_pretrained(str(path), network)
+def loaded(path: Path, network: Pretrainable) -> tuple[GraphNetwork, dict[str, torch.Tensor], str]:
+    tensors, _, note = load_pretrained(str(path), network)
     module = build_modules(network, seed=1)
-    module.load_state_dict(first.tensors, strict=False)
-    return module.eval(), first
+    module.load_state_dict(tensors, strict=False)
+    return module.eval(), tensors, note
 
 
 def encoder_output(module: GraphNetwork, node: str, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -55,32 +55,32 @@ def test_vgg_16_fits_segnet(norm: str, normed: bool, tmp_path: Path) -> None:
     """Stand-in weights, an eighth as wide: what the encoder gives is what VGG-16 gives with them."""
     state = vgg(normed, thinner=8)
     torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}}, tmp_path / "vgg.pth")
-    module, first = loaded(tmp_path / "vgg.pth", SegNet(base_channels=8, norm=norm))
+    module, _, note = loaded(tmp_path / "vgg.pth", SegNet(base_channels=8, norm=norm))
     x_BCHW = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(2))
     assert relative(encoder_output(module, "encoder4-pool", x_BCHW), vgg_output(state, normed, x_BCHW)) < 1e-6
-    assert first.note == f"the encoder begins with {26 + 52 * normed} tensors of {tmp_path}/vgg.pth"
+    assert note == f"the encoder begins with {26 + 52 * normed} tensors of {tmp_path}/vgg.pth"
 
 
 @pytest.mark.parametrize("encoder", list(BLOCKS))
 def test_resnets_fit_the_residual_unet(encoder: str, tmp_path: Path) -> None:
     state = resnet(BLOCKS[encoder], encoder == "resnet50", 8)
     save_file({f"encoder.{name}": tensor for name, tensor in state.items()}, tmp_path / "resnet.safetensors")
-    module, first = loaded(tmp_path / "resnet.safetensors", ResidualUNet(encoder, 8))
+    module, _, note = loaded(tmp_path / "resnet.safetensors", ResidualUNet(encoder, 8))
     x_BCHW = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(2))
     found_BCHW = encoder_output(module, f"layer4-{BLOCKS[encoder][3] - 1}-relu", x_BCHW)
     assert relative(found_BCHW, reference_resnet(state, encoder, 32, x_BCHW)) < 1e-5
-    assert "lacks" not in first.note
-    assert "left out" in first.note, "encoder.fc is no name of the published network"
+    assert "lacks" not in note
+    assert "left out" in note, "encoder.fc is no name of the published network"
 
 
 def test_the_wide_resnet_fits_g_scnn(tmp_path: Path) -> None:
     torch.save(wide_resnet(8), tmp_path / "wide.pth")
     network = GatedSCNN(base_channels=8, image_mean=False)
-    module, first = loaded(tmp_path / "wide.pth", network)
+    module, tensors, note = loaded(tmp_path / "wide.pth", network)
     encoder = [name for name in module.state_dict() if name.startswith("layers.mod")]
     counters = [name for name in encoder if name.endswith("num_batches_tracked")]
-    assert len(first.tensors) == len(encoder) - len(counters)
-    assert first.note.endswith("wide.pth; left out: 'bn_out.0.weight' and 3 more")
+    assert len(tensors) == len(encoder) - len(counters)
+    assert note.endswith("wide.pth; left out: 'bn_out.0.weight' and 3 more")
 
 
 @pytest.mark.parametrize("bands", [1, 2, 3, 4, 7])

@@ -15,7 +15,6 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -210,17 +209,9 @@ def strip_prefixes(tensors: Mapping[str, torch.Tensor], wanted: Collection[str])
     return stripped
 
 
-@dataclass(frozen=True)
-class FirstWeights:
-    """Pretrained tensors by our names, in the file's dtype; their origin; and a line for the user."""
-
-    tensors: dict[str, torch.Tensor]
-    origin: Origin
-    note: str
-
-
-def load_pretrained(path: str, network: Pretrainable) -> FirstWeights:
-    """Return a file's weights for a network's encoder.
+def load_pretrained(path: str, network: Pretrainable) -> tuple[dict[str, torch.Tensor], Origin, str]:
+    """Return a file's weights for a network's encoder, by our names and in the file's dtype; their origin; and a line
+    for the user.
 
     Raises CheckpointError if the file holds none of them, one of another shape or not finite, or was trained with a
     norm that the network lacks.
@@ -270,7 +261,7 @@ def load_pretrained(path: str, network: Pretrainable) -> FirstWeights:
         bare and f"it has no norms, of which {bare} begin at 1 and 0",
         unused and f"left out: {_some(unused)}",
     )
-    return FirstWeights(fitted, origin, f"the encoder begins with {'; '.join(str(part) for part in words if part)}")
+    return fitted, origin, f"the encoder begins with {'; '.join(str(part) for part in words if part)}"
 
 
 def _norms(names: Iterable[str]) -> int:

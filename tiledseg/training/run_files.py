@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,23 +143,18 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the lines of a metrics file; a last line torn by a crash is dropped. Raises OutputError for other damage,
     and if a step does not follow the one before it."""
-    texts, lines, before = path.read_bytes().split(b"\n") if path.exists() else [b""], [], None
+    texts, lines, following = path.read_bytes().split(b"\n") if path.exists() else [b""], [], None
     for number, text in enumerate(texts, 1):
         line = _parsed(text)
-        if line is None:
-            if number == len(texts):
-                break
+        if line is None and number == len(texts):
+            break
+        if line is None or ("val" not in line and following not in (None, line["step"])):
             raise OutputError(
-                f"{path}, line {number} is no line of this run ({text[:40]!r}); mend it, or move the file away to "
-                "keep it"
+                f"{path}, line {number} is no line of this run, or its step does not follow ({text[:40]!r}); mend it, "
+                "or move the file away to keep it"
             )
         if "val" not in line:
-            if before is not None and line["step"] != before + 1:
-                raise OutputError(
-                    f"{path}, line {number} is of step {line['step']}, after one of step {before}; mend it, or move "
-                    "the file away to keep it"
-                )
-            before = line["step"]
+            following = line["step"] + 1
         lines.append(line)
     return lines
 
@@ -211,20 +207,15 @@ def check_run_folder(folder: Path, inputs: Iterable[str | Path]) -> None:
 
 
 def _check_place(folder: Path) -> None:
-    try:
-        os.lstat(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:  # a name that is too long, say
-        raise OutputError(f"{_KEY} is {shown(str(folder))}: {error.strerror}; give another folder") from None
+    """Raise OutputError if the folder is not there and cannot be made, or no file can be made in it."""
     existing = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
-    if irregular_kind(existing) != "a folder":
-        raise OutputError(f"{_KEY} is {folder}, but {existing} is a file; give a folder")
     try:  # to write: permission bits say little for a superuser, or on a network file system
         tempfile.TemporaryFile(dir=existing).close()
+        with suppress(FileNotFoundError):
+            os.lstat(folder)  # raises for a name that is too long
     except OSError as error:
         reason = f"{existing} is not writable ({error.strerror})"
-        raise OutputError(f"{_KEY} is {folder}, but {reason}; give another folder") from None
+        raise OutputError(f"{_KEY} is {shown(str(folder))}, but {reason}; give another folder") from None
 
 
 def _is_record(path: Path) -> bool:

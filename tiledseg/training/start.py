@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tiledseg.architecture.network import Network, Pretrainable
+import torch
+
+from tiledseg.architecture.network import Pretrainable
 from tiledseg.checkpoint.folder import Checkpoint, find_checkpoint, newest_checkpoint, newest_step, rewind
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.data import IMAGENET
 from tiledseg.config.run import Config
-from tiledseg.errors import CheckpointError, LabelError, OutputError
+from tiledseg.errors import LabelError, OutputError
 from tiledseg.execution.carrying import make_deterministic, naming_disorder
 from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.progress import Shown, StepProgress, unseen
@@ -41,9 +43,6 @@ from tiledseg.training.run_journal import facts_of
 from tiledseg.training.saving import BestSoFar, end_of_job
 from tiledseg.training.trainer import Trainer
 
-if TYPE_CHECKING:
-    from tiledseg.checkpoint.loading import FirstWeights
-
 FEWEST_STEPS = 100
 """Steps of a run below which there is a warning."""
 
@@ -59,22 +58,18 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     make_deterministic(config.train.deterministic)  # before the first kernel runs
     mesh.on_all(config.memory.check_folder)  # each host has its own
     memory, folder = memory_per_rank(mesh), Path(config.run.output)
-    preparation, newest, beginning, lost, over = mesh.on_root(lambda: _look(config, memory, files, mesh))
+    preparation, newest, beginning, weights, over = mesh.on_root(lambda: _look(config, memory, files, mesh))
     progress = StepProgress(0, 0, 2 if mesh.is_root and config.run.verbosity else 0)
     if over:
         progress.say(over)
         return 0
-    pretrained = config.model.pretrained if beginning.checkpoint is None else None  # a resumed run needs it no more
-    first = first_weights(pretrained, preparation.plan.network, mesh)
-    if first is not None:
-        beginning = replace(beginning, pretrained=first.origin, warnings=(*beginning.warnings, first.note))
     normalization, preparation = survey_data(preparation, beginning, mesh)
     preparation = count_by_place(preparation, mesh)
     with ExitStack() as stack:  # the root holds the lock of the folder
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
         mesh.on_root(lambda: _claim(folder, text, beginning, newest))
         hosts = mesh.communicator.gather_objects(mesh.host)
-        notes = [warning for warning in (lost, idle_ranks(preparation, mesh.size), unlocked) if warning]
+        notes = [warning for warning in (idle_ranks(preparation, mesh.size), unlocked) if warning]
         warnings = (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes)
         plan, on_cpu = preparation.plan, mesh.device.type == "cpu"
         if preparation.question.budgeted and on_cpu and (plan.rebuilt is not None or plan.blocks is not None):
@@ -88,7 +83,6 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
             opening = _opening_lines(preparation, beginning, (*warnings, few_steps(preparation)))
             for line in filter(None, [*opening, quicker]):
                 progress.say(line)
-        weights = first.tensors if first else {}
         trainer = Trainer(mesh, preparation, normalization, beginning, weights, started)
         with suggesting_settings(preparation.question, preparation.plan):
             return trainer.run(end)
@@ -96,9 +90,10 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
 
 def _look(
     config: Config, memory: int, files: Sequence[str], mesh: Mesh
-) -> tuple[Preparation, int | None, Beginning, str | None, str]:
+) -> tuple[Preparation, int | None, Beginning, dict[str, torch.Tensor], str]:
     """Make the checks that the root makes for all ranks. Return the run prepared for `memory` bytes a rank, the step of
-    the newest checkpoint in its folder, its beginning, a note on its metrics, and a line if nothing is left to do."""
+    the newest checkpoint in its folder, its beginning, a new run's pretrained weights, and a line if nothing is left to
+    do."""
     check_store(config.memory.offload, config.memory.store, mesh.device)
     on_cpu, folder, pretrained = mesh.device.type == "cpu", Path(config.run.output), config.model.pretrained
     preparation = prepare(config, memory, mesh.size, on_cpu)
@@ -113,13 +108,23 @@ def _look(
     check_run_folder(folder, [*preparation.files, *files, *weights_file])
     newest, beginning = newest_step(folder / CHECKPOINTS), begin(_checkpoint_of(config), preparation)
     checkpoint, every = beginning.checkpoint, config.train.checkpoint_every
+    weights, lost, over = dict[str, torch.Tensor](), None, ""
     if checkpoint is None:
-        return preparation, newest, beginning, check_metrics(folder, None, every), ""
-    if checkpoint.path.parent.resolve() != (folder / CHECKPOINTS).resolve():
+        lost = check_metrics(folder, None, every)
+        if pretrained:
+            from tiledseg.checkpoint.loading import load_pretrained
+
+            assert isinstance(preparation.plan.network, Pretrainable), "presets refuse the key elsewhere"
+            weights, origin, note = load_pretrained(pretrained, preparation.plan.network)
+            beginning = replace(beginning, pretrained=origin, warnings=(*beginning.warnings, note))
+    elif checkpoint.path.parent.resolve() == (folder / CHECKPOINTS).resolve():
+        lost = check_metrics(folder, checkpoint.saved.step, every)
+        over = _nothing_left(checkpoint, beginning, preparation)
+    else:
         read_metrics(folder / METRICS)  # raises for damage
-        return preparation, newest, beginning, None, ""
-    lost = check_metrics(folder, checkpoint.saved.step, every)
-    return preparation, newest, beginning, lost, _nothing_left(checkpoint, beginning, preparation)
+    if lost:
+        beginning = replace(beginning, warnings=(*beginning.warnings, lost))
+    return preparation, newest, beginning, weights, over
 
 
 def _checkpoint_of(config: Config) -> Checkpoint | None:
@@ -248,22 +253,6 @@ def _basis(question: RunQuestion) -> str:
 # Red, green and blue of ImageNet, scaled to 0..1, from torchvision's documentation of its weights.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LEAST_SQUARE = 16  # least side in pixels of a region of labels, where windows are drawn by their labels
-
-
-def first_weights(path: str | None, network: Network, mesh: Mesh) -> FirstWeights | None:
-    """Read the file of `model.pretrained` on every rank; None if there is none. Collective.
-
-    A fault on one rank is raised on all. Raises CheckpointError if ranks read different files.
-    """
-    if path is None:
-        return None
-    from tiledseg.checkpoint.loading import load_pretrained
-
-    assert isinstance(network, Pretrainable), "presets refuse the key elsewhere"
-    found = mesh.on_all(lambda: load_pretrained(path, network))
-    if len(set(mesh.communicator.gather_objects(found.origin))) > 1:
-        raise CheckpointError(f"{path} is not the same file on all ranks; give one that all of them share")
-    return found
 
 
 def survey_data(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[Normalization, Preparation]:
