@@ -26,7 +26,7 @@ from tiledseg.geometry.graph import MemoryPolicy
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.saved import Hooks
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.planning.walk.choice import Greedy
+from tiledseg.planning.walk.choice import StepChoices
 from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.planning.walk.items import Walk
 from tiledseg.planning.walk.step_memory import network_walk
@@ -112,8 +112,7 @@ def step(module: Callable[..., torch.Tensor], *inputs: object) -> None:
 
 def budget_at(walk: Walk, share: float) -> int:
     """Bytes, at a share of the way from what is there whatever is chosen to all that is kept."""
-    greedy = Greedy(walk)
-    low, high = max(walk.base), greedy.peak(greedy.kept)
+    low, high = max(walk.base), StepChoices(walk).kept
     return int(low + share * (high - low))
 
 
@@ -121,9 +120,9 @@ def settings(network: Network, shares: Sequence[float]) -> Iterator[Setting]:
     """Yield the cases whose budget anything fits."""
     found = walk_of(network, context=LARGE)
     for share in shares:
-        chosen = Greedy(found).choose(budget_at(found, share))
+        chosen = StepChoices(found).choose(budget_at(found, share))
         if chosen is not None:
-            yield Setting(network, share, chosen.bytes, peak_by_allocator(network, found.policy(chosen.words)))
+            yield Setting(network, share, chosen.peak, peak_by_allocator(network, chosen.policy))
 
 
 def networks(levels: Sequence[int], norms: Sequence[str]) -> Iterator[UNet]:

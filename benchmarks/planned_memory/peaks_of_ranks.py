@@ -35,7 +35,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import MeshShape, Partition, decompose
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.memory.allocations import AllocationMeter
-from tiledseg.planning.walk.choice import Greedy
+from tiledseg.planning.walk.choice import StepChoices
 from tiledseg.planning.walk.cost import rank_walk
 from tiledseg.planning.walk.items import Walk, price
 from tiledseg.planning.walk.mode_cost import settled
@@ -90,8 +90,8 @@ def errors(rank: Rank, shares: Sequence[float]) -> Iterator[tuple[float, float]]
     the rank that is off most. The first rank chooses, as one plan is for all. Collective."""
     ranks, walk = rank.axes.image, rank.walk
     for share in shares:
-        chosen = Greedy(walk).choose(budget_at(walk, share))
-        policy = ranks.gather_objects(None if chosen is None else walk.policy(chosen.words))[0]
+        chosen = StepChoices(walk).choose(budget_at(walk, share))
+        policy = ranks.gather_objects(None if chosen is None else chosen.policy)[0]
         if policy is not None:
             planned = price(walk, walk.needed_words(policy)).peak
             every = ranks.gather_objects(planned / rank.allocated(policy) - 1)

@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.planned_memory.peaks import budget_at, in_channels_last, module_by, step, walk_of
 from tiledseg.architecture.unet import UNet
-from tiledseg.planning.walk.choice import Greedy
+from tiledseg.planning.walk.choice import StepChoices
 from tiledseg.system.freed_memory import keep_freed_memory, keep_no_more
 
 SMALL = 64, 64
@@ -55,9 +55,9 @@ def taken(case: Case) -> dict[str, int]:
     """Bytes planned, and bytes that this process holds more at its peak than before."""
     context = case.side, case.side
     walk = walk_of(case.network, context=context)
-    chosen = Greedy(walk).choose(budget_at(walk, case.share))
+    chosen = StepChoices(walk).choose(budget_at(walk, case.share))
     assert chosen is not None, f"nothing fits in {case}"
-    module = in_channels_last(module_by(case.network, walk.policy(chosen.words)))
+    module = in_channels_last(module_by(case.network, chosen.policy))
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     step(module, _input(case.network.bands, SMALL))
@@ -65,7 +65,7 @@ def taken(case: Case) -> dict[str, int]:
     before = status("VmRSS")
     for _ in range(2):
         step(module, _input(case.network.bands, context))
-    return {"planned": chosen.bytes, "resident": status("VmHWM") - before}
+    return {"planned": chosen.peak, "resident": status("VmHWM") - before}
 
 
 def _input(bands: int, context: tuple[int, int]) -> torch.Tensor:

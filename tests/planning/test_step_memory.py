@@ -32,7 +32,7 @@ from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.shapes import is_legal_size
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules, build_network
-from tiledseg.planning.walk.choice import Greedy
+from tiledseg.planning.walk.choice import StepChoices
 from tiledseg.planning.walk.cost import LayerCost, layer_costs, unfolded_bytes
 from tiledseg.planning.walk.step_memory import loss_bytes, training_memory
 from tiledseg.training.choose_objective import choose_objective
@@ -258,11 +258,8 @@ def test_float64_unfolds_what_is_counted(layer: Convolution | TransposedConvolut
 def test_the_peak_of_a_choice_is_that_of_a_real_step(network: Network, share: float) -> None:
     """Within 2 %, and never above the budget by more than that."""
     found = walk_of(network)
-    greedy = Greedy(found)
-    full = greedy.peak(greedy.kept)
-    chosen = greedy.choose(int(share * full))
+    step = StepChoices(found)
+    chosen = step.choose(int(share * step.kept))
     assert chosen is not None
-    assert chosen.bytes <= share * full
-    policy = found.policy(chosen.words)
-    assert found.words(policy) == chosen.words
-    assert allocated_peak(network, policy) == pytest.approx(chosen.bytes, rel=0.02)
+    assert step.peak(chosen.policy) == chosen.peak <= share * step.kept
+    assert allocated_peak(network, chosen.policy) == pytest.approx(chosen.peak, rel=0.02)

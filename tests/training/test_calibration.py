@@ -15,7 +15,6 @@ from tiledseg.commands.calibrate import (
     GPU_CASES,
     TINY,
     Case,
-    GpuLimits,
     calibrate,
     fit_all,
     predicted,
@@ -43,7 +42,7 @@ def test_a_fit_on_a_gpu_keeps_what_was_measured() -> None:
     machine = Machine(2e13, name="some", memory_bandwidth=3e12, launch=2e-5, rates={"fp32": 2e13, "bf16": 3e14})
     cases = [case for case in (TINY, *GPU_CASES) if case.precision in machine.rates]
     steps = {case: predicted(machine.computing(case.precision), case) for case in cases}
-    limits = GpuLimits(3e12, {"fp32": 5e13, "bf16": 7e14})
+    limits = 3e12, {"fp32": 5e13, "bf16": 7e14}
     fitted = fit_all(steps, limits)
     assert fitted.memory_bandwidth == 3e12
     for case in cases:

@@ -1,19 +1,13 @@
-"""`tiledseg plan --calibrate OUT`: measures this machine, and writes its profile for `plan --machine`.
-
-The figures are fitted to the steps of small trainings, or measured by messages and copies.
-"""
+"""`tiledseg plan --calibrate OUT`: writes the profile of this machine, by small trainings, messages and copies."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
-import socket
-import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -48,7 +42,7 @@ from tiledseg.user_files.machine import machine_from
 STEPS = 9  # steps of a training; the first one does not count
 _BANDS, _CLASSES = 4, 5
 _MOVED = 8 * TENSOR  # bytes written to a store (twice) and read back
-_ON_A_MAP = rasterio.Affine(1.0, 0.0, 500_000.0, 0.0, -1.0, 5_000_000.0)
+_PLACE = {"crs": "EPSG:32632", "transform": rasterio.Affine(1.0, 0.0, 500_000.0, 0.0, -1.0, 5_000_000.0)}
 
 
 class Case(NamedTuple):
@@ -87,7 +81,7 @@ def calibrate_to(path: str, store: str | None = None) -> int:
     def body(mesh: Mesh) -> None:
         mesh.on_root(lambda: check_outputs([whole("--calibrate", path)]))
         make_deterministic(True)
-        values = calibrate(mesh, socket.gethostname(), store)
+        values = calibrate(mesh, platform.node(), store)
         mesh.on_root(lambda: write_profile(path, values))
 
     return run_on_mesh(body)
@@ -118,65 +112,55 @@ def calibrate(mesh: Mesh, name: str, store: str | None = None, cases: Sequence[C
     turns = max(1.0, ranks * threads / cores) if on_cpu else 1.0
     limits = None if on_cpu else _gpu_limits(mesh.device)
     machine = mesh.on_root(lambda: fit_all({case: value / turns for case, value in seconds.items()}, limits))
+    seconds_each = {"launch": machine.launch, "reading": mesh.on_root(_reading)}
     figures = {
         "flops": _rounded(machine.rates),
         "lanes": machine.lanes,
-        **_rounded({"memory_bandwidth": machine.memory_bandwidth, "launch": machine.launch}),
+        **_rounded({"memory_bandwidth": machine.memory_bandwidth, **seconds_each}),
         "links": _links(mesh, hosts),
         "stores": _stores(mesh, store),
-        **mesh.on_root(lambda: _rounded({"reading": _reading()})),
     }
-    words = time.strftime("%Y-%m-%d"), platform.processor() or platform.machine(), f"torch {torch.__version__}"
-    measured = ", ".join((*words, f"tiledseg {VERSION}", f"{mesh.size} ranks"))
+    kind = platform.processor() or platform.machine()
+    measured = f"{time.strftime('%Y-%m-%d')}, {kind}, torch {torch.__version__}, tiledseg {VERSION}, {mesh.size} ranks"
     return {"name": name, "measured": measured, "host": host | {"base": base}, "figures": figures}
 
 
-class GpuLimits(NamedTuple):
-    """The limits of a GPU: bytes a second of a copy, and operations a second of a matrix product, by precision."""
-
-    bandwidth: float
-    products: dict[str, float]
-
-
-def fit_all(seconds: dict[Case, float], limits: GpuLimits | None = None) -> Machine:
+def fit_all(seconds: Mapping[Case, float], limits: tuple[float, Mapping[str, float]] | None = None) -> Machine:
     """Fit rates, `lanes`, memory bandwidth and launch to steps in fp32, then the rates of other precisions.
 
-    On a GPU the bandwidth is that of a copy, because a fit to float32 steps finds a tenth of it. Launch is fitted to
-    the tiny network, whose steps consist of launches. No rate exceeds that of a matrix product.
+    `limits` of a GPU: bytes a second of a copy, and operations a second of a matrix product by precision, which no rate
+    exceeds. The bandwidth is that of the copy, because a fit to float32 steps finds a tenth of it. Launch is then
+    fitted to the tiny network, whose steps consist of launches.
     """
-    single = {case: value for case, value in seconds.items() if case.precision == "fp32"}
-    begin = Machine(1e12, name="fitted", memory_bandwidth=1e11, launch=1e-5)
-    names = ["flops", "memory_bandwidth", "launch"]
+    bandwidth, products = limits or (1e11, {})
+    steps = {name: {c: s for c, s in seconds.items() if c.precision == name} for name in {c.precision for c in seconds}}
+    single, names = steps.pop("fp32"), ["flops", "memory_bandwidth", "launch"]
+    begin = Machine(1e12, name="fitted", memory_bandwidth=bandwidth, launch=1e-5)
     if limits is not None:
-        begin = _fit(replace(begin, memory_bandwidth=limits.bandwidth), {TINY: single.pop(TINY)}, ("launch",))
-        names = ["flops"]
+        begin, names = _fit(begin, {TINY: single.pop(TINY)}, ["launch"]), ["flops"]
     fitted = (_fit(replace(begin, lanes=lanes), single, names) for lanes in (1, 4, 8, 16, 32))
     machine = min(fitted, key=lambda each: _error(each, single))
-    rates = {"fp32": machine.flops}
-    for precision in {case.precision for case in seconds} - {"fp32"}:
-        own = {case: value for case, value in seconds.items() if case.precision == precision}
-        rates[precision] = _fit(machine, own, ("flops",)).flops
-    if limits is not None:
-        rates = {precision: min(rate, limits.products[precision]) for precision, rate in rates.items()}
+    rates = {"fp32": machine.flops} | {name: _fit(machine, own, ["flops"]).flops for name, own in steps.items()}
+    rates = {name: min(rate, products.get(name, rate)) for name, rate in rates.items()}
     return replace(machine, flops=rates["fp32"], rates=rates)
 
 
-def _fit(machine: Machine, seconds: dict[Case, float], names: Sequence[str]) -> Machine:
+def _fit(machine: Machine, seconds: Mapping[Case, float], names: Sequence[str]) -> Machine:
     """Improve the figures `names` one at a time, until no change of 1 % predicts the steps better."""
-    error, step = _error(machine, seconds), math.log(4)
-    while step > 0.01:
-        factors = math.exp(step), math.exp(-step)
-        changed = [replace(machine, **{name: by * getattr(machine, name)}) for name in names for by in factors]
+    error, factor = _error(machine, seconds), 4.0
+    while factor > 1.01:
+        both = factor, 1 / factor
+        changed = [replace(machine, **{name: by * getattr(machine, name)}) for name in names for by in both]
         best = min(changed, key=lambda each: _error(each, seconds))
         if _error(best, seconds) < 0.999 * error:  # a smaller gain is drift of a figure that no step depends on
             error, machine = _error(best, seconds), best
         else:
-            step /= 2
+            factor **= 0.5
     return machine
 
 
-def _error(machine: Machine, seconds: dict[Case, float]) -> float:
-    return sum(math.log(predicted(machine, case) / value) ** 2 for case, value in seconds.items())
+def _error(machine: Machine, seconds: Mapping[Case, float]) -> float:
+    return sum(float(np.log(predicted(machine, case) / value)) ** 2 for case, value in seconds.items())
 
 
 def predicted(machine: Machine, case: Case) -> float:
@@ -205,7 +189,7 @@ def _trained(mesh: Mesh, case: Case) -> float:
         start(config, to_yaml(config), alone)
         lines = [json.loads(line) for line in (Path(folder) / "run/metrics.jsonl").read_text().splitlines()]
     steps = [line["seconds"] - line["data_seconds"] for line in lines if "seconds" in line]
-    return statistics.mean(mesh.communicator.gather_objects(min(steps[1:])))
+    return float(np.mean(mesh.communicator.gather_objects(min(steps[1:]))))
 
 
 def write_rasters(folder: Path, side: int) -> tuple[str, str]:
@@ -213,9 +197,8 @@ def write_rasters(folder: Path, side: int) -> tuple[str, str]:
     paths = folder / "image.tif", folder / "labels.tif"
     values_CHW = np.random.default_rng(0).integers(0, 255, (_BANDS, side, side), np.uint8)
     for path, values in zip(paths, (values_CHW, values_CHW[:1] % _CLASSES), strict=True):
-        layout = {"tiled": True, "blockxsize": 256, "blockysize": 256, "crs": "EPSG:32632", "transform": _ON_A_MAP}
-        size = {"height": side, "width": side, "count": len(values), "dtype": "uint8"}
-        with rasterio.open(path, "w", driver="GTiff", photometric="minisblack", **layout, **size) as file:
+        size = {"height": side, "width": side, "count": len(values), "dtype": "uint8", "photometric": "minisblack"}
+        with rasterio.open(path, "w", "GTiff", tiled=True, blockxsize=256, blockysize=256, **size, **_PLACE) as file:
             file.write(values)
     return str(paths[0]), str(paths[1])
 
@@ -225,13 +208,12 @@ def _links(mesh: Mesh, hosts: Sequence[str]) -> dict[str, dict[str, float]]:
     the two take part, and send in turn."""
     links = {}
     for place, same in (("host", True), ("network", False)):
-        peer = next((rank for rank, host in enumerate(hosts) if rank and (host == hosts[0]) == same), None)
-        if peer is None:
-            continue
-        messages, two = mesh.communicator.point_to_point(), mesh.rank in (0, peer)
-        link = measure_link(messages, peer - mesh.rank, mesh.device) if two else None
-        latency, per_byte = mesh.communicator.gather_objects(link)[0]
-        links[place] = _rounded({"latency": latency, "bandwidth": 1 / max(per_byte, 1e-15)})
+        peers = [rank for rank in range(1, mesh.size) if (hosts[rank] == hosts[0]) == same]
+        if peers:
+            messages, two = mesh.communicator.point_to_point(), mesh.rank in (0, peers[0])
+            link = measure_link(messages, peers[0] - mesh.rank, mesh.device) if two else None
+            latency, per_byte = mesh.communicator.gather_objects(link)[0]
+            links[place] = _rounded({"latency": latency, "bandwidth": 1 / max(per_byte, 1e-15)})
     return links
 
 
@@ -247,13 +229,13 @@ def _stores(mesh: Mesh, store: str | None) -> dict[str, dict[str, float]]:
 
 def _reading() -> float:
     """Return the seconds of reading one value of a raster of bytes, usually from the page cache."""
-    side = 1024
-    with tempfile.TemporaryDirectory() as folder, rasterio.open(write_rasters(Path(folder), side)[0]) as file:
-        return least(torch.device("cpu"), file.read) / (_BANDS * side**2)
+    with tempfile.TemporaryDirectory() as folder, rasterio.open(write_rasters(Path(folder), 1024)[0]) as file:
+        return least(torch.device("cpu"), file.read) / (_BANDS * 1024**2)
 
 
-def _gpu_limits(device: torch.device) -> GpuLimits:
-    """Measure a copy within a GPU's memory (read and write), and a square matrix product in each precision."""
+def _gpu_limits(device: torch.device) -> tuple[float, dict[str, float]]:
+    """Return the bytes a second of a copy within a GPU's memory (read and write), and the operations a second of a
+    square matrix product in each precision."""
     source = torch.ones(1 << 30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     bandwidth = 2 * source.nbytes / least(device, lambda: target.copy_(source))
@@ -261,7 +243,7 @@ def _gpu_limits(device: torch.device) -> GpuLimits:
     for precision, dtype in {"fp32": torch.float32, "fp64": torch.float64, **CAST_DTYPES}.items():
         a = torch.randn(_PRODUCT, _PRODUCT, device=device).to(dtype)
         products[precision] = 2 * _PRODUCT**3 / least(device, partial(torch.matmul, a, a))
-    return GpuLimits(bandwidth, products)
+    return bandwidth, products
 
 
 def _rounded(values: dict[str, float] | Any) -> dict[str, float]:

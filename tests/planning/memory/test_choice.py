@@ -11,7 +11,7 @@ import pytest
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, WORDS
-from tiledseg.planning.walk.choice import Greedy, StepChoices, step_choices
+from tiledseg.planning.walk.choice import StepChoices, step_choices
 from tiledseg.planning.walk.cost_model import Machine, Store
 from tiledseg.planning.walk.items import Item, Walk, price
 
@@ -57,14 +57,14 @@ def test_drawn_networks_take_at_most_a_hundredth_of_a_step_more_than_the_best() 
     """Brute force over all choices, at budgets from the least that anything fits upward."""
     more = []
     for step in drawn_networks():
-        priced = [(price(step.walk, words).seconds, step.greedy.peak(words)) for words in all_choices(step.walk)]
-        low, high = step.fixed + min(peak for _, peak in priced), step.kept
+        priced = [(price(step.walk, words).seconds, step.bytes_by(words)) for words in all_choices(step.walk)]
+        low, high = min(peak for _, peak in priced), step.kept
         for share in (0.0, 0.1, 0.25, 0.5, 0.75):
             budget = int(low + share * (high - low))
             chosen = step.choose(budget)
             assert chosen is not None
             assert chosen.peak <= budget
-            best = min(seconds for seconds, peak in priced if step.fixed + peak <= budget)
+            best = min(seconds for seconds, peak in priced if peak <= budget)
             more.append(chosen.extra - best / (3 * step.walk.forward))
     more.sort()
     assert more[len(more) * 95 // 100] < 1e-9, "equal"
@@ -121,8 +121,8 @@ def test_several_passes_in_memory_share_the_budget() -> None:
 
 
 def test_nothing_to_choose() -> None:
-    empty = Greedy(Walk((), (5, 3), (5, 3)))
+    empty = StepChoices(Walk((), (5, 3), (5, 3), forward=1.0))
     chosen = empty.choose(5)
     assert chosen is not None
-    assert chosen == ((), 0.0, 5)
+    assert (chosen.items, chosen.extra, chosen.peak) == ((), 0.0, 5)
     assert empty.choose(4) is None
