@@ -7,7 +7,6 @@ and some formats contact servers. So GDAL gets no GeoJSON, and only files whose 
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import os
@@ -50,7 +49,6 @@ STYLES = "layer_styles"
 _KIND = "FeatureCollection"
 _MOST_BYTES = 1 << 28
 BLOCK = 256
-_CACHED_BLOCKS = 256  # 16 MiB
 
 
 @dataclass(frozen=True)
@@ -267,7 +265,6 @@ class PolygonReader(RasterReader):
 
         self._shapes, self._drawn, self._background = polygons.shapes, drawn, background
         self._bounds = shapely.bounds(polygons.shapes).reshape(-1, 4)  # left, lowest, right, highest
-        self._block = functools.lru_cache(_CACHED_BLOCKS)(self._draw)
         self.info = RasterInfo(
             path=path,
             bands=1,
@@ -296,7 +293,7 @@ class PolygonReader(RasterReader):
         for part in box.blocks(BLOCK, BLOCK):
             row, col = part.row.start // BLOCK * BLOCK, part.col.start // BLOCK * BLOCK
             block = Box.of_shape((BLOCK, BLOCK)).shift(row, col)
-            numbers_HW[part.relative_to(box).slices] = self._block(block)[part.relative_to(block).slices]
+            numbers_HW[part.relative_to(box).slices] = self._draw(block)[part.relative_to(block).slices]
         return numbers_HW[None], np.ones(box.shape, np.bool_)
 
     def _draw(self, block: Box) -> NDArray[np.uint8]:
@@ -307,11 +304,6 @@ class PolygonReader(RasterReader):
         place = Affine(1, 0, block.col.start, 0, -1, -block.row.start)
         drawn = [(self._shapes[at], self._drawn[at]) for at in touching]
         return rasterize(drawn, block.shape, self._background, transform=place, dtype="uint8")
-
-    def release(self) -> None:
-        self._block.cache_clear()
-
-    close = release
 
 
 def check_any(paths: Sequence[str], counts: Sequence[int]) -> None:
