@@ -102,8 +102,6 @@ class GdalReader(RasterReader):
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         pixels_CHW, masks = self.read_masks(box)
-        if not self.info.has_mask:
-            return pixels_CHW, np.ones(box.shape, np.bool_)
         return pixels_CHW, valid_pixels(pixels_CHW, self.nodata, masks)
 
     def read_masks(self, box: Box) -> tuple[NDArray, list[NDArray]]:
@@ -206,12 +204,8 @@ def valid_pixels(
             if sentinel is not None:
                 valid_HW &= band_HW != sentinel
     elif None not in sentinels:
-        empty_HW = pixels_CHW[0] == sentinels[0]
-        for band_HW, sentinel in zip(pixels_CHW[1:], sentinels[1:], strict=True):
-            if not empty_HW.any():  # most windows need one band only
-                break
-            empty_HW &= band_HW == sentinel
-        valid_HW &= ~empty_HW
+        has_data = [band_HW != sentinel for band_HW, sentinel in zip(pixels_CHW, sentinels, strict=True)]
+        valid_HW &= np.logical_or.reduce(has_data)
     return valid_HW
 
 

@@ -26,7 +26,6 @@ from tiledseg.geometry.box import Box
 from tiledseg.raster.mirrored_reader import mirrored_positions
 from tiledseg.raster.places import View
 
-_CHUNK = 1 << 14  # pixels hashed at a time: they fit the processor's cache
 _GOLDEN = 0x9E3779B9
 _MIXING = ((16, 0x7FEB352D), (15, 0x846CA68B))  # (shift, factor) of each round
 
@@ -35,17 +34,13 @@ def pixel_noise(key: int, bands: int, rows: NDArray[np.intp], cols: NDArray[np.i
     """Return normal noise (mean 0, deviation 1), float32 (bands, rows, cols). `key`: 64 bits."""
     noise_CHW = np.empty((bands, rows.size, cols.size), np.float32)
     low, high = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
-    height = max(1, _CHUNK // max(1, cols.size))
     for first in range(0, bands, 2):
         words_H = mixed(mixed(rows.astype(np.uint32) ^ np.uint32(low)) + np.uint32(_GOLDEN * (first + 1) & 0xFFFFFFFF))
         words_W = mixed(cols.astype(np.uint32) ^ np.uint32(high))
-        for start in range(0, rows.size, height):
-            part = slice(start, start + height)
-            words_HW = mixed(words_H[part, None] + words_W)
-            _quantiles().take(words_HW & np.uint32(0xFFFF), out=noise_CHW[first, part], mode="wrap")
-            if first + 1 < bands:
-                words_HW >>= np.uint32(16)
-                _quantiles().take(words_HW, out=noise_CHW[first + 1, part], mode="wrap")
+        words_HW = mixed(words_H[:, None] + words_W)
+        _quantiles().take(words_HW & np.uint32(0xFFFF), out=noise_CHW[first], mode="wrap")
+        if first + 1 < bands:
+            _quantiles().take(words_HW >> np.uint32(16), out=noise_CHW[first + 1], mode="wrap")
     return noise_CHW
 
 
@@ -83,10 +78,8 @@ class Photometry:
         pixels beyond the raster get the noise of their originals."""
         dtype = x_CHW.dtype.type
         for band_HW, factor, offset in zip(x_CHW, self.factors, self.offsets, strict=True):
-            if factor != 1:
-                band_HW *= dtype(factor)
-            if offset:
-                band_HW += dtype(offset)
+            band_HW *= dtype(factor)
+            band_HW += dtype(offset)
         if self.noise:
             rows, cols = mirrored_positions(box.row, raster[0]), mirrored_positions(box.col, raster[1])
             noise_CHW = pixel_noise(self.key, len(x_CHW), rows, cols)
