@@ -13,12 +13,12 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.gdal_open import CACHE_BYTES
-from tiledseg.raster.info import RasterInfo, check_grids_match
+from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.places import View, view_reader
 from tiledseg.raster.samples.draws import Draw
-from tiledseg.raster.statistics import Normalization, Normalizer, check_alike
+from tiledseg.raster.statistics import Normalization, Normalizer
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Dataset:
     tilings the tiles are windows drawn anywhere.
 
     `dtype`: of x, float32 or float64. `margin`: width in pixels of the border of labels around a core. Any number of
-    threads may load at once. Raises RasterError, before a pixel is read, if bands, dtypes, sizes, CRS or transforms do
-    not match, and LabelError if the labels' bands do not fit the classes.
+    threads may load at once. The readers have passed `PairReading.inspect`. Raises RasterError for a tile store that
+    was cut otherwise, and LabelError if the labels' bands do not fit the classes.
     """
 
     images: Sequence[RasterReader]
@@ -57,21 +57,9 @@ class Dataset:
     margin: int = 0
 
     def __post_init__(self) -> None:
-        infos = [reader.info for reader in self.images]
-        check_alike(infos)
-        if len(self.normalization.mean) != infos[0].bands:
-            raise RasterError(
-                f"normalisation has {len(self.normalization.mean)} bands but {infos[0].path} has {infos[0].bands}; "
-                "select the bands of the statistics"
-            )
-        for info, tiling in zip(infos, self.tilings, strict=bool(self.tilings)):
-            if info.shape != tiling.raster:
-                raise RasterError(f"{info.path} is {info.shape} but its tiling is of {tiling.raster}; give its own")
-            check_cut(info, tiling)
-        for reader, tiling in zip(self.labels or (), self.tilings, strict=False):
-            check_cut(reader.info, tiling)
-        for info, reader in zip(infos, self.labels or (), strict=bool(self.labels)):
-            check_grids_match(info, reader.info)
+        for readers in (self.images, self.labels or ()):
+            for reader, tiling in zip(readers, self.tilings, strict=False):
+                check_cut(reader.info, tiling)
         self._maps = [self.label_map.resolve(r.info) for r in self.labels] if self.labels and self.label_map else []
         self._normalize = Normalizer(self.normalization, self.images[0].info.dtype, self.dtype)
 
