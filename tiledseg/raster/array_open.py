@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from tiledseg.raster.array_names import NETCDF, TILES, ArrayName
 from tiledseg.raster.array_place import check_dims, class_names_of, dims_of, nodata_of, placed, time_of
 from tiledseg.raster.composed import VALID, Composed, StackedReader, open_composed
 from tiledseg.raster.gdal_open import CACHE_BYTES
-from tiledseg.raster.gdal_reader import GdalReader, as_stored, select
+from tiledseg.raster.gdal_reader import GdalReader, as_stored, check_size, choose_bands
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader, reading
 from tiledseg.raster.remote import is_remote
@@ -60,17 +59,9 @@ class ArrayReader(GdalReader):
                 fill = fill if fill is None or nodata is not None else fill % 256**dtype.itemsize
                 dtype = np.dtype(f"u{dtype.itemsize}")
             sides = array_CHW.encoding.get("preferred_chunks") or {}
-            about = SimpleNamespace(  # in rasterio's words
-                count=count,
-                height=height,
-                width=width,
-                dtypes=(dtype.str,) * count,
-                nodatavals=(fill,) * count,
-                colorinterp=(None,) * count,
-                block_shapes=[tuple(int(sides.get(dim, 1)) for dim in array_CHW.dims[1:])] * count,
-                transform=transform or Affine.identity(),
-            )
-            numbers, dtype, self.nodata = select(path, about, bands, nodata)
+            rows, cols = (int(sides.get(dim, 1)) for dim in array_CHW.dims[1:])
+            check_size(path, (height, width), (rows, cols), dtype.str, transform or Affine.identity())
+            numbers, dtype, self.nodata = choose_bands(path, (dtype.str,) * count, (fill,) * count, bands, nodata)
             if bands is not None:
                 array_CHW = array_CHW.isel({array_CHW.dims[0]: [number - 1 for number in numbers]})
             self._pixels_CHW = array_CHW.variable
@@ -83,7 +74,7 @@ class ArrayReader(GdalReader):
                 crs=crs,
                 transform=transform,
                 nodata=self.nodata[0],
-                block_shape=about.block_shapes[0],
+                block_shape=(rows, cols),
                 has_mask=dtype.startswith("float") or as_stored(self.nodata[0], np.dtype(dtype)) is not None,
                 band_numbers=numbers,
                 driver=driver,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import rasterio
+from affine import Affine
 from numpy.typing import NDArray
 from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
@@ -51,9 +52,14 @@ class GdalReader(RasterReader):
         self._handles = HandlePool(lambda: open_dataset(path, references))
         self.held = (self._handles,)
         with reading(f"open {path}"), self._handle() as dataset:
-            selected, dtype, self.nodata = select(path, dataset, bands, nodata)
-            check_complete(path, dataset)
+            if dataset.count == 0:
+                inner = ", ".join(dataset.subdatasets[:3]) or "none found"
+                raise RasterError(f"{path} has 0 bands (a container of several rasters?); give one of: {inner}")
+            dtypes = dataset.dtypes  # read once: the property asks each band, of which there may be 65,535
+            check_size(path, dataset.shape, dataset.block_shapes[0], dtypes[0], dataset.transform)
             alpha = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour == ColorInterp.alpha]
+            selected, dtype, self.nodata = choose_bands(path, dtypes, dataset.nodatavals, bands, nodata, alpha)
+            check_complete(path, dataset)
             # A selected alpha band is data: many 4-band files mark near-infrared as alpha by mistake.
             self._alpha = alpha[0] if alpha and alpha[0] not in selected else None
             flags = dataset.mask_flag_enums[0]
@@ -123,38 +129,42 @@ class GdalReader(RasterReader):
             yield dataset
 
 
-def select(
-    path: str, dataset: Any, bands: Sequence[int] | None, nodata: float | None
-) -> tuple[tuple[int, ...], str, tuple[float | None, ...]]:
-    """Return the numbers of the bands to read, their dtype, and the nodata value of each (the user's, if given).
-
-    Raises RasterError for an impossible size or transform, blocks larger than the memory, unknown bands, several
-    dtypes, and pixels that are no real numbers.
-    """
-    if dataset.width * dataset.height > MOST_PIXELS:
+def check_size(path: str, shape: tuple[int, int], block: tuple[int, int], dtype: str, transform: Affine) -> None:
+    """Raise RasterError for an impossible size or transform, and for blocks larger than the memory."""
+    height, width = shape
+    if width * height > MOST_PIXELS:
         raise RasterError(
-            f"{path} says that it is {dataset.height} x {dataset.width} px, of at most {MOST_PIXELS} in all; its "
-            "header may be damaged: copy it again, or cut the raster into several"
+            f"{path} says that it is {height} x {width} px, of at most {MOST_PIXELS} in all; its header may be "
+            "damaged: copy it again, or cut the raster into several"
         )
-    every = dataset.dtypes  # read once: the property asks each band, of which there may be 65,535
-    rows, cols = dataset.block_shapes[0] if dataset.count else (0, 0)
-    needed = rows * cols * np.dtype(every[0]).itemsize if dataset.count else 0
+    rows, cols = block
+    needed = rows * cols * np.dtype(dtype).itemsize
     if needed > memory_bytes():
         raise RasterError(
             f"{path} is stored in blocks of {rows} x {cols} px, which take {needed / 2**30:.3g} GiB each, this machine "
             f"has {memory_bytes() / 2**30:.3g} GiB; rewrite it in small blocks (gdal_translate -co TILED=YES)"
         )
-    if not all(map(math.isfinite, dataset.transform)):
-        numbers = ", ".join(f"{number:.10g}" for number in tuple(dataset.transform)[:6])
+    if not all(map(math.isfinite, transform)):
+        numbers = ", ".join(f"{number:.10g}" for number in tuple(transform)[:6])
         raise RasterError(
             f"{path} has the transform ({numbers}), which is no place on the ground; set it to six finite numbers "
             "(gdal_edit.py -a_ullr)"
         )
-    if dataset.count == 0:
-        inner = ", ".join(dataset.subdatasets[:3]) or "none found"
-        raise RasterError(f"{path} has 0 bands (a container of several rasters?); give one of: {inner}")
+
+
+def choose_bands(
+    path: str,
+    dtypes: Sequence[str],
+    stated: Sequence[float | None],
+    bands: Sequence[int] | None,
+    nodata: float | None,
+    alpha: Sequence[int] = (),
+) -> tuple[tuple[int, ...], str, tuple[float | None, ...]]:
+    """Return the numbers of the bands to read (the user's, or all but `alpha`), their dtype, and the nodata value of
+    each (the user's, else the `stated` one). Raises RasterError for unknown bands, several dtypes, and pixels that are
+    no real numbers."""
     if bands is None:
-        bands = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour != ColorInterp.alpha]
+        bands = [number for number in range(1, len(dtypes) + 1) if number not in alpha]
         if not bands:
             raise RasterError(f"{path} has an alpha band only; name it in data.bands to read it as data")
         if len(bands) > MOST_BANDS:
@@ -162,13 +172,13 @@ def select(
                 f"{path} has {len(bands)} bands, of at most {MOST_BANDS} read at once; its header may be damaged: copy "
                 "it again, or select bands with data.bands"
             )
-    outside = [band for band in bands if not 1 <= band <= dataset.count]
+    outside = [band for band in bands if not 1 <= band <= len(dtypes)]
     if outside or len(bands) == 0:
         what = f"band {outside[0]}" if outside else "an empty list of bands"
-        raise RasterError(f"data.bands asks for {what}, but {path} has bands 1 to {dataset.count}; give some of these")
+        raise RasterError(f"data.bands asks for {what}, but {path} has bands 1 to {len(dtypes)}; give some of these")
     if len(set(bands)) < len(bands):
         raise RasterError(f"data.bands {list(bands)} names a band twice; name each once")
-    names = [every[band - 1] for band in bands]
+    names = [dtypes[band - 1] for band in bands]
     dtype = np.dtype(names[0])
     if any(np.dtype(name) != dtype for name in names):
         raise RasterError(f"{path} mixes dtypes {', '.join(names)}; select bands of one dtype with data.bands")
@@ -176,7 +186,6 @@ def select(
         raise RasterError(f"{path} holds {dtype} pixels; integers or real floating-point numbers are needed")
     if nodata is not None and dtype.kind in "iu" and as_stored(nodata, dtype) is None:
         raise RasterError(f"data.nodata is {nodata}, which {dtype} pixels of {path} cannot hold; give one they can")
-    stated = dataset.nodatavals
     return tuple(bands), dtype.name, tuple(stated[band - 1] if nodata is None else nodata for band in bands)
 
 
