@@ -14,7 +14,7 @@ from rasterio.crs import CRS
 from rasterio.rpc import RPC
 
 from tests.raster.test_tile_store import cut, plan
-from tests.small_files import UTM
+from tests.small_files import UTM, write_raster
 from tiledseg.errors import RasterError
 from tiledseg.raster.info import GroundControl, RasterInfo
 from tiledseg.raster.map_writer import RasterLayout, lay_out, publish
@@ -43,6 +43,7 @@ POLYNOMIALS = RPC(
 TURNED = Affine(0.5, 0.1 / 3, 5e5 + 1 / 7, -0.2 / 7, -0.5, 4e6)
 UNUSUAL = CRS.from_proj4("+proj=ob_tran +o_proj=longlat +lon_0=40 +o_lon_p=1 +o_lat_p=30 +R=6370000 +no_defs")
 
+NOWHERE = {"crs": None, "transform": None}
 PLACES: dict[str, dict[str, Any]] = {
     "turned": {"transform": TURNED, "crs": UTM},
     "points": {"gcps": POINTS, "crs": UTM},
@@ -56,10 +57,7 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 def write(path: Path, **place: Any) -> str:
-    profile: dict[str, Any] = {"driver": "GTiff", "count": 1, "height": 48, "width": 48, "dtype": "uint8"}
-    with rasterio.open(path, "w", **profile, **place) as file:
-        file.write(np.arange(48 * 48, dtype=np.uint8).reshape(1, 48, 48))
-    return str(path)
+    return write_raster(path, np.arange(48 * 48, dtype=np.uint8).reshape(1, 48, 48), **NOWHERE | place)
 
 
 def place_of(path: str | Path) -> Any:

@@ -221,22 +221,6 @@ def test_rows_of_a_tile_index_are_images(kind: str, recwarn: pytest.WarningsReco
     assert not recwarn.list
 
 
-def test_rows_of_geoparquet_are_items() -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    touch("set/a-nir.tif", "set/a-red.tif", "set/b-red.tif", "set/b-nir.tif")
-    rows = [{band: {"href": f"{name}-{band}.tif"} for band in ("nir", "red")} for name in "ab"]
-    columns = {"id": ["a", "b"], "assets": rows}
-    parquet.write_table(pyarrow.table({**columns, "split": ["train", "val"]}), "set/items.parquet")
-    (found,) = expand_sources(["set/items.parquet"], KEYS[0], rules=ASSETS)
-    assert parse_raster(found) == Composed("set/items.parquet#a", BANDS, ("set/a-nir.tif", "set/a-red.tif"))
-    rows[1].pop("nir")
-    parquet.write_table(pyarrow.table(columns), "set/items.parquet")
-    with pytest.raises(RasterError, match=r"row 1 \(b\) has no asset nir of data.assets; its assets are red"):
-        expand_sources(["set/items.parquet"], KEYS[0], rules=ASSETS)
-
-
 def test_rasters_of_an_entry_are_a_mosaic() -> None:
     touch("a/1.tif", "a/2.tif", "b/3.tif", "gt/1.png", "gt/2.png", "gt/3.png", "whole.tif")
     mosaic = SourceRules(mosaic=True)
@@ -296,21 +280,24 @@ def test_items_of_one_place_are_times() -> None:
         expand_sources([path], KEYS[0], rules=timed)
 
 
-def test_boxes_of_geoparquet_are_places() -> None:
+def test_rows_of_geoparquet_are_items_and_their_boxes_places() -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    rows: dict[str, list[Any]] = {"id": [], "assets": [], "bbox": [], "datetime": []}
+    path, rows = "set/items.parquet", []
     for place, date in itertools.product((10, 20), ("2024-04-02", "2024-06-05")):
-        one = dated("", date)
-        rows["id"].append(f"{place}-{date}")
-        rows["assets"].append(one["assets"])
-        rows["bbox"].append({"xmin": place, "ymin": 0, "xmax": place + 10, "ymax": 10})
-        rows["datetime"].append(date)
-    parquet.write_table(pyarrow.table(rows), "set/items.parquet")
+        box = {"xmin": place, "ymin": 0, "xmax": place + 10, "ymax": 10}
+        rows.append({"id": f"{place}-{date}", "assets": dated("", date)["assets"], "bbox": box, "datetime": date})
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     composing = ASSETS._replace(times=("2024-04", "2024-06"))
-    found = expand_sources(["set/items.parquet"], KEYS[0], rules=composing)
-    assert [label_of(path) for path in found] == ["set/items.parquet#10,0,20,10", "set/items.parquet#20,0,30,10"]
+    found = expand_sources([path], KEYS[0], rules=composing)
+    assert [label_of(one) for one in found] == ["set/items.parquet#10,0,20,10", "set/items.parquet#20,0,30,10"]
+    first = Composed(f"{path}#10-2024-04-02", BANDS, ("set/-2024-04-02-nir.tif", "set/-2024-04-02-red.tif"))
+    assert parse_raster(expand_sources([path], KEYS[0], rules=ASSETS._replace(mosaic=True))[0]).parts[0] == first
+    rows[1]["assets"] = {**rows[1]["assets"], "nir": None}
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    with pytest.raises(RasterError, match=r"row 1 \(10-2024-06-05\) has no asset nir .*its assets are red, scl"):
+        expand_sources([path], KEYS[0], rules=ASSETS)
     odd = write("odd.json", {**dated("", "2024-04-02"), "bbox": 5})
     with pytest.raises(RasterError, match="has no grid:code and bbox"):
         expand_sources([odd], KEYS[0], rules=composing)

@@ -74,35 +74,28 @@ def partition(data: st.DataObject, box: Box, depth: int) -> list[Box]:
     width=st.integers(1, 1300),
     bands=st.integers(1, 3),
     dtype=st.sampled_from(["uint8", "uint16", "float32"]),
+    nodata=st.sampled_from([None, 0, 255]),
+    place=st.sampled_from([(UTM, PLACE), (None, Affine.identity())]),
 )
 def test_any_partition_in_any_order_gives_the_bytes_of_one_write(
-    tmp_path: Path, data: st.DataObject, height: int, width: int, bands: int, dtype: str
+    tmp_path: Path, data: st.DataObject, height: int, width: int, bands: int, dtype: str, nodata: Any, place: Any
 ) -> None:
+    """And the grid of any raster, without a warning if it has no place."""
     pixels_CHW = pixels_of((bands, height, width), dtype)
     whole = Box.of_shape((height, width))
     boxes = data.draw(st.permutations(partition(data, whole, 4)))
     files = []
     for name, parts in (("one", [whole]), ("many", boxes)):
-        layout = lay_out(tmp_path / f"{name}.tif", Info(height, width), bands, dtype, nodata=255)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            layout = lay_out(tmp_path / f"{name}.tif", Info(height, width, *place), bands, dtype, nodata)
         write_boxes(pickle.loads(pickle.dumps(layout)), parts, pixels_CHW)
         publish(layout)
         files.append(tmp_path / f"{name}.tif")
     assert files[0].read_bytes() == files[1].read_bytes()
     with rasterio.open(files[1]) as dataset:
         np.testing.assert_array_equal(dataset.read(), pixels_CHW)
-
-
-@pytest.mark.parametrize("nodata", [None, 0, 255])
-def test_no_crs_and_any_nodata(tmp_path: Path, nodata: float | None) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        layout = lay_out(tmp_path / "a.tif", Info(30, 40, None, Affine.identity()), 1, "uint8", nodata)
-    write_boxes(layout, [Box.of_shape((30, 40))], pixels_of((1, 30, 40)))
-    publish(layout)
-    with rasterio.open(tmp_path / "a.tif") as dataset:
-        assert dataset.crs is None
-        assert dataset.nodata == nodata
-        np.testing.assert_array_equal(dataset.read(), pixels_of((1, 30, 40)))
+        assert (dataset.crs, dataset.transform, dataset.nodata) == (*place, nodata)
 
 
 def test_laying_out_a_large_file_writes_little(tmp_path: Path) -> None:
