@@ -119,6 +119,7 @@ def test_shipped_machines_say_where_their_figures_are_from(name: str) -> None:
         ("figures.links.host.latency", 0, "figures.links.host.latency is 0; give a number above 0"),
         ("host.base", "x" * 999, "host.base is x.*[.][.][.]; give a whole number"),
         ("figures.stores", {"disk": {"written": 1e9}}, "figures.stores.disk.read is null; give a number"),
+        ("figures.links.far", {}, "figures.links has the unknown key 'far'"),
         ("figures.stores", {"disk": 5e10}, r"figures.stores.disk is 5.*; give some of written, read"),
         ("figures.stores", {"host": {"written": 1, "read": 1}}, "host.cores and figures.stores.host, but ranks on"),
         ("measured", {"flops": {"fp32": 1.0}}, "older version.*run plan --calibrate again, or give figures: flops"),

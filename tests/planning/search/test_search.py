@@ -106,7 +106,7 @@ def test_keys_give_the_same_run_by_hand(given: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("given", [{"halo": "exchange"}, {"halo": "read", "stages": 2}])
 def test_what_is_given_is_in_all_that_is_found(given: dict[str, Any]) -> None:
-    result = search(replace(question(4), rasters=(Extent((160, 256)),)), 2, **given)
+    result = search(replace(question(4), rasters=(Extent((160, 256)),)), 4, **given)
     assert {getattr(each.candidate.parallel, name) for each in result.best for name in given} == {*given.values()}
     assert result.winner.plan.cost.ranks > 1
 
