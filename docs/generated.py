@@ -48,7 +48,7 @@ def keys() -> str:
 
 
 def _row(key: str) -> str:
-    cells = f"`{key}`", f"`{as_yaml(default_of(KEYS[key]))}`", takes(KEYS[key]), meaning(key), f"`{example(key)}`"
+    cells = f"`{key}`", f"`{as_yaml(default_of(KEYS[key]))}`", takes(key), meaning(key), f"`{example(key)}`"
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 

@@ -152,6 +152,15 @@ def test_arrays_and_numbers_of_numpy_are_arguments_too(tmp_path: Path) -> None:
     tiledseg.predict_raster(MODULE, tmp_path / "a.tif", tmp_path / "b.tif", grid=1, classes=np.int64(5))
 
 
+def test_a_module_maps_an_image_of_two_times(tmp_path: Path) -> None:
+    """It was refused: {time} stood in the name whose bands were counted."""
+    for time in ("may", "june"):
+        write_raster(tmp_path / f"{time}.tif", np.ones((2, 32, 32), np.uint8))
+    module = torch.nn.Conv2d(4, 3, 3, padding=1)
+    tiledseg.predict_raster(module, tmp_path / "{time}.tif", tmp_path / "map.tif", times=["may", "june"])
+    assert (tmp_path / "map.tif").exists()
+
+
 def test_a_halo_shows_its_numbers() -> None:
     assert repr(tiledseg.halo(MODULE)).startswith("Halo(minimum=1, halo=1, alignment=1, ")
 

@@ -268,13 +268,6 @@ def shell(redirected: str, command: Sequence[str]) -> tuple[int, str, str]:
     return ended(["-m", f"tiledseg.{command[0]}", *command[1:]], redirected)
 
 
-def test_an_answer_that_a_full_disk_loses(material: Material) -> None:
-    """It gave a line that said "unforeseen"."""
-    labels = str(material.root / "held-out-labels.tif")
-    code, _, err = shell("> /dev/full", ["evaluate", "--prediction", labels, "--labels", labels])
-    assert (code, err) == (1, FULL)
-
-
 def test_a_closed_output() -> None:
     """It gave a traceback; and the next file opened had its number."""
     code, _, err = shell(">&-", ["plan", "--help"])

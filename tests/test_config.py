@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tiledseg.commands.options import KEYS, meaning, parse_config
-from tiledseg.config.run import Config, ParallelConfig
+from tests.bad_input.materials import good_config
+from tests.conftest import NIGHTLY
+from tests.small_files import tree, write_raster, write_yaml
+from tiledseg.commands.options import GROUPS, KEYS, meaning, parse_config
+from tiledseg.config.checks import check_values, range_of
+from tiledseg.config.run import Config, ModelConfig, ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.planning.walk.mode_cost import fusion_word
+from tiledseg.train import main
 
 
 def good() -> Config:
@@ -73,12 +82,9 @@ def test_values_that_cannot_be(key: str, values: tuple[Any, ...]) -> None:
 
 def test_every_key_is_described_and_has_a_default() -> None:
     """The descriptions are what --help shows."""
-    for group in fields(Config):
-        kind = group.default_factory
-        assert isinstance(kind, type)
-        for key in fields(kind):
-            assert meaning(f"{group.name}.{key.name}"), f"{group.name}.{key.name}"
-            assert key.default is not MISSING or key.default_factory is not MISSING
+    for name, key in KEYS.items():
+        assert meaning(name), name
+        assert key.default is not MISSING or key.default_factory is not MISSING
 
 
 STORE, WINDOWS = "--memory.store /scratch", "--train.windows '{size: 4, per_step: 2}'"
@@ -153,3 +159,102 @@ def test_a_key_that_another_leaves_without_effect_is_refused(line: str) -> None:
 def test_each_key_with_a_need_is_among_them() -> None:
     needy = {key for key, field in KEYS.items() if field.metadata.get("need")}
     assert {line.split()[-2][2:] for line in NEEDY} == needy
+
+
+FREE_TEXT = ("data.images", "data.labels", "data.val_images", "data.val_labels", "train.resume", "run.output")
+VALUES = {
+    "null": "null",
+    "NaN": ".nan",
+    "infinite": "-.inf",
+    "overflowing": "1e400",
+    "negative": "-1",
+    "2^63": str(2**63),
+    "2^64": str(2**64),
+    "huge fraction": "1e300",
+    "word": "many",
+    "list": "[7, 8, 9]",
+    "list of huge": f"[{2**63}, {2**63}]",
+    "nested list": "[[1]]",
+    "map": "{a: {b: 1}}",
+    "date": "2026-01-01",
+    "NUL": '"a\\0b"',
+}
+
+
+FITTING = {("train.class_weights", "list"): "[7, 8, 9] are weights of the three classes"}
+NEVER = ("map", "NUL", "nested list")
+
+
+def may_hold(name: str, key: Field[Any], kind: str) -> bool:
+    """Values that a key takes, or that mean a file which may be there."""
+    if kind == "null":
+        return "None" in str(key.type)
+    return (name, kind) in FITTING or (name in FREE_TEXT and kind not in NEVER)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("values")
+    for name in ("image", "labels"):
+        write_raster(path / f"{name}.tif", np.ones((1, 48, 48), np.uint8))
+    good = good_config(path)
+    write_yaml(path / "good.yaml", {**good, "run": {**good["run"], "output": str(path / "out")}})
+    return path
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_key_refuses_what_it_cannot_hold(name: str, root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tried, turn, before = 0, list(KEYS).index(name) % 3, tree(root)
+    # Every third value, in turn from key to key; each night all of them.
+    for kind, text in VALUES.items() if NIGHTLY or name in FREE_TEXT else list(VALUES.items())[turn::3]:
+        if may_hold(name, KEYS[name], kind):
+            continue
+        assert main(["--config", str(root / "good.yaml"), f"--{name}={text}"]) == 2, kind
+        out, err = capfd.readouterr()
+        assert (out, err[:7], err.count("\n"), err[-1]) == ("", "error: ", 1, "\n"), (kind, err)
+        assert "unforeseen" not in err, (kind, err)
+        assert name.partition(".")[2] in err, (kind, err)
+        assert len(err) < 700, kind
+        tried += 1
+    assert tree(root) == before
+    assert tried >= (3 if NIGHTLY else 1)
+
+
+def test_every_number_has_a_range() -> None:
+    """Declared beside the field; without one, nothing would stop a size beyond what memory or an index can hold."""
+    numeric = {name: key for name, key in KEYS.items() if re.search(r"\b(int|float)\b", str(key.type))}
+    assert len(numeric) >= 27
+    assert len(KEYS) <= 100, "a key that one word alone knows is a field of that word"
+    assert [name for name, key in numeric.items() if range_of(key) is None] == []
+    whole = [key for key in numeric.values() if "int" in str(key.type) and "float" not in str(key.type)]
+    assert all(range_of(key).whole and range_of(key).most < 2**63 for key in whole)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_the_ends_of_a_range(name: str) -> None:
+    """Both ends are in it unless it says otherwise; what lies beyond is refused, with key, value and remedy."""
+    allowed, (group, _, last) = range_of(KEYS[name]), name.partition(".")
+    if allowed is None:
+        pytest.skip("no number")
+    values = GROUPS[group]()
+    steps = 1 if allowed.whole else 1e-9
+    inside = [] if allowed.above else [allowed.least]
+    inside += [] if allowed.below else [allowed.most]
+    beyond = [allowed.least] if allowed.above else [allowed.least - steps]
+    beyond += [allowed.most] if allowed.below else [allowed.most + max(steps, abs(allowed.most) * 1e-9)]
+    for value in inside:
+        setattr(values, last, value)
+        check_values(group, values)
+    for value in (v if not allowed.whole else int(v) for v in beyond if not math.isinf(v)):
+        setattr(values, last, value)
+        with pytest.raises(ConfigError, match=re.escape(f"{name} is {value}; give ")):
+            check_values(group, values)
+
+
+def test_what_yaml_cannot_say() -> None:
+    """Values of a caller in Python: no whole numbers, and names that are no text."""
+    for value in (True, 3.0, "3", [True]):
+        with pytest.raises(ConfigError, match=r"model\.levels is .*whole number"):
+            check_values("model", ModelConfig(levels=value))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"model\.name is .*not text in UTF-8"):
+        check_values("model", ModelConfig(name="\udcff"))

@@ -14,7 +14,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledseg.commands.options import parse
 from tiledseg.commands.parser import Parser, flag_of, make_callable, refuse_given, run
@@ -23,10 +23,6 @@ from tiledseg.errors import ConfigError, install
 from tiledseg.system.console import answer
 from tiledseg.system.files import replacing
 from tiledseg.system.outputs import check_outputs, whole
-
-if TYPE_CHECKING:
-    from tiledseg.inference.exports import TileAdvice
-    from tiledseg.inference.trained import Trained
 
 _NETWORKS, _CARD = (".onnx", ".pt2"), ".json"
 _RANGES = {
@@ -109,23 +105,15 @@ def _export(options: Namespace, say: Callable[[str], None]) -> None:
     check_outputs(
         [whole("--output", path) for path in options.output], [*checkpoint_files(trained.checkpoint), *options.config]
     )
+    networks = [path for path in options.output if _ending(path) != _CARD]
+    described = (*networks, str(trained.checkpoint.path / "model.safetensors"))[0]
     for path in sorted(options.output, key=lambda path: _ending(path) == _CARD):  # the card last
-        if _ending(path) == _CARD:
-            _write_card(path, trained, advice, options)
-        else:
-            tolerance = exports.TOLERANCE if options.tolerance is None else options.tolerance
-            with replacing(path) as part:
-                more = options.tile is not None, tolerance, options.resolution
-                exports.write_network(part, path, trained, advice, *more)
+        with replacing(path) as part:
+            if _ending(path) == _CARD:
+                href = os.path.relpath(described, Path(path).parent)
+                item = exports.stac_item(trained, advice, href, _ending(described))
+                part.write_text(json.dumps(item, indent=1, allow_nan=False) + "\n")
+            else:
+                tolerance = options.tolerance or exports.TOLERANCE
+                exports.write_network(part, path, trained, advice, tolerance, options.resolution)
         say(path)
-
-
-def _write_card(path: str, trained: Trained, advice: TileAdvice, options: Namespace) -> None:
-    from tiledseg.inference.exports import stac_item
-
-    weights = str(trained.checkpoint.path / "model.safetensors")
-    described = next((file for file in options.output if _ending(file) in _NETWORKS), weights)
-    href = os.path.relpath(described, Path(path).parent)
-    item = stac_item(trained, advice, href, _ending(described), options.tile is not None)
-    with replacing(path) as part:
-        part.write_text(json.dumps(item, indent=1, allow_nan=False) + "\n")

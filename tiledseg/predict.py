@@ -7,6 +7,7 @@ from tiledseg.commands.entry import enter
 if __name__ == "__main__":
     enter("tiledseg.predict")
 
+import json
 import os
 import sys
 from argparse import Namespace
@@ -18,7 +19,7 @@ from tiledseg.architecture.network import ForeignNetwork
 from tiledseg.architecture.presets import CROPS, crop_grid
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse
-from tiledseg.commands.parser import Parser, flag_of, json_list, refuse_given, run
+from tiledseg.commands.parser import Parser, flag_of, refuse_given, run
 from tiledseg.config.checks import AUTO, Range
 from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, NO_VIEWS, VIEWS, Packing
 from tiledseg.config.parallel import NONE
@@ -63,8 +64,8 @@ def build_parser() -> Parser:
     bands = "bands by mean and deviation of the training images (default), or by those of each mapped image"
     add("--normalize", choices=("training", "image"), default="training", help=bands)
     add("--weights", metavar="FILE", help="a network's state dict, in place of --checkpoint")
-    add("--mean", type=json_list, metavar="[M,...]", help="with --weights: means taken off the bands")
-    add("--deviation", type=json_list, metavar="[S,...]", help="with --weights: divisors of the bands")
+    add("--mean", type=json.loads, metavar="[M,...]", help="with --weights: means taken off the bands")
+    add("--deviation", type=json.loads, metavar="[S,...]", help="with --weights: divisors of the bands")
     data = ["area", "references", "workers", "classes", "bands", "times", "assets", "mosaic", "valid", "valid_values"]
     plain = [*(f"data.{key}" for key in data), "train.precision", "run.verbosity"]
     plain += [f"model.{key}" for key in ("build", "arguments", "series", "verify", *CROPS)]

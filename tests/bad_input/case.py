@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import importlib
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
-
-from tests.small_files import tree
 
 
 @dataclass(frozen=True)
@@ -22,8 +17,6 @@ class Case:
     command: str
     typed: str
     words: tuple[str, ...]
-    by_one_rank: bool = False
-    """Only the rank that reads the damaged place can know of it; a launcher then ends the others."""
     least_ranks: int = 1
     """A job of fewer is refused for that already."""
 
@@ -54,18 +47,6 @@ export = _like("export", "--checkpoint ROOT/run")
 def command(case: Case) -> Callable[[Sequence[str]], int]:
     """The `main` of the case's command."""
     return importlib.import_module(f"tiledseg.{case.command}").main
-
-
-@contextmanager
-def check_refusal(case: Case, root: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """The body leaves everything below `root` as it was, and one line that says what is wrong."""
-    before = tree(root)
-    capfd.readouterr()
-    yield
-    out, err = capfd.readouterr()
-    assert out == ""
-    check_line(case, err)
-    assert tree(root) == before
 
 
 def check_line(case: Case, err: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tests.bad_input.case import Case, evaluate, export, plan, predict, resume, scene, tile, train
 from tests.bad_input.setting_cases import SETTINGS
 
@@ -97,10 +95,7 @@ MAPS = (
     predict("polygons-classes-alone", "--polygons-classes 0", "polygons-classes is 0, but --polygons is not given"),
     predict("output-is-the-input", "--output ROOT/image.tif", "image.tif", "input"),
     predict("probabilities-are-the-input", "--probabilities ROOT/image.tif", "image.tif", "input"),
-    replace(
-        predict("damaged-block", "--image ROOT/damaged.tif", "damaged.tif", "rows", "columns", "copy it again"),
-        by_one_rank=True,
-    ),
+    predict("damaged-block", "--image ROOT/damaged.tif", "damaged.tif", "rows", "columns", "copy it again"),
     Case("nothing-given", "predict", "", ("--image", "--output")),
 )
 

@@ -11,7 +11,7 @@ import argparse
 import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, fields
+from dataclasses import MISSING, asdict, fields
 from functools import cache
 from inspect import getdoc
 from typing import Any, get_type_hints
@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from tiledseg.commands.parser import Parser, flag_of
-from tiledseg.config.checks import AUTO, check_fields, check_value, convert, default_of, in_words, range_of, shown
+from tiledseg.config.checks import check_fields, check_value, convert, default_of, in_words, range_of, shown
 from tiledseg.config.run import Config
 from tiledseg.config.words import refuse_moved
 from tiledseg.errors import ConfigError
@@ -79,18 +79,16 @@ def meaning(key: str) -> str:
     return re.sub(r"\s+", " ", entry[1]) if entry else ""
 
 
-def takes(field: Field[Any]) -> str:
+def takes(key: str) -> str:
     """Return the words or the range of numbers that a key takes, else the kind of its value."""
-    words, allowed = field.metadata.get("words"), range_of(field)
+    group, _, name = key.partition(".")
+    words, allowed, kind = KEYS[key].metadata.get("words"), range_of(KEYS[key]), in_words(_hints(group)[name])
     if words:
         return ", ".join(words)
-    if allowed is not None and allowed.remedy:
-        return allowed.remedy
-    number = "a number" if allowed is None else allowed.in_words
-    kinds = {"int": number, "float": number, "str": "text", "bool": "true or false", "None": "null", "Literal": AUTO}
-    kinds |= {"list": "a list", "dict": "a map"}
-    plain = re.sub(r"\[[^][]*\]", "", re.sub(r"\[[^][]*\]", "", str(field.type)))  # without what lists hold
-    return ", or ".join(kinds[kind] for kind in plain.split(" | "))
+    if allowed is None:
+        return kind
+    number = "a whole number" if allowed.whole else "a number"
+    return allowed.remedy or kind.replace(" or ", ", or ").replace(number, allowed.in_words)
 
 
 def example(key: str) -> str:
@@ -109,7 +107,7 @@ def as_yaml(value: Any) -> str:
 def help_of_key(key: str) -> str:
     """Return the help of one key on 80 columns: meaning, default, values and an example."""
     field = KEYS[key]
-    rows = ("default", as_yaml(default_of(field))), ("takes", takes(field)), ("example", example(key))
+    rows = ("default", as_yaml(default_of(field))), ("takes", takes(key)), ("example", example(key))
     words = [(f"{key}: {meaning(key)}", ""), *((f"  {name:8} {text}", " " * 11) for name, text in rows)]
     return "\n".join(textwrap.fill(text, 80, subsequent_indent=other, break_on_hyphens=False) for text, other in words)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import sys
@@ -131,14 +130,6 @@ class _Command(ModuleType):
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self.__wrapped__(*args, **options)
-
-
-def json_list(text: str) -> list[float]:
-    """Parse numbers such as [1,2,3]."""
-    numbers = json.loads(text)
-    if not isinstance(numbers, list) or not all(type(value) in (int, float) for value in numbers):
-        raise ValueError(text)
-    return numbers
 
 
 def add_format_option(parser: argparse.ArgumentParser) -> None:

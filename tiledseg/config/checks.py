@@ -4,7 +4,6 @@ hints give the kinds of YAML's values, and of the arguments of a Python program.
 
 from __future__ import annotations
 
-import builtins
 import inspect
 import math
 import os
@@ -257,7 +256,7 @@ def convert(value: Any, kind: Any) -> Any:
     Python program: any number, path or sequence. Raise TypeError for any other value."""
     origin, inner = get_origin(kind), get_args(kind)
     number = kind if isinstance(value, Real) and not isinstance(value, bool) else None
-    if kind in (Any, _Anything) or (origin is Literal and value in inner):
+    if kind is Any or (origin is Literal and value in inner):
         return value
     if origin in _UNIONS:
         for each in inner:
@@ -300,15 +299,6 @@ def in_words(kind: Any) -> str:
     return _WORDS[kind]
 
 
-class _AnyKind(type):
-    def __getattr__(cls, name: str) -> Any:
-        return cls
-
-
-class _Anything(metaclass=_AnyKind):
-    """A stand-in for names that are imported for type checkers alone."""
-
-
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function so that an argument of a wrong kind is a ConfigError in one line, before anything is done."""
     signature = inspect.signature(function)
@@ -316,9 +306,12 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @cache
     def kinds() -> dict[str, Any]:
-        words = re.findall(r"\w+", " ".join(function.__annotations__.values()))
-        known = vars(builtins) | vars(sys.modules[function.__module__])
-        return get_type_hints(function, dict.fromkeys(words, _Anything) | known)
+        found: dict[str, Any] = {}
+        for name, text in function.__annotations__.items():
+            with suppress(NameError):  # imported for type checkers alone: taken as it comes
+                argument = types.SimpleNamespace(__annotations__={name: text})
+                found |= get_type_hints(argument, vars(sys.modules[function.__module__]))
+        return found
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -60,11 +60,12 @@ class Scored(nn.Module):
 @dataclass(frozen=True)
 class TileAdvice:
     """Advice for a program that cuts a raster into tiles. `side`: of a tile; outputs of the outer `halo` pixels are not
-    exact. `percent`: overlap of two tiles, both halos, rounded up."""
+    exact. `fixed`: the file takes tiles of that side only. `percent`: overlap of two tiles, both halos, rounded up."""
 
     side: int
     halo: int
     alignment: int
+    fixed: bool
 
     @property
     def percent(self) -> int:
@@ -105,7 +106,7 @@ def advise(trained: Trained, side: int | None) -> TileAdvice:
             f"--tile is {chosen}, but the network needs a multiple of {alignment} and a halo of {halo} a side; give a "
             f"multiple of {alignment}, {least} or more"
         )
-    return TileAdvice(chosen, halo, alignment)
+    return TileAdvice(chosen, halo, alignment, side is not None)
 
 
 def write_network(
@@ -113,19 +114,18 @@ def write_network(
     path: str,
     trained: Trained,
     advice: TileAdvice,
-    fixed: bool,
     tolerance: float,
     resolution: float | None = None,
 ) -> None:
     """Write `part`, the temporary file of `path` (.onnx or .pt2), and read it back. The network takes any batch, and,
-    unless `fixed`, any height and width that are multiples of the alignment.
+    unless `advice` fixes them, any height and width that are multiples of the alignment.
 
     Raises ConfigError if the format cannot express the network, TiledsegError if a probability of the file differs from
     the network's by more than `tolerance`.
     """
     x_BCHW = torch.zeros(2, trained.bands, advice.side, advice.side)
     dims: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=1024)}
-    if not fixed:
+    if not advice.fixed:
         side = max(2, 2 * advice.alignment)
         x_BCHW = torch.zeros(2, trained.bands, side, side + advice.alignment)
         for dim, name in ((2, "height"), (3, "width")):
@@ -142,7 +142,7 @@ def write_network(
     }
     keys = {key: json.dumps(value) for key, value in own.items()}
     # The check runs on one tile of noise with the training's mean and deviation.
-    side = advice.side if fixed else round_up(2 * advice.halo + 1, advice.alignment) + advice.alignment
+    side = advice.side if advice.fixed else round_up(2 * advice.halo + 1, advice.alignment) + advice.alignment
     mean, std = (torch.tensor(each)[:, None, None] for each in (trained.normalization.mean, trained.normalization.std))
     noise_BCHW = torch.randn(1, trained.bands, side, side, generator=torch.Generator().manual_seed(0))
     x_BCHW = ((mean + std * noise_BCHW) / SCALE).float()
@@ -229,11 +229,11 @@ def deepness_keys(trained: Trained, advice: TileAdvice, resolution: float | None
     return {key: json.dumps(value) for key, value in keys.items()}
 
 
-def stac_item(trained: Trained, advice: TileAdvice, file: str, ending: str, fixed: bool) -> dict[str, Any]:
+def stac_item(trained: Trained, advice: TileAdvice, file: str, ending: str) -> dict[str, Any]:
     """Return a STAC item with the MLM extension for one file of the network. A .safetensors file takes normalised
     pixels and returns logits; the other formats include normalisation and softmax."""
     saved = trained.checkpoint.saved
-    side, own = advice.side if fixed else -1, ending == ".safetensors"
+    side, own = advice.side if advice.fixed else -1, ending == ".safetensors"
     classes = [
         {"value": k, "name": one.name, "description": one.name, "color_hint": in_hex(one.colour)[1:].upper()}
         for k, one in enumerate(saved.label_map.classes)
