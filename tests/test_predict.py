@@ -76,10 +76,11 @@ def test_the_map_does_not_depend_on_the_grid(
 def test_what_tiles_change_is_refused_or_told(
     material: Material, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the plan that training has: accepted with `parallel.exact false`, it is a warning here too."""
+    """By the plan that training has: accepted with `parallel.exact false`, it is a warning here too. Pixels as they are
+    have no normalisation of their own."""
     run, output = tmp_path / "run", tmp_path / "map.tif"
     options = ["--train.epochs", "1", "--model.norm", "instance", "--parallel.exact", "false"]
-    assert train([*material.train_command(run)[1:], *options]) == 0
+    assert train([*material.train_command(run)[1:], *options, "--data.normalize", "false"]) == 0
     cut = ["--tiling.grid", "2", "--verbosity", "1"]
     assert predict(run, image, output, *cut) == 2
     assert "model.norm is instance" in capsys.readouterr().err
@@ -87,6 +88,9 @@ def test_what_tiles_change_is_refused_or_told(
     assert predict(run, image, output, *cut, "--parallel.exact", "false") == 0
     assert "warning: not exact: model.norm is instance" in capsys.readouterr().err
     assert output.exists()
+    assert predict(run, image, tmp_path / "m.tif", *cut, "--parallel.exact", "false", "--normalize", "image") == 2
+    assert "--normalize is image, but the network takes pixels as they are" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.glob("*.tif")) == ["map.tif"]
 
 
 def test_fp64_is_the_trained_network_in_float64(
@@ -172,13 +176,3 @@ def test_a_failure_leaves_the_old_map_and_nothing_else(
     assert output.read_bytes() == b"old"
     if what == "shares_of":
         assert [path.name for path in tmp_path.iterdir()] == ["map.tif"]
-
-
-def test_pixels_as_they_are_have_no_normalisation_of_their_own(
-    material: Material, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    assert train([*material.train_command(run)[1:], "--train.epochs", "1", "--data.normalize", "false"]) == 0
-    assert predict(run, image, tmp_path / "map.tif", "--normalize", "image") == 2
-    assert "--normalize is image, but the network takes pixels as they are" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
