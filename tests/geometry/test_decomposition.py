@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from tests.geometry.drawn import law, layers, line, partitions, unets, windows
+from tests.geometry.drawn import law, layers, line, partitions, unets
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Node
@@ -22,7 +22,6 @@ from tiledseg.geometry.sharing.decomposition import (
     Partition,
     decompose,
     partition_through,
-    plan_exchange,
 )
 from tiledseg.geometry.tiling import finest_grid, make_tiling
 
@@ -87,23 +86,6 @@ def test_outputs_belong_to_a_rank_that_holds_what_they_read(partition: Partition
             if isinstance(layer, SlidingWindow):
                 middle = (read.start + read.stop - 1) // 2
                 assert min(max(middle, 0), partition.size - 1) in positions(own)
-
-
-@law
-@given(partitions(), st.data())
-def test_each_window_is_covered_once_by_parts_of_their_owners(partition: Partition, data: st.DataObject) -> None:
-    """One receives what the other sends; where each wants its own, nothing travels."""
-    wanted = data.draw(windows(partition))
-    sides = [plan_exchange(partition, wanted, index) for index in range(partition.parts)]
-    for index, (side, window) in enumerate(zip(sides, wanted, strict=True)):
-        covered = [position for part in side.receives.values() for position in positions(part)]
-        assert sorted(covered) == sorted(positions(window) & positions(partition.whole))
-        assert len(covered) + sum(side.outside) == window.size
-        assert all(side.owned.contains(part) and part.size for part in side.sends.values())
-        assert all(partition.owned(peer).contains(part) and part.size for peer, part in side.receives.items())
-        assert side.is_identity == (side.window == side.owned and {*side.sends} == {*side.receives} == {index})
-        assert plan_exchange(partition, partition.blocks, index).is_identity
-        assert all(other.sends.get(index) == side.receives.get(peer) for peer, other in enumerate(sides))
 
 
 @law

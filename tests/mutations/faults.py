@@ -79,10 +79,11 @@ a convolution reads one pixel less
 a dilated kernel counts as a dense one
 -return self.stride, self.padding, self.dilation * (self.kernel - 1)
 +return self.stride, self.padding, self.kernel - 1
-== geometry/sharing/decomposition.py | geometry/test_decomposition.py
+== geometry/sharing/decomposition.py | spatial/test_halo_exchange.py
 a rank is sent the wrong part of a window
--if (part := owned.clip(window)).size
-+if (part := owned.clip(windows[peer - 1])).size
+-parts = ((peer, own.clip(wanted)) for
++parts = ((peer, own.clip(windows[peer - 1])) for
+== geometry/sharing/decomposition.py | geometry/test_decomposition.py
 blocks of ranks are cut beside the tiles' edges
 -return range(block * tiles // parts, (block + 1) * tiles // parts)
 +return range(-(-block * tiles // parts), -(-(block + 1) * tiles // parts))

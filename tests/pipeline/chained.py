@@ -6,17 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from tiledseg.pipeline.schedule import (
-    BACKWARD_SLOTS,
-    FORWARD_SLOTS,
-    ChunkMap,
-    ChunkPass,
-    MessageEnd,
-    Program,
-    Route,
-    StageTurn,
-)
-from tiledseg.pipeline.simulation import in_flight, replay, simulate
+from tiledseg.pipeline.schedule import ChunkMap, ChunkPass, MessageEnd, Program, Route, StageTurn
+from tiledseg.pipeline.simulation import in_flight, replay
 
 FIRST_SKIP = 1000  # the number of the tensor; smaller ones go from chunk to chunk
 
@@ -57,15 +48,3 @@ def is_sound(program: Program, pipeline: ChunkMap, micro_batches: int, most_in_f
         return False
     held = in_flight(program, len(ranks))
     return all(own <= most for own, most in zip(held, most_in_flight, strict=False))
-
-
-def draw(made: Program, pipeline: ChunkMap) -> str:
-    """Draw a program as text: a row a rank, a column a time slot; small letters are the second chunk's passes."""
-    chunks = len(pipeline.ranks)
-    line = simulate(made, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)
-    rows = [["."] * round(line.makespan) for _ in made]
-    for rank, spans in enumerate(line.spans):
-        for (micro_batch, chunk, backward), start, stop in spans:
-            letter = "fFbB"[2 * backward + (pipeline.ranks.index(rank) == chunk)]
-            rows[rank][round(start) : round(stop)] = [f"{letter}{micro_batch}"] * round(stop - start)
-    return "\n".join(f"stage {k} {''.join(f'{text:<3}' for text in row)}".rstrip() for k, row in enumerate(rows))

@@ -198,20 +198,11 @@ def test_folded_presets_come_near_the_least_makespan(model: str, stages: int) ->
     assert makespan(stages, 24, sending, sending) <= 1.03 * makespan(stages, 24, sending, times)
 
 
-def test_faults_are_found() -> None:
-    """A send that is missing, a micro-batch too many, and two ranks that wait for each other."""
+def test_a_missing_send_is_found() -> None:
     two = chained((0, 1))
-    made = program("1f1b", two, 5)
-    assert is_sound(made, two, 5, (2, 1))
-    unsent = tuple(turn._replace(sends=()) for turn in made[0]), made[1]
-    assert not is_sound(unsent, two, 5)
+    first, second = program("1f1b", two, 5)
     with pytest.raises(AssertionError, match="the schedule cannot end: rank 0 waits forever before ChunkPass"):
-        simulate(unsent, [1, 1], [1, 1])
-    assert not is_sound(program("gpipe", two, 3), two, 3, (2, 3))
-    forward, backward = program("gpipe", two, 1)[0]
-    late = forward._replace(sends=()), backward._replace(sends=forward.sends)
-    with pytest.raises(AssertionError, match="the schedule cannot end"):
-        simulate((late, program("gpipe", two, 1)[1]), [1, 1], [1, 1])
+        simulate((tuple(turn._replace(sends=()) for turn in first), second), [1, 1], [1, 1])
 
 
 def test_messages_take_turns_on_a_ranks_link_and_cost_it_no_time() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.sharing.decomposition import Partition, plan_exchange
+from tiledseg.geometry.sharing.decomposition import Partition, block_exchange
 from tiledseg.planning.walk.rank_steps import swaps
 
 law = settings(derandomize=True, max_examples=100, deadline=None)
@@ -27,7 +27,10 @@ def test_swaps_are_those_of_the_plan(case: tuple[Partition, list[Interval]]) -> 
     """For any windows: beyond the ends, wider than several blocks, away from the rank's own block, empty."""
     partition, windows = case
     for index, swap in enumerate(swaps(partition, windows)):
-        plan = plan_exchange(partition, windows, index)
-        for own, kept, parts in ((swap.sent, swap.kept, plan.sends), (swap.received, swap.kept, plan.receives)):
-            sizes = {peer: part.size for peer, part in parts.items()}
-            assert (sizes.pop(index, 0), tuple(sizes.values())) == (kept, own)
+        plan = block_exchange((partition, windows), None, (index, 0))
+        sent, received, kept = (plan.sends, plan.receives, plan.kept) if plan else ({}, {}, None)
+        for own, parts in ((swap.sent, sent), (swap.received, received)):
+            assert own == tuple(row.stop - row.start for row, _ in parts.values())
+        assert swap.kept == (
+            partition.owned(index).size if plan is None else kept[0][0].stop - kept[0][0].start if kept else 0
+        )

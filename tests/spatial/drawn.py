@@ -13,6 +13,7 @@ from tests.geometry.drawn import networks as graphs
 from tests.spatial.twins import FLOOR, Network
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
+from tiledseg.models.layers.pooling import MaxIndicesModule
 from tiledseg.models.network import build_network
 from tiledseg.models.norm import PixelNorm
 
@@ -84,3 +85,10 @@ def networks(draw: st.DrawFn, shape: tuple[int, int]) -> Case:
     x_BCHW = image((draw(st.integers(1, 2)), CHANNELS, height, width), 5)
     rows, cols = draw(cuts(shape[0], height)), draw(cuts(shape[1], width))
     return Case(network, x_BCHW, rows, cols, draw(st.sampled_from([1, 2, 3, WHOLE])), draw(st.booleans()), floor=1.0)
+
+
+def may_tie(network: Network) -> bool:
+    """Whether the place of a maximum is asked among pixels that upsampling has made equal: a rounding then decides."""
+    modules = list(network.modules())
+    copies = any(isinstance(m, nn.Upsample) and m.mode == "nearest" for m in modules)
+    return copies and any(isinstance(m, MaxIndicesModule) for m in modules)

@@ -23,7 +23,6 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import settle
 from tiledseg.memory.file_store import open_shelf
-from tiledseg.models.layers.pooling import MaxIndicesModule
 from tiledseg.models.network import build_modules
 from tiledseg.spatial.block_network import BlockNetwork, ImageRanks
 from tiledseg.spatial.block_pass import BlockPass, Image
@@ -110,18 +109,11 @@ def test_drawn_networks() -> None:
     @settings(derandomize=True, database=None, deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
     @given(st.sampled_from([(1, 1), (2, 2), (3, 2)]).flatmap(drawn.networks))
     def law(case: Case) -> None:
-        assume(not _may_tie(case.network))
+        assume(not drawn.may_tie(case.network))
         computed.append(check(case))
 
     law()
     assert sum(computed) > 15, "most of what is drawn can be cut"
-
-
-def _may_tie(network: Network) -> bool:
-    """Whether the place of a maximum is asked among pixels that upsampling has made equal: a rounding then decides."""
-    modules = list(network.modules())
-    copies = any(isinstance(m, nn.Upsample) and m.mode == "nearest" for m in modules)
-    return copies and any(isinstance(m, MaxIndicesModule) for m in modules)
 
 
 SHARED = {

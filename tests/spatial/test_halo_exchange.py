@@ -22,7 +22,6 @@ from tiledseg.geometry.sharing.decomposition import (
     MeshPosition,
     Partition,
     block_exchange,
-    plan_exchange,
 )
 from tiledseg.spatial.halo_exchange import exchanged, part
 
@@ -64,8 +63,8 @@ class Case:
 
     def exchange(self, at: MeshPosition) -> BlockExchange | None:
         return block_exchange(
-            plan_exchange(self.rows, self.row_windows, at.row) if self.row_windows else None,
-            plan_exchange(self.cols, self.col_windows, at.col) if self.col_windows else None,
+            (self.rows, self.row_windows) if self.row_windows else None,
+            (self.cols, self.col_windows) if self.col_windows else None,
             (at.row, at.col),
         )
 

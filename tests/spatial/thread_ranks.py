@@ -1,12 +1,12 @@
-"""Ranks of one image as threads of one process: each operation waits for all of them, and fails where one is missing.
-
-Stricter than any transport: a sum, or an exchange of messages, is done only when every rank is at its own n-th one.
-"""
+"""Ranks of one image as threads of one process: a sum waits for all of them, a receive for its message, and both fail
+where it does not come."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from itertools import product
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from tiledseg.comm.point_to_point import Message, PointToPoint, Work
 from tiledseg.geometry.sharing.decomposition import MeshPosition, MeshShape
 
 Result = TypeVar("Result")
-SECONDS = 100.0
+SECONDS = 20.0
 
 
 class Meeting:
@@ -50,24 +50,27 @@ class ThreadCommunicator(SerialCommunicator):
 
 
 class ThreadMessages(PointToPoint):
-    """What is sent and received must be as much, between the same two."""
+    """Each message lies in the box of its two ranks until it is received."""
 
-    def __init__(self, meeting: Meeting, rank: int) -> None:
+    def __init__(self, boxes: dict[tuple[int, int], SimpleQueue[torch.Tensor]], rank: int) -> None:
         super().__init__(SerialCommunicator())
-        self._meeting, self._rank = meeting, rank
+        self._boxes, self._rank = boxes, rank
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        sent = self._meeting.swap(self._rank, {peer: tensor.clone() for peer, tensor in sends})
-        assert {peer for peer, _ in receives} == {peer for peer, own in enumerate(sent) if self._rank in own}
+        for peer, tensor in sends:
+            self._boxes[self._rank, peer].put(tensor.clone())
         for peer, tensor in receives:
-            tensor.copy_(sent[peer][self._rank])
+            sent = self._boxes[peer, self._rank].get(timeout=SECONDS)
+            assert sent.shape == tensor.shape
+            tensor.copy_(sent)
         return Work()
 
 
 def on_ranks(rows: int, cols: int, work: Callable[[Axes], Result]) -> list[Result]:
     """What `work` gives on each rank of an image; the first error of any."""
     shape = MeshShape(1, rows, cols)
-    sums, messages = Meeting(rows * cols), Meeting(rows * cols)
+    sums, every = Meeting(rows * cols), range(rows * cols)
+    boxes: dict[tuple[int, int], SimpleQueue[torch.Tensor]] = {each: SimpleQueue() for each in product(every, every)}
     found: dict[int, Result] = {}
     errors: list[BaseException] = []
 
@@ -75,20 +78,20 @@ def on_ranks(rows: int, cols: int, work: Callable[[Axes], Result]) -> list[Resul
         here = ThreadCommunicator(sums, rank)
         at = MeshPosition(0, *divmod(rank, cols))
         alone = SerialCommunicator()
-        axes = Axes(shape, at, here, ThreadMessages(messages, rank), here, alone, alone.point_to_point())
+        axes = Axes(shape, at, here, ThreadMessages(boxes, rank), here, alone, alone.point_to_point())
         try:
             found[rank] = work(axes)
         except BaseException as error:
             errors.append(error)
-            for meeting in (sums, messages):
-                meeting.give_up()
+            sums.give_up()
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(rows * cols)]
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in every]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    real = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    real = [error for error in errors if not isinstance(error, threading.BrokenBarrierError | Empty)]
     for error in real or errors:
         raise error
-    return [found[rank] for rank in range(rows * cols)]
+    assert all(box.empty() for box in boxes.values()), "a message that nobody has received"
+    return [found[rank] for rank in every]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -23,7 +24,7 @@ from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, crop
 from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
 from tiledseg.models.normalise import Slices, normed
 from tiledseg.spatial.halo_exchange import exchanged
-from tiledseg.spatial.twins import SpatialBatchNorm, SpatialConvolution, SpatialLayer, spatial_layers
+from tiledseg.spatial.twins import SpatialConvolution, SpatialLayer, spatial_layers
 
 DimWindows = tuple[NodeWindows, ...]
 
@@ -40,13 +41,9 @@ class Bring:
     exchange: BlockExchange | None
     pads: tuple[int, int, int, int] | None
 
-    def cut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the part of the local tensor that is used."""
-        return _cut(x_BCHW, self.crop)
-
     def window(self, x_BCHW: torch.Tensor, fill: float, axes: Axes | None = None, owned: bool = False) -> torch.Tensor:
         """Return the window that the node reads. `owned`: see `exchanged`. Without `axes` there is no exchange."""
-        x_BCHW = self.cut(x_BCHW)
+        x_BCHW = _cut(x_BCHW, self.crop)
         if axes is not None:
             x_BCHW = exchanged(x_BCHW, self.exchange, axes, fill, owned and self.pads is None)
         return x_BCHW if self.pads is None else functional.pad(x_BCHW, self.pads, value=fill)
@@ -69,7 +66,7 @@ class Action:
         only = self.inputs[0]
         exchange, overlaps = only.exchange, overlap and only.pads is None
         if overlaps and exchange and isinstance(layer, SpatialConvolution) and layer.can_overlap(self.place):
-            return layer.overlapped(only.cut(inputs[0]), self.place, axes, exchange)
+            return layer.overlapped(_cut(inputs[0], only.crop), self.place, axes, exchange)
         brought, owned = zip(self.inputs, inputs, strict=True), layer.rows.owns_gradient
         windows = (bring.window(x_BCHW, layer.fill, axes, owned) for bring, x_BCHW in brought)
         return layer.on_block(self.place, axes.image, *windows)
@@ -104,13 +101,13 @@ def compile_actions(
 def _bring(windows: Sequence[NodeWindows], index: int, at: tuple[int, int], held: Box) -> Bring:
     exchanges, sources, missing = [], [], []
     for node, rank, extent in zip(windows, at, (held.row, held.col), strict=True):
-        one = node.inputs[index]
-        exchange, read = one.exchange(rank), _read(node, index, rank)
+        one, read = node.inputs[index], _read(node, index, rank)
         inside = read.clip(one.partition.whole)
-        assert exchange or extent.contains(inside), f"a rank holds {extent} but is to read {inside}: the plan is broken"
-        exchanges.append(exchange)
-        sources.append(read.clip(extent) if exchange is None else exchange.owned)
-        missing.append(read.outside(extent) if exchange is None else (0, 0))
+        held_here = one.exchanged or extent.contains(inside)
+        assert held_here, f"a rank holds {extent} but is to read {inside}: the plan is broken"
+        exchanges.append((one.partition, one.read) if one.exchanged else None)
+        sources.append(one.partition.owned(rank) if one.exchanged else read.clip(extent))
+        missing.append((0, 0) if one.exchanged else read.outside(extent))
     pads = (*missing[1], *missing[0])
     crop = _crop(held, Box(*sources))
     return Bring(crop, block_exchange(exchanges[0], exchanges[1], at), pads if any(pads) else None)
@@ -192,25 +189,23 @@ class SpatialNetwork:
         """Run node `k`, a batch norm, on this rank's blocks of several images, with (running) statistics over all
         images of all `ranks`. Collective over these, also backward, where a rank without an image calls
         `no_gradients`."""
-        graph, norm = self._rows, self._batch_norm(k)
+        graph, norm = self._rows, self._norm(k)
         tensors_BCHW, owned = list[torch.Tensor](), list[Slices | None]()
         for tensors, rows, cols in images:
             action = self._program(rows, cols)[k]
-            tensors_BCHW.append(action.inputs[0].window(tensors[graph.sources[k][0]], norm.fill, self.axes))
+            tensors_BCHW.append(action.inputs[0].window(tensors[graph.sources[k][0]], 0.0, self.axes))
             owned.append(action.place.owned(tensors_BCHW[-1]))
-        made = normed(norm.module, tensors_BCHW, owned, ranks, device=device)
+        made = normed(norm, tensors_BCHW, owned, ranks, device=device)
         for (tensors, _, _), y_BCHW in zip(images, made, strict=True):
             run_nodes(graph, lambda _, __, y_BCHW=y_BCHW: y_BCHW, tensors, k, k + 1)  # type: ignore[misc]
 
     def no_gradients(self, k: int, ranks: Communicator, device: torch.device) -> None:
         """Take part in the backward pass of `norm_together` without an image. Collective over `ranks`."""
-        features = self._batch_norm(k).module.num_features
+        features = self._norm(k).num_features
         ranks.all_reduce_sum(torch.zeros(2, features, dtype=torch.float64, device=device)).wait()
 
-    def _batch_norm(self, k: int) -> SpatialBatchNorm:
-        layer = self._layers[k]
-        assert isinstance(layer, SpatialBatchNorm), "a batch norm"
-        return layer
+    def _norm(self, k: int) -> Any:
+        return list(self._network.layers.values())[k]
 
     def blocks(self, rows: Partition, cols: Partition) -> tuple[Box, ...]:
         """Return this rank's block of each tensor, in positions of the whole tensor."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
@@ -88,38 +88,6 @@ def partition_through(node: Node, inputs: Sequence[Partition]) -> Partition:
             f"none of them to rank {empty} along it; use fewer ranks an image, larger images, or fewer levels"
         )
     return Partition(edges)
-
-
-@dataclass(frozen=True)
-class WindowExchange:
-    """One rank's side of an exchange along one dim, after which it holds `window` of a tensor of `size` positions.
-
-    `sends`: the parts of its own block for each rank. `receives`: the parts of its window from each rank. Keys are
-    ranks along the axis, including itself; empty parts are left out.
-    """
-
-    size: int
-    owned: Interval
-    window: Interval
-    sends: Mapping[int, Interval]
-    receives: Mapping[int, Interval]
-
-    @property
-    def is_identity(self) -> bool:
-        """True if the rank's window is its own block, and no other rank needs a part of it."""
-        return self.owned == self.window and len(self.sends) == 1
-
-    @property
-    def outside(self) -> tuple[int, int]:
-        """The numbers of the window's positions before and after the tensor."""
-        return self.window.outside(Interval(0, self.size))
-
-
-def plan_exchange(partition: Partition, windows: Sequence[Interval], index: int) -> WindowExchange:
-    """Return rank `index`'s side of the exchange after which each rank i of the axis holds `windows[i]`."""
-    owned = partition.owned(index)
-    sends = {peer: part for peer, window in enumerate(windows) if (part := owned.clip(window)).size}
-    return WindowExchange(partition.size, owned, windows[index], sends, partition.owners(windows[index]))
 
 
 @dataclass(frozen=True)
@@ -197,6 +165,7 @@ def decompose(tiling: Tiling, shape: tuple[int, int]) -> Decomposition:
 _ALL = slice(None)
 Patch = tuple[slice, slice]  # rows and columns of a part of a tensor
 GridPosition = tuple[int, int]  # (row, col)
+DimWindows = tuple[Partition, Sequence[Interval]] | None
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity
@@ -218,46 +187,47 @@ class BlockExchange:
     outside: tuple[Patch, ...]
 
 
-def block_exchange(rows: WindowExchange | None, cols: WindowExchange | None, at: GridPosition) -> BlockExchange | None:
-    """Return the exchange along both dims of the rank at (row, col) = `at`; None if it has nothing to do."""
-    dims = tuple(zip((rows, cols), at, strict=True))
-    if all(dim is None or dim.is_identity for dim, _ in dims):
+def block_exchange(rows: DimWindows, cols: DimWindows, at: GridPosition) -> BlockExchange | None:
+    """Return the exchange after which the rank at (row, col) = `at` has its window; None if it has nothing to do.
+
+    `rows`, `cols`: a dim's partition, and the windows of all its ranks; None: the dim is not exchanged.
+    """
+    has, gets, sends, receives, outside, idle = zip(*map(_along, (rows, cols), at), strict=True)
+    if all(idle):
         return None
-    sends = _patches(*({i: _ALL} if dim is None else _counted(dim.sends, dim.owned) for dim, i in dims))
-    receives = _patches(*({i: _ALL} if dim is None else _counted(dim.receives, dim.window) for dim, i in dims))
-    stays, kept = sends.pop(at, None), receives.pop(at, None)
-    return BlockExchange(
-        (rows.owned.size if rows else None, cols.owned.size if cols else None),
-        (rows.window.size if rows else None, cols.window.size if cols else None),
-        sends,
-        receives,
-        (stays, kept) if stays and kept else None,
-        all(dim is None or dim.sends.get(i) == dim.owned for dim, i in dims),
-        (*((part, _ALL) for part in _outside(rows)), *((_ALL, part) for part in _outside(cols))),
-    )
+    sent, received = _patches(*sends), _patches(*receives)
+    stays, kept = sent.pop(at, None), received.pop(at, None)
+    keeps_all = all(size is None or sends[dim].get(at[dim]) == slice(0, size) for dim, size in enumerate(has))
+    beyond = *((end, _ALL) for end in outside[0]), *((_ALL, end) for end in outside[1])
+    return BlockExchange(has, gets, sent, received, (stays, kept) if stays and kept else None, keeps_all, beyond)
+
+
+def _along(dim: DimWindows, index: int) -> tuple[Any, ...]:
+    """Return, for rank `index` along a dim: the sizes of block and window, the parts sent to and received from each
+    rank, itself included (no empty ones), the parts beyond the tensor, and True if it neither moves nor sends."""
+    if dim is None:
+        return None, None, {index: _ALL}, {index: _ALL}, [], True
+    partition, windows = dim
+    own, window = partition.owned(index), windows[index]
+    parts = ((peer, own.clip(wanted)) for peer, wanted in enumerate(windows))
+    sends = {peer: part.relative_to(own.start).slice for peer, part in parts if part.size}
+    receives = {peer: part.relative_to(window.start).slice for peer, part in partition.owners(window).items()}
+    before, after = window.outside(partition.whole)
+    ends = slice(0, before), slice(window.size - after, window.size)
+    outside = [end for end in ends if end.start < end.stop]
+    return own.size, window.size, sends, receives, outside, own == window and len(sends) == 1
 
 
 @cache
 def context_exchange(image: Decomposition, at: GridPosition) -> BlockExchange | None:
     """Return the exchange after which the rank at (row, col) = `at` has the contexts of all its tiles."""
     rows, cols = image.context_windows()
-    return block_exchange(plan_exchange(image.rows, rows, at[0]), plan_exchange(image.cols, cols, at[1]), at)
-
-
-def _counted(parts: Mapping[int, Interval], origin: Interval) -> dict[int, slice]:
-    return {peer: part.relative_to(origin.start).slice for peer, part in parts.items()}
+    return block_exchange((image.rows, rows), (image.cols, cols), at)
 
 
 def _patches(rows: Mapping[int, slice], cols: Mapping[int, slice]) -> dict[GridPosition, Patch]:
     """Return every pair of a part along rows and one along columns, in the order of ranks."""
     return {(row, col): (rows[row], cols[col]) for row, col in product(rows, cols)}
-
-
-def _outside(dim: WindowExchange | None) -> list[slice]:
-    if dim is None:
-        return []
-    (before, after), size = dim.outside, dim.window.size
-    return [part for part in (slice(0, before), slice(size - after, size)) if part.start < part.stop]
 
 
 class MeshPosition(NamedTuple):

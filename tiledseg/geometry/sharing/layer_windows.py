@@ -27,14 +27,7 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.shapes import scales, total_stride
-from tiledseg.geometry.sharing.decomposition import (
-    Decomposition,
-    Partition,
-    WindowExchange,
-    decompose,
-    partition_through,
-    plan_exchange,
-)
+from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, decompose, partition_through
 from tiledseg.geometry.sharing.segments import Segment
 from tiledseg.geometry.tiling import Tile, Tiling
 
@@ -56,10 +49,6 @@ class InputWindows:
     held: Windows
     read: Windows
     exchanged: bool
-
-    def exchange(self, index: int) -> WindowExchange | None:
-        """Return rank `index`'s side of the exchange, or None."""
-        return plan_exchange(self.partition, self.read, index) if self.exchanged else None
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def rank_steps(graph: Graph, partition: Partition, fusion: int = 1) -> list[Rank
 
 
 def swaps(partition: Partition, windows: Sequence[Interval]) -> list[Swap]:
-    """Return every rank's part in the exchange after which rank i holds `windows[i]`, as `plan_exchange` does."""
+    """Return every rank's part in the exchange after which rank i holds `windows[i]`, as `block_exchange` does."""
     taken = [{giver: part.size for giver, part in partition.owners(window).items()} for window in windows]
     kept = [sizes.pop(rank, 0) for rank, sizes in enumerate(taken)]
     sent: list[list[int]] = [[] for _ in windows]
