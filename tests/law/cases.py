@@ -186,20 +186,14 @@ def as_batch(x_CHW: NDArray) -> torch.Tensor:
     return torch.from_numpy(x_CHW)[None].contiguous(memory_format=torch.channels_last)
 
 
-def tiled_logits(
-    case: Case,
-    rank: int = 0,
-    size: int = 1,
-    dtype: torch.dtype = torch.float64,
-    grid: tuple[int, int] | None = None,
-) -> torch.Tensor:
-    """The raster's logits from this rank's tiles, every `size`-th; zero elsewhere. Of the case's grid unless given."""
+def tiled_logits(case: Case, dtype: torch.dtype = torch.float64, grid: tuple[int, int] | None = None) -> torch.Tensor:
+    """The raster's logits from its tiles, of the case's grid unless given."""
     network = case.network(dtype).train()
     set_dropout_key(network, KEY)
     dataset = case.dataset(grid, str(dtype).removeprefix("torch."))
     logits_KHW = torch.zeros(case.unet.classes, *case.raster, dtype=dtype)
     with torch.no_grad():
-        for tile in dataset.tilings[0].tiles[rank::size]:
+        for tile in dataset.tilings[0].tiles:
             places = tile_places(network.graph, dataset.tilings[0].whole, tile.context)
             output_BKHW = network(as_batch(dataset.load(0, tile).x_CHW), places)
             logits_KHW[(slice(None), *tile.core.slices)] = output_BKHW[(0, slice(None), *tile.core_in_output.slices)]

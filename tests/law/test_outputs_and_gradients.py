@@ -1,6 +1,6 @@
 """The law: tiles and ranks change no output and no gradient. Every network of the range, float64, one thread.
 
-Serially a third of the cases is run, an eighth of the deepest networks (all with TILEDSEG_NIGHTLY); over ranks some.
+A third of the cases is run, an eighth of the deepest networks (all with TILEDSEG_NIGHTLY); `test_steps.py` has ranks.
 Outputs are equal to the last bit wherever this processor's convolutions are steady; in float32 too.
 """
 
@@ -17,7 +17,6 @@ from torch import nn
 from tests.conftest import NIGHTLY
 from tests.law.cases import Case, all_cases, one_rank, relative, step_gradients, tiled_logits, undivided
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.mesh import Mesh
 
 CASES = all_cases()
 OUTPUT_BOUND = 1e-13
@@ -85,21 +84,6 @@ def name(case: Case) -> str:
     return f"L{u.levels}-n{u.convs_per_level}-K{u.kernel}-{u.padding}-{u.upsampling}-{case.grid[0]}x{case.grid[1]}"
 
 
-def check(case: Case, mesh: Mesh) -> float:
-    """Loss and gradients equal the undivided network's; returns the largest difference of an output."""
-    expected = undivided(case)
-    logits_KHW = tiled_logits(case, mesh.rank, mesh.size)
-    mesh.communicator.all_reduce_sum(logits_KHW).wait()
-    loss, found = step_gradients(case, mesh)
-    assert loss == pytest.approx(expected.loss, rel=GRADIENT_BOUND)
-    assert found.keys() == expected.gradients.keys()
-    whole = torch.cat([g.reshape(-1) for g in expected.gradients.values()])
-    assert relative(torch.cat([found[key].reshape(-1) for key in expected.gradients]), whole) <= GRADIENT_BOUND
-    worst = max((relative(found[key], expected.gradients[key]), key) for key in found)
-    assert worst[0] <= TENSOR_BOUND, worst
-    return (logits_KHW - expected.logits_KHW).abs().max().item()
-
-
 SERIAL_CASES = [
     case for number, case in enumerate(CASES) if NIGHTLY or number % (3 if case.unet.levels < 5 else 8) == 0
 ]
@@ -108,7 +92,17 @@ SERIAL_CASES = [
 @pytest.mark.parametrize("case", SERIAL_CASES, ids=name)
 def test_tiles_change_no_output_and_no_gradient(case: Case) -> None:
     """No output differs where a pixel's bits do not depend on where it stands."""
-    assert check(case, one_rank()) <= (0.0 if has_steady_kernels(case.network()) else OUTPUT_BOUND)
+    expected = undivided(case)
+    logits_KHW = tiled_logits(case)
+    loss, found = step_gradients(case, one_rank())
+    assert loss == pytest.approx(expected.loss, rel=GRADIENT_BOUND)
+    assert found.keys() == expected.gradients.keys()
+    whole = torch.cat([g.reshape(-1) for g in expected.gradients.values()])
+    assert relative(torch.cat([found[key].reshape(-1) for key in expected.gradients]), whole) <= GRADIENT_BOUND
+    worst = max((relative(found[key], expected.gradients[key]), key) for key in found)
+    assert worst[0] <= TENSOR_BOUND, worst
+    bound = 0.0 if has_steady_kernels(case.network()) else OUTPUT_BOUND
+    assert (logits_KHW - expected.logits_KHW).abs().max().item() <= bound
 
 
 # Wide layers and narrow ones, one band and several: below and above what torch gives to its BLAS.
@@ -127,15 +121,3 @@ def test_outputs_in_float32_are_equal_to_the_last_bit(case: Case) -> None:
     whole_KHW = tiled_logits(case, dtype=torch.float32, grid=(1, 1))
     assert has_steady_kernels(case.network(torch.float32))
     assert torch.equal(tiled_logits(case, dtype=torch.float32), whole_KHW)
-
-
-SHARED = [
-    pytest.param(case, id=name(case), marks=pytest.mark.ranks(2 + number % 3))
-    for number, case in enumerate(CASES[4::13])
-]
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("case", SHARED)
-def test_ranks_change_no_output_and_no_gradient(case: Case, mesh: Mesh) -> None:
-    assert check(case, mesh) <= OUTPUT_BOUND

@@ -16,11 +16,8 @@ from tests.spatial.twins import OpenAxes, check_twins
 from tiledseg.comm.mesh import Axes
 from tiledseg.geometry.layers.resampling import Border as Around
 from tiledseg.geometry.sharing.decomposition import Partition
-from tiledseg.geometry.sharing.layer_windows import WHOLE
-from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.joins import WholeImageMax
 from tiledseg.models.layers.resampling import AlignedUpsampleModule, BorderModule
-from tiledseg.models.norm import PixelNorm
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
@@ -34,7 +31,6 @@ def check_everywhere(
     opened: OpenAxes,
     module: nn.Module,
     x_BCHW: torch.Tensor,
-    fusion: int = 1,
     overlap: bool = False,
     dtype: torch.dtype = torch.float64,
 ) -> None:
@@ -47,9 +43,9 @@ def check_everywhere(
             continue
         axes = opened.of(rows, cols)
         even = Partition.even(height, rows), Partition.even(width, cols)
-        computed = check(Case(network, x_BCHW, *even, fusion, overlap), opened, axes)
+        computed = check(Case(network, x_BCHW, *even, overlap=overlap), opened, axes)
         assert computed, f"even blocks of {height} x {width} over {rows} x {cols} ranks were refused"
-        check(Case(network, x_BCHW, uneven(height, rows), uneven(width, cols), fusion, overlap), opened, axes)
+        check(Case(network, x_BCHW, uneven(height, rows), uneven(width, cols), overlap=overlap), opened, axes)
 
 
 def uneven(size: int, parts: int) -> Partition:
@@ -157,33 +153,3 @@ def unlike_its_blocks(mean: float) -> torch.Tensor:
 def test_norms_on_every_mesh(opened_mpi: OpenAxes, number: int, mean: float, dtype: torch.dtype) -> None:
     """Statistics over the whole image, which are not those of a block; a mean of many deviations costs no digits."""
     check_everywhere(opened_mpi, drawn.norms()[number], unlike_its_blocks(mean), dtype=dtype)
-
-
-CHAINS = {
-    "a unit": [nn.Conv2d(2, 4, 3, padding=1), ChannelDropout("d", 0.5), nn.BatchNorm2d(4), nn.LeakyReLU(0.01, True)],
-    "bias and norm beyond the image": [
-        nn.Conv2d(2, 4, 3, padding=1),
-        nn.GroupNorm(2, 4),
-        nn.Conv2d(4, 4, 3, padding=1),
-        PixelNorm(4),
-        nn.Sigmoid(),
-        nn.Conv2d(4, 2, 5, padding=2),
-    ],
-    "down and up": [
-        nn.Conv2d(2, 4, 4, 2, 1),
-        nn.InstanceNorm2d(4, affine=True),
-        nn.GELU(),
-        nn.MaxPool2d(3, 1, 1),
-        nn.ConvTranspose2d(4, 3, 3, 2, 1, 1),
-        nn.AvgPool2d(3, 1, 1, count_include_pad=False),
-        nn.Conv2d(3, 2, 2, padding="same"),
-    ],
-    "statistics of pixels that a later layer drops": [nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1, 3), nn.GELU()],
-    "unpadded": [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 3, 3), nn.Upsample(scale_factor=2, mode="bilinear")],
-}
-
-
-@pytest.mark.parametrize("fusion", [1, 2, WHOLE])
-@pytest.mark.parametrize("name", CHAINS)
-def test_chains_with_exchanges_shared_by_several_layers(opened_mpi: OpenAxes, name: str, fusion: int) -> None:
-    check_everywhere(opened_mpi, nn.Sequential(*CHAINS[name]), image((2, 2, 14, 13), 5), fusion, overlap=fusion == 2)
