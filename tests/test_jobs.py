@@ -137,10 +137,6 @@ def test_nodes_are_those_of_the_machine_and_ranks_those_of_the_plan(
     ("flags", "message"),
     [
         (["--site", "summit"], "--site is summit, but --emit is not given"),
-        (
-            ["--emit", "slurm", "--site", "perlmutter", "--gpus-per-node", "7"],
-            "nodes of perlmutter have 4 GPUs; give",
-        ),
         (["--emit", "slurm", "--site", "perlmutter", "--machine", "a100"], "nodes of perlmutter have 4 GPUs; give"),
         (["--machine", "a100", "--gpus-per-node", "9"], "nodes of --machine a100 have 8 GPUs; give at most 8"),
         (["--emit", "slurm", "--site", "summit"], "--site is 'summit', but --emit slurm knows generic, frontier, perl"),

@@ -10,7 +10,6 @@ import torch
 from tests.planning.flops import flop_counter
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.words import NORMS, UPSAMPLINGS
-from tiledseg.errors import GeometryError
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
 from tiledseg.planning.walk.cost import layer_costs
@@ -54,8 +53,3 @@ def test_a_frozen_part_has_no_backward_pass() -> None:
         costs = layer_costs(network.graph, 4, (64, 64))
         work = sum(c.multiply_adds * (1 + c.passes) for c in costs)
         assert 2 * work == counter.get_total_flops()
-
-
-def test_an_illegal_context_is_refused() -> None:
-    with pytest.raises(GeometryError, match="1434 is not legal"):
-        layer_costs(UNet().graph(), 4, (1440, 1434))

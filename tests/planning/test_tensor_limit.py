@@ -48,13 +48,6 @@ def test_the_largest_is_that_of_the_network(norm: str, padding: str, upsampling:
     assert largest_tensor(unet.graph(), 4, (92, 100)).values == max(made)
 
 
-def test_the_concatenation_at_4096_px_is_one_too_large() -> None:
-    largest = largest_tensor(LAYERS, 4, (4096, 4096))
-    assert (largest.layer, largest.values) == ("decoder0.pop", 2**31)
-    assert not largest.is_countable
-    assert largest_tensor(LAYERS, 4, (4096, 4080)).is_countable
-
-
 def test_an_automatic_grid_is_cut_whatever_the_memory() -> None:
     grid = choose_grid((4096, 4096), LAYERS, FOOTPRINT, 2**60, 2, 1)
     assert grid != (1, 1)
