@@ -21,7 +21,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.walk.cost import layer_costs
+from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.sampling import TileReference
@@ -84,7 +84,7 @@ def drawn_sample(tile: Tile, bands: int, classes: int, draw: np.random.Generator
 
 def step_flop(unet: UNet, size: int) -> int:
     """Floating-point operations of a step by the planner's count: 2 a multiply-add, backward twice the forward."""
-    return 6 * sum(cost.multiply_adds for cost in layer_costs(unet.graph(), unet.bands, (size, size)))
+    return 6 * sum(cost.multiply_adds for cost in tile_walk(unet.graph(), unet.bands, (size, size)).costs)
 
 
 def median_seconds(function: Callable[[], object], device: torch.device, repeats: int, warm: int = 2) -> float:

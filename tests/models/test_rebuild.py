@@ -22,7 +22,7 @@ from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.saved import Hooks
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork, build_modules, build_network
-from tiledseg.planning.walk.cost import layer_costs
+from tiledseg.planning.walk.cost import tile_walk
 
 
 def drawn(graph: Graph, seed: int) -> MemoryPolicy:
@@ -101,7 +101,7 @@ def test_autograd_holds_what_the_policy_keeps() -> None:
     """Bytes when the forward pass has ended: the network's input, the tensors held, and statistics."""
     for name in ("unet-valid-batch", "unet-instance", "segnet"):
         network, x_BCHW = built(name)
-        graph, costs = network.graph, layer_costs(network.graph, network.bands, (x_BCHW.shape[2], x_BCHW.shape[3]))
+        graph, costs = network.graph, tile_walk(network.graph, network.bands, (x_BCHW.shape[2], x_BCHW.shape[3])).costs
         for policy in (recomputation(graph), drawn(graph, 5)):
             network.follow(policy)
             with AllocationMeter([*network.parameters(), *network.buffers(), x_BCHW]) as meter:

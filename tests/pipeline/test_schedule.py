@@ -32,7 +32,7 @@ from tiledseg.pipeline.schedule import (
     program,
 )
 from tiledseg.pipeline.simulation import in_flight, simulate
-from tiledseg.planning.walk.cost import layer_costs
+from tiledseg.planning.walk.cost import tile_walk
 
 law = settings(derandomize=True, max_examples=40, deadline=None)
 STAGES, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 24)
@@ -186,7 +186,7 @@ def test_folded_presets_come_near_the_least_makespan(model: str, stages: int) ->
     """Orders for ranks of equal work take up to 1.82, 1.74, 1.58 and 1.55 times the least. Orders that know of messages
     are not slower; each message takes a tenth of the slowest rank's time."""
     network = build_network(ModelConfig(name=model), bands=4, classes=2)
-    work = [cost.multiply_adds for cost in layer_costs(network.graph(), network.bands, (1024, 1024))]
+    work = [cost.multiply_adds for cost in tile_walk(network.graph(), network.bands, (1024, 1024)).costs]
     ends = [(tensor - 1, reader) for tensor, reader in network.graph().skips]
     forward = [float(sum(work[a:b])) for a, b in cuts(choose_folded_balances(BalancePrices(work), ends, stages)[0])]
     times = ChunkTimes(forward, [2 * f for f in forward])

@@ -12,7 +12,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.config.words import NORMS, UPSAMPLINGS
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
-from tiledseg.planning.walk.cost import layer_costs
+from tiledseg.planning.walk.cost import tile_walk
 
 
 @pytest.mark.parametrize(("norm", "padding"), [*zip(NORMS, itertools.cycle(("same", "valid")), strict=False)])
@@ -26,7 +26,7 @@ def test_parameters_and_shapes_are_those_of_the_network(norm: str, padding: str)
             lambda module, inputs, output, name=name: shapes.__setitem__(name, tuple(output.shape[1:]))
         )
     network(torch.zeros(1, 5, *context))
-    costs = layer_costs(unet.graph(), 5, context)
+    costs = tile_walk(unet.graph(), 5, context).costs
     assert [c.shape for c in costs] == list(shapes.values())
     counts = [sum(p.numel() for p in module.parameters()) for module in network.layers.values()]
     assert [c.parameters for c in costs] == counts
@@ -39,7 +39,7 @@ def test_multiply_adds_are_half_of_torchs_flops(padding: str, upsampling: str) -
     network = build_modules(unet, seed=0)
     with flop_counter() as counter:  # with gradients: without, an activation goes into its convolution, uncounted
         network(torch.zeros(1, 4, 52, 60))
-    costs = layer_costs(unet.graph(), 4, (52, 60))
+    costs = tile_walk(unet.graph(), 4, (52, 60)).costs
     assert 2 * sum(c.multiply_adds for c in costs) == counter.get_total_flops()
 
 
@@ -50,6 +50,6 @@ def test_a_frozen_part_has_no_backward_pass() -> None:
         network = freeze(build_modules(unet, seed=0), factors)
         with flop_counter() as counter:
             network(torch.zeros(1, 4, 64, 64)).sum().backward()
-        costs = layer_costs(network.graph, 4, (64, 64))
+        costs = tile_walk(network.graph, 4, (64, 64)).costs
         work = sum(c.multiply_adds * (1 + c.passes) for c in costs)
         assert 2 * work == counter.get_total_flops()

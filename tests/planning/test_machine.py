@@ -17,7 +17,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.walk.cost import layer_costs
+from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.planning.walk.cost_model import CopyRates, Machine
 from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.units import parse_bytes
@@ -167,7 +167,7 @@ def seconds(machine: Machine, network: Network = NETWORK, **given: Any) -> float
 def test_each_part_takes_its_time() -> None:
     """Convolutions alone: a backward pass two forward ones, but for the first layer's one. A figure that is raised adds
     what it counts."""
-    costs = layer_costs(NETWORK.graph(), 4, (64, 64))
+    costs = tile_walk(NETWORK.graph(), 4, (64, 64)).costs
     flat = seconds(FLAT)
     assert flat == pytest.approx(2 * sum(3 * cost.multiply_adds for cost in costs) / 1e9, rel=1e-6)
     layers = sum(not layer.hands_on for layer in NETWORK.graph().layers)
@@ -181,7 +181,7 @@ def test_each_part_takes_its_time() -> None:
 def test_tiles_and_ranks() -> None:
     """Four tiles on four ranks: the busiest one's, and an all-reduce of 8 bytes a weight in 4 rounds. Ranks that share
     cores take turns, and speak besides."""
-    weights = sum(cost.parameters for cost in layer_costs(NETWORK.graph(), 4, (64, 64)))
+    weights = sum(cost.parameters for cost in tile_walk(NETWORK.graph(), 4, (64, 64)).costs)
     reduced = 4 * 1e-3 + 1.5 * 8 * weights / 1e9
     assert seconds(FLAT, grid=(2, 2), ranks=4) == pytest.approx(seconds(FLAT, grid=(2, 2)) / 4 + reduced)
     shared = replace(FREE, cores=1, ranks_per_host=2)

@@ -19,7 +19,7 @@ from tiledseg.geometry.shapes import count_parameters, tensor_channels
 from tiledseg.geometry.sharing.decomposition import Partition, decompose
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.walk.cost import layer_costs, rank_walk
+from tiledseg.planning.walk.cost import rank_walk, tile_walk
 from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.planning.walk.mode_cost import (
     DEPTHS,
@@ -51,7 +51,7 @@ def pixels_of_raster(task: Task, box: Box) -> int:
 
 @functools.cache
 def work(unet: UNet, context: tuple[int, int]) -> int:
-    return sum(c.multiply_adds for c in layer_costs(unet.graph(), unet.bands, context))
+    return sum(c.multiply_adds for c in tile_walk(unet.graph(), unet.bands, context).costs)
 
 
 @pytest.mark.parametrize(("levels", "base"), [(2, 8), (5, 64)])

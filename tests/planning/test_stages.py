@@ -12,7 +12,7 @@ from tiledseg.config.run import ModelConfig
 from tiledseg.config.words import SCHEDULES
 from tiledseg.pipeline.balance import BalancePrices, choose_balances, cuts, parse_balance
 from tiledseg.plan import main
-from tiledseg.planning.walk.cost import layer_costs
+from tiledseg.planning.walk.cost import tile_walk
 
 
 def answer(capsys: pytest.CaptureFixture[str], line: str) -> dict:
@@ -40,7 +40,7 @@ def test_the_papers_lists_on_our_presets(
     assert best * 0.85 < chosen["cap"] < best + 0.005, "no cut has a higher cap, but one with less may be faster"
     assert chosen["step"]["speed_up"] > given["step"]["speed_up"]
     layers = build_network(ModelConfig(name=model), 4, 2).graph()
-    work = [cost.multiply_adds for cost in layer_costs(layers, 4, (1024, 1024))]
+    work = [cost.multiply_adds for cost in tile_walk(layers, 4, (1024, 1024)).costs]
     assert caps(work, PRESETS[model].balance) == pytest.approx((by_hand, best), abs=0.005)
     assert given["cap"] == pytest.approx(by_hand, abs=0.005)
 

@@ -33,7 +33,7 @@ from tiledseg.geometry.shapes import is_legal_size
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules, build_network
 from tiledseg.planning.walk.choice import StepChoices
-from tiledseg.planning.walk.cost import LayerCost, layer_costs, unfolded_bytes
+from tiledseg.planning.walk.cost import LayerCost, tile_walk, unfolded_bytes
 from tiledseg.planning.walk.step_memory import loss_bytes, training_memory
 from tiledseg.training.choose_objective import choose_objective
 
@@ -59,7 +59,7 @@ def test_a_step_is_that_of_torch(padding: str, norm: str, upsampling: str, dtype
     assert kept == found[0]
     assert peak >= 0.999 * found[1]
     assert width == 8 or peak <= 1.001 * found[1]
-    costs = layer_costs(unet.graph(), unet.bands, context, width)
+    costs = tile_walk(unet.graph(), unet.bands, context, width).costs
     assert kept == sum(cost.kept_bytes for cost in costs) + loss_bytes([costs[-1]], width)
 
 

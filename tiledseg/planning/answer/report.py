@@ -35,7 +35,7 @@ from tiledseg.planning.run.pipeline import StagedPipeline
 from tiledseg.planning.run.plan import run_grid
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism, exact_modes
-from tiledseg.planning.walk.cost import layer_costs
+from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.planning.walk.mode_cost import fusion_word, mode_words
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.system.console import counted
@@ -178,9 +178,9 @@ def _network_part(question: RunQuestion, tiling: Tiling) -> Section:
     graph, bands = question.network.graph(), question.network.bands
 
     def work(context: tuple[int, int]) -> int:
-        return sum(cost.multiply_adds for cost in layer_costs(graph, bands, context))
+        return sum(cost.multiply_adds for cost in tile_walk(graph, bands, context).costs)
 
-    costs = layer_costs(graph, bands, tiling.context_max, question.value_bytes)
+    costs = tile_walk(graph, bands, tiling.context_max, question.value_bytes).costs
     layers = [
         {key: getattr(cost, key) for key in ("name", "kind", "shape", "parameters", "multiply_adds")}
         | {"shape": list(cost.shape), "activation_bytes": cost.kept_bytes}

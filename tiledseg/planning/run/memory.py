@@ -139,14 +139,13 @@ def memory_note(question: RunQuestion, spread: Spread, memory: int) -> str | Non
         return None
     what, use = "a training step on the largest tile", "a finer tiling.grid"
     if question.windows is not None:
-        what = "all windows of a step at once" if spread.together else "a step on the largest window or tile"
-        fewer = "fewer windows per_step, or " if spread.together else ""
-        use = f"{fewer}a smaller size of train.windows, and for the validation a finer tiling.grid"
+        what = "a step on the largest windows or tile"
+        use = "fewer windows per_step or smaller ones, and for the validation a finer tiling.grid"
     elif spread.shares_layers:
         what = "with parallel.halo layer the whole block of a rank"
         use = "more ranks an image, or mode exchange or read with a finer tiling.grid"
-    had = f"{question.memory / 2**30:.1f} GiB are available"
-    return f"{what} needs about {memory / 2**30:.1f} GiB, but {had}; use {use}"
+    needed, had = memory / 2**30, question.memory / 2**30
+    return f"{what} needs about {needed:.1f} GiB, but {had:.1f} GiB are available; use {use}"
 
 
 def offload_by(choice: MemoryChoice) -> OffloadPlan | None:

@@ -329,14 +329,6 @@ def tile_walk(graph: Graph, bands: int, context: tuple[int, int], value_bytes: i
     return rank_walk(graph, bands, rows, cols, 1, value_bytes)
 
 
-def layer_costs(graph: Graph, bands: int, context: tuple[int, int], bytes_per_value: int = 4) -> list[LayerCost]:
-    """Return the cost of each layer for one context of (height, width) with `bands` channels.
-
-    Raises GeometryError where the context is no legal size for the network.
-    """
-    return tile_walk(graph, bands, context, bytes_per_value).costs
-
-
 def unfolded_bytes(layer: Layer, cost: LayerCost, bytes_per_value: int) -> int:
     """Return the bytes of the matrix into which a convolution unfolds its input, forward and backward alike.
 

@@ -16,7 +16,7 @@ from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import NodeWindows, block_partition, partitions_of, segment_windows
 from tiledseg.geometry.sharing.segments import Segment, segments
-from tiledseg.planning.walk.cost import ForwardWalk, layer_costs
+from tiledseg.planning.walk.cost import ForwardWalk, tile_walk
 from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.planning.walk.items import BACKWARD
 from tiledseg.planning.walk.rank_steps import RankSteps, TensorShape, dim_steps
@@ -59,7 +59,7 @@ class BlockedStep:
             for segment in self.segments
         ]
         channels = tensor_channels(graph, bands)
-        self.costs = layer_costs(graph, bands, context, value_bytes)
+        self.costs = tile_walk(graph, bands, context, value_bytes).costs
         share = math.prod(_longest(cut.blocks) / cut.size for cut in ranks)
         sizes = math.prod((bands, *context)) * value_bytes, *(cost.output_bytes for cost in self.costs)
         self.whole = [share * size for size in sizes]  # bytes of each tensor on the rank with most
