@@ -164,13 +164,13 @@ def _planned(
         images, labels = expand_sources(typed, keys[0], rules), ()
     check_assets(data.assets, images)
     draws = any(map(is_vector, labels))
+    label_map = LabelMap.from_config(data.classes, data.ignore_index) if draws else None  # type: ignore[arg-type]
+    reading = PairReading(label_map, **data.reading)
+    reading.check_used(labels)
     if classes_given and not draws:
         raise ConfigError("--classes is given, but no labels are polygons, and rasters keep their values; leave it out")
     if data.warp and not labels:
         raise ConfigError("data.warp is given, but no labels; leave it out")
-    label_map = LabelMap.from_config(data.classes, data.ignore_index) if draws else None  # type: ignore[arg-type]
-    reading = PairReading(label_map, **data.reading)
-    reading.check_used(labels)
     infos, of_labels = reading.inspect(images, labels)
     network = known(build_network(config.model, infos[0].bands, classes=2), config.model.freeze_norm)
     footprint = network_footprint(network.graph(), config.tiling.halo_width(), config.parallel.exact)

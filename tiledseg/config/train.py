@@ -41,7 +41,7 @@ class TrainConfig(Group):
         ema: decay of a moving average of the weights, which validates and maps; 0: none
         best: none, or the score by which the best checkpoint is kept: mean_iou, mean_f1, accuracy, loss or iou.CLASS
         early_stop: epochs without a better score after which the run ends (default: never)
-        largest_loss: loss of a step above which the run ends and names the tile (default: any finite loss)
+        largest_loss: loss of a step above which the run ends (default: any finite loss)
         class_weights: none, median_frequency (the median of all classes' frequencies over the class's own), a list of
             one weight a class, or a map of class to weight, 1 for others (docs/how-to/rare-classes.md)
         tiles_per_batch: most tiles of one shape that run as one batch (under a batch norm over a step: images, small
