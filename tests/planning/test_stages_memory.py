@@ -11,7 +11,7 @@ import torch
 from tests.law.every_layer import ForeignLayers
 from tests.pipeline.undivided import Drawn
 from tests.tracing.networks import Mixed, Outer, Pointed
-from tests.tracing.styles import ChannelNorm, Inverted, Shuffled, Unpooling
+from tests.tracing.styles import ChannelNorm, Shuffled, Unpooling
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.words import NORMS, UPSAMPLINGS
 from tiledseg.geometry.memory_policy import named_policy
@@ -85,7 +85,7 @@ def measured_chunks(
 
 FOREIGN = {"described": lambda: build_network(ForeignLayers(whole=True).graph(), 2, seed=0)} | {
     style.__name__: lambda style=style: trace(Outer(style(8), classes=2), 3)
-    for style in (Pointed, Mixed, ChannelNorm, Inverted, Shuffled, Unpooling)
+    for style in (Pointed, Mixed, ChannelNorm, Shuffled, Unpooling)
 }
 
 

@@ -89,7 +89,7 @@ class Mixed(nn.Module):
         batch, channels, height, width = x.shape
         x = x.view(batch, 2, channels // 2, height, width).transpose(1, 2).reshape(batch, channels, height, width)
         x = functional.pad(self.twice(functional.elu(self.twice(x)))[:, :, 1:-1, 2:], (2, 0, 1, 1))
-        thin = x[:, :, ::2, ::2]
+        thin = functional.interpolate(x, scale_factor=0.5)
         x += functional.interpolate(thin, size=x.shape[2:])
         return 1 - x / 2
 
@@ -137,21 +137,3 @@ class AlignedUNet(nn.Module):
         two = self.down1(one)
         three = self.down2(two)
         return self.head(self.up2(self.up1(three, two), one))
-
-
-class Inexact(nn.Module):
-    """Five things that no tile can know."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 3, 3, padding=1)
-        self.around = nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular")
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        if x.sum() > 1e9:
-            x = x + 1
-        y = self.around(x)
-        y = torch.fft.fft2(y).real
-        z = functional.adaptive_avg_pool2d(x, 6)
-        return x.cumsum(dim=2) + y.mean() + z.mean()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 
 class ChannelNorm(nn.Module):
@@ -20,27 +19,6 @@ class ChannelNorm(nn.Module):
         spread = (x - mean).pow(2).mean(1, keepdim=True)
         x = (x - mean) / torch.sqrt(spread + 1e-6)
         return self.weight[:, None, None] * x + self.bias[:, None, None]
-
-
-class Inverted(nn.Module):
-    """Expansion, depthwise convolution padded by hand, squeeze and excitation by convolutions, projection."""
-
-    def __init__(self, channels: int, stride: int = 1) -> None:
-        super().__init__()
-        self.stride, wide = stride, 3 * channels
-        self.expand = nn.Sequential(
-            nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.SiLU(inplace=True)
-        )
-        self.depthwise = nn.Conv2d(wide, wide, 3, stride, groups=wide, bias=False)
-        self.reduce, self.restore = nn.Conv2d(wide, 4, 1), nn.Conv2d(4, wide, 1)
-        self.project = nn.Sequential(nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.expand(x)
-        y = functional.silu(self.depthwise(functional.pad(y, (0, 1, 0, 1) if self.stride == 2 else (1, 1, 1, 1))))
-        gate = self.restore(functional.silu(self.reduce(y.mean((2, 3), keepdim=True))))
-        y = self.project(y * gate.sigmoid())
-        return x + y if self.stride == 1 else y
 
 
 class Pyramid(nn.Module):
@@ -75,22 +53,6 @@ class Unpooling(nn.Module):
         return self.unpool(self.asymmetric(y), indices)
 
 
-class Gate(nn.Module):
-    """Attention of a skip by what comes from below, and by the mean and maximum of its channels."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.theta, self.phi = nn.Conv2d(channels, 4, 2, 2, bias=False), nn.Conv2d(channels, 4, 1)
-        self.psi, self.map = nn.Conv2d(4, 1, 1), nn.Conv2d(2, 1, 7, padding=3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        below = functional.max_pool2d(x, 2, ceil_mode=True)
-        seen = torch.sigmoid(self.psi(functional.relu(self.theta(x) + self.phi(below))))
-        x = functional.interpolate(seen, size=x.size()[2:], mode="bilinear").expand_as(x) * x
-        both = torch.cat([x.mean(dim=1, keepdim=True), x.max(dim=1, keepdim=True)[0]], dim=1)
-        return x * torch.sigmoid(self.map(both))
-
-
 class Standardized(nn.Conv2d):
     """A convolution whose weights have no mean and a deviation of one."""
 
@@ -101,7 +63,7 @@ class Standardized(nn.Conv2d):
 
 
 class Weighted(nn.Module):
-    """Sums by learned weights that are positive and add up to one, inputs scaled by buffers, checkpointed parts."""
+    """Sums by learned weights that are positive and add up to one, inputs scaled by buffers."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -114,7 +76,7 @@ class Weighted(nn.Module):
         x = (x - self.mean) / self.deviation
         shares = functional.relu(self.shares)
         shares = shares / (shares.sum() + 1e-4)
-        y = shares[0] * checkpoint(self.one, x, use_reentrant=False) + shares[1] * self.other(x)
+        y = shares[0] * self.one(x) + shares[1] * self.other(x)
         return functional.normalize(y, dim=1) + y.clamp(min=0).sqrt().detach()
 
 
@@ -196,18 +158,18 @@ class Attending(nn.Module):
 
 
 class Spacious(nn.Module):
-    """Pixels that become channels, padded by tensors of zeros, and back; bicubic resizing, sizes that are told."""
+    """Pixels that become channels, padded by tensors of zeros, and back; bicubic resizing."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.fine = nn.Conv2d(4 * channels + 2, 4 * channels, 3, padding=1)
-        self.back = nn.ConvTranspose2d(channels, channels, 3, 2, 1, groups=2, bias=False)
+        self.back = nn.ConvTranspose2d(channels, channels, 3, 2, 1, 1, groups=2, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = functional.pixel_unshuffle(x, 2)
         batch, _, height, width = y.shape
         y = functional.pixel_shuffle(self.fine(torch.cat([y, torch.zeros(batch, 2, height, width)], dim=1)), 2)
-        z = self.back(functional.avg_pool2d(x, 2), output_size=x.size())
+        z = self.back(functional.avg_pool2d(x, 2))
         z = z * (z > 0).to(z.dtype) * 0.3 + (~(z > 1)).type_as(z) * 0.1
         return y + z + functional.interpolate(functional.avg_pool2d(x, 4), scale_factor=4, mode="bicubic")
 
@@ -256,7 +218,6 @@ class OverImage(nn.Module):
         self.reduced, self.norm = nn.Conv2d(channels, channels, 2, 2), nn.LayerNorm(channels)
         self.three, self.drop = nn.Linear(channels, 3 * channels), nn.Dropout(0.0)
         self.of_image, self.value = nn.Conv2d(channels, 4, 1), nn.Conv2d(channels, channels, 1)
-        self.heat = nn.Parameter(torch.rand(2, 1, 1) + 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         fine, x = x, functional.avg_pool2d(x, 4)
@@ -265,7 +226,7 @@ class OverImage(nn.Module):
         query = self.query(tokens).reshape(batch, height * width, 2, channels // 2).permute(0, 2, 1, 3)
         fewer = self.reduced(tokens.transpose(1, 2).reshape(x.shape)).reshape(batch, channels, -1).permute(0, 2, 1)
         key, value = self.pair(fewer).reshape(batch, -1, 2, 2, channels // 2).permute(2, 0, 3, 1, 4)
-        weights = self.drop((query @ key.transpose(-2, -1) * 0.5 * self.heat).softmax(dim=-1))
+        weights = self.drop((query @ key.transpose(-2, -1) * 0.5).softmax(dim=-1))
         tokens = tokens + (weights @ value).transpose(1, 2).reshape(batch, height * width, channels)
         heads = self.three(tokens).reshape(batch, -1, 3, 2, channels // 2).permute(2, 0, 3, 1, 4).unbind(0)
         found = functional.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(tokens.shape)
@@ -359,7 +320,7 @@ class Rotary(nn.Module):
 STYLES = {
     style.__name__: style
     for style in (
-        *(ChannelNorm, Inverted, Pyramid, Unpooling, Gate, Weighted, Shuffled, Mirrored),
+        *(ChannelNorm, Pyramid, Unpooling, Weighted, Shuffled, Mirrored),
         *(Parsing, Attending, Spacious, Functions, OverImage, OfProducts, Placed, Rotary),
     )
 }

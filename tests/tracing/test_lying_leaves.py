@@ -30,7 +30,6 @@ class Lying(nn.Module):
         self.register_buffer("running", torch.zeros(6))
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("gate", torch.zeros(()))
-        self.shut = torch.zeros(1)
 
     def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
         return self.function(self, x_BHWC)
@@ -71,34 +70,23 @@ def _hooked(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 PIXEL, NEAR = tiledseg.PerPixel(), tiledseg.Local(1)
 LIES: dict[str, tuple[Function, Any, str]] = {
-    "high images": (lambda self, x: x * (2 if x.shape[1] > 700 else 1), PIXEL, "other values|other numbers"),
     "vast images": (lambda self, x: x * (2 if x.shape[1] > 9000 else 1), PIXEL, "is given other numbers at 8 x 70000"),
     "wide images": (lambda self, x: self.block(x) if x.shape[2] < 9000 else x, tiledseg.Windows(4, 2), "comes"),
     "far rows": (_below(500), PIXEL, "a part of an image"),
     "large values": (lambda self, x: x + x.clamp_min(50).amax((1, 2), keepdim=True), PIXEL, "depends on row"),
     "a branch": (lambda self, x: x * 2 if x.abs().max() > 1e6 else x * self.w, PIXEL, "reads the values"),
     "the batch": (lambda self, x: x - x.mean(0, keepdim=True), PIXEL, "beside another one in a batch"),
-    "its number": (lambda self, x: x / len(x), PIXEL, "beside another one in a batch"),
     "a gate that is shut": (lambda self, x: x + self.gate * x.mean((1, 2), keepdim=True), PIXEL, "depends on row"),
-    "a tensor that is zero": (lambda self, x: x + self.shut[0] * x.roll(1, 1), PIXEL, "depends on row"),
-    "single precision": (
-        lambda self, x: x * 2 if x.dtype == torch.float64 else x.flip(1),
-        PIXEL,
-        "else in torch.float32",
-    ),
     "half precision": (lambda self, x: x.roll(int(x.dtype == torch.bfloat16), 1), PIXEL, "else in torch.bfloat16"),
     "far away": (_far, NEAR, "depends on row"),
-    "far away in training": (lambda self, x: _far(self, x) if self.training else x, NEAR, "in training its output"),
     "a mean of training": (_running, PIXEL, "moves its buffer"),
     "a count": (_counts, PIXEL, "writes over 'leaf.calls'"),
     "kept": (_keeps, PIXEL, "at its next call"),
     "own gradients": (lambda self, x: Reversed.apply(x * self.w) * 1, PIXEL, "a backward pass of its own"),
     "a hook": (_hooked, PIXEL, "hangs a hook"),
     "a shift": (lambda self, x: self.block(x), tiledseg.Windows(4), "declared as .*depends on row"),
-    "another shift": (lambda self, x: self.block(x), tiledseg.Windows(4, 1), "depends on row"),
     "small windows": (lambda self, x: self.block(x), tiledseg.Windows(2), "does not run on 8 x 6"),
     "ends that meet": (lambda self, x: self.ends_meet(x), tiledseg.Windows(4, 2), "depends on row"),
-    "windows as a reach": (lambda self, x: self.block(x), tiledseg.Local(3), "does not run on 16 x 12"),
     "its place": (lambda self, x: x + torch.arange(x.shape[1]).to(x)[:, None, None], NEAR, "a part of an image gives"),
     "its size": (lambda self, x: x.repeat_interleave(2, 1).repeat_interleave(2, 2), PIXEL, "gives|depends on row"),
 }

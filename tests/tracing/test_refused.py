@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "a kernel by size": (lambda x: functional.avg_pool2d(x, 2 * (x.shape[2] // 32) + 1, 1, x.shape[2] // 32), "size"),
     "a part that is written": (_shifted, "writes into a part of a tensor"),
     "attention, fused, of rows": (_windows, "of all pixels"),
-    "attention, of positions": (_positioned, "what has one size of image"),
+    "attention, of positions": (_positioned, "joins weights of attention with a tensor"),
     "attention, weights used otherwise": (_sharpened, "does with weights of attention what no tile can"),
     "attention, linear, of sums": (_normalised, "are no matrix of channels"),
     "attention, keys of a size": (_few_keys, "no whole number of times smaller"),
@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "places of maxima": (_only_places, "take the maxima alone"),
     "one number": (lambda x: x - x.mean(), "reduces all dims, images too"),
     "deviation": (lambda x: x / x.std((2, 3), keepdim=True), "takes the std over the whole image"),
-    "means of means": (lambda x: functional.adaptive_avg_pool2d(x, 4), "means of parts of the image"),
+    "means of means": (lambda x: functional.adaptive_avg_pool2d(x, 4), "height, width) of all pixels"),
     "maxima of parts": (lambda x: functional.adaptive_max_pool2d(x, 2), "2 x 2 maxima of the whole image"),
     "parts, nearest": (
         lambda x: functional.interpolate(functional.adaptive_avg_pool2d(x, 2), x.shape[2:]),

@@ -22,17 +22,10 @@ def _series(attend: Function) -> Function:
     return function
 
 
-def _by_heads(x: torch.Tensor) -> torch.Tensor:
-    coarse = functional.avg_pool2d(x, 8)
-    tokens = coarse.flatten(2).unflatten(1, (2, 2)).transpose(2, 3)
-    weights = (tokens @ tokens.transpose(2, 3) * TABLE[0, :2, :1, :1] / 3).softmax(-1)
-    return (weights @ tokens).transpose(2, 3).flatten(1, 2).view_as(coarse)
-
-
 def _turned(x: torch.Tensor) -> torch.Tensor:
     coarse = functional.avg_pool2d(x, 8)
     tokens = coarse.flatten(2)
-    weights = (tokens.transpose(1, 2) @ tokens / TABLE[0, 0, 0, 0]).softmax(-1)
+    weights = (tokens.transpose(1, 2) @ tokens / 3).softmax(-1)
     return (tokens @ weights.transpose(1, 2)).view_as(coarse)
 
 
@@ -47,6 +40,12 @@ def _of_half(x: torch.Tensor) -> torch.Tensor:
 
 ODD: dict[str, Function] = {
     "a mean of fewer pixels": lambda x: x * functional.avg_pool2d(x, 2).mean((2, 3), keepdim=True),
+    "windows that touch, rounded up": lambda x: (
+        x
+        + functional.interpolate(
+            functional.max_pool2d(x, 2, ceil_mode=True), size=x.size()[2:], mode="bilinear"
+        ).expand_as(x)
+    ),
     "a mean of fewer pixels, resized": lambda x: (
         x / (3 + functional.avg_pool2d(x, 2).mean((2, 3), keepdim=True).expand_as(x))
     ),
@@ -57,8 +56,7 @@ ODD: dict[str, Function] = {
     "attention over times": _series(lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x),
     "attention over times, bmm": _series(lambda x: torch.bmm(torch.bmm(x, x.transpose(1, 2)).softmax(-1), x)),
     "attention over times, fused": _series(lambda x: functional.scaled_dot_product_attention(x, x, x)),
-    "one of each head": _by_heads,
-    "one of turned weights": _turned,
+    "turned weights": _turned,
     "attention at stride 2, with weights": _of_half,
     "data of a weight": lambda x: x * TABLE.data[:, :, :1, :1],
     "channels again": lambda x: x.repeat(1, 2, 1, 1) + x.tile((1, 2, 1, 1)),

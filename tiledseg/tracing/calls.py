@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,6 @@ _FIRST = ("input", "self", "tensor", "x", "a", "x1")
 # Other names of an argument: torch takes NumPy's too.
 NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(("input", "self"), _FIRST)
 NAMES |= {"dim": ("dim", "axis"), "keepdim": ("keepdim", "keepdims"), "other": ("other", "x2", "mat2")}
-MULTI_HEAD = "multi_head_attention_forward"
-CONTRARY = {"in training": "in evaluation", "with gradients": "without gradients", "at its next call": "first"}
 
 # Functions of single values, by the name of the variant that makes a new tensor.
 _ELEMENTWISE = """abs add addcdiv addcmul atan celu clamp clamp_max clamp_min cos detach div elu eq erf exp expm1
@@ -137,21 +136,16 @@ def plain(name: str) -> str:
     return RENAMED.get(name, name)
 
 
-def frames() -> Iterator[tuple[str, int]]:
-    """Yield the file and line of each frame, from the innermost on."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
-
-
 def calling_line() -> str:
     """Return the file and line of the innermost code that is neither torch's nor of this room."""
-    for name, line in frames():
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_code.co_filename
         if name.startswith(_HERE) and not name.endswith(("/calls.py", "/record.py")):
             break  # the code that began the run
         if "/torch/" not in name and not name.startswith(_HERE) and not name.startswith("<"):
-            return f"{_in_package(name)}:{line}"
+            return f"{_in_package(name)}:{frame.f_lineno}"
+        frame = frame.f_back
     return "an unknown line"
 
 
@@ -207,19 +201,17 @@ def differing(one: Record, again: Record, how: str | None = None, other: Record 
     """Return in words the first difference of the run `again` from the run `one`, dropout apart; None without one.
     `how`: the condition of `again`, of the size of `one`; all numbers must be equal. `other`: a run of another size;
     numbers that `one` and `other` share must be equal in `again` too."""
-    first, others = (CONTRARY[how], how) if how else (_in_words(one), _in_words(again))
-    for call, second in zip(one.calls, again.calls, strict=False):
-        if _identity(call) != _identity(second):
-            return f"{where(call)} comes next {first}, and {where(second)} {others}"
-    if len(one.calls) != len(again.calls):
-        longer, words = max((one, first), (again, others), key=lambda pair: len(pair[0].calls))
-        return f"{where(longer.calls[min(len(one.calls), len(again.calls))])} comes {words} only"
+    there = how or f"at {again.batch} x {again.size[0]} x {again.size[1]} pixels"
+    for call, second in zip_longest(one.calls, again.calls):
+        if call is None or second is None or _identity(call) != _identity(second):
+            instead, only = where(second) if second else "no call", where(call) if call else "nothing more"
+            return f"{instead} comes {there} in the place of {only}"
     given = [[(call.arguments, dict(call.keywords)) for call in run.calls] for run in (one, again, other or one)]
     for call, mine, theirs, third in zip(one.calls, *given, strict=True):
         excused = "dropout" in call.function or (call.function == "batch_norm" and how == "in training")
         fixed = same(mine, third) if other else how is not None and not excused
         if fixed and not same(mine, theirs):
-            return f"{where(call)} is given other numbers {others}"
+            return f"{where(call)} is given other numbers {there}"
     if how is None:
         return None
     if drew := [name for name in again.drew if name != "torch"]:
@@ -227,10 +219,6 @@ def differing(one: Record, again: Record, how: str | None = None, other: Record 
     if again.moved:
         return f"it moves its buffer '{again.moved[0]}', which no graph does"
     return again.faults[0] if again.faults else None
-
-
-def _in_words(record: Record) -> str:
-    return f"at {record.batch} x {record.size[0]} x {record.size[1]} pixels"
 
 
 def _identity(call: Call) -> tuple[Any, ...]:

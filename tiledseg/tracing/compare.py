@@ -90,7 +90,8 @@ def differences(
     x_BCHW = x_BCHW.double() if precise else x_BCHW
     by_graph = values(twin, x_BCHW, False, precise, backward)  # first: the module may write its weights
     by_module = values(twin, x_BCHW, True, precise, backward)
-    gaps = {name: gap(by_graph[name], tensor) for name, tensor in by_module.items() if name in by_graph}
+    missing = torch.empty(0)  # in the place of an output that the graph does not have
+    gaps = {name: gap(by_graph.get(name, missing), tensor) for name, tensor in by_module.items()}
     apart = _beyond(gaps, relative, {})
     if apart and epsilon:
         noise_BCHW = torch.rand(x_BCHW.shape, generator=torch.Generator().manual_seed(1)).to(x_BCHW)

@@ -11,7 +11,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from math import prod
 from types import FunctionType
 from typing import Any
 
@@ -28,8 +27,7 @@ from tiledseg.models.layers.block import computes_blocks
 from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import OutputPlace
 from tiledseg.spatial.twins import KINDS
-from tiledseg.tracing import calls
-from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, frames, function_name, tensors_of, values_in
+from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, function_name, tensors_of, values_in
 from tiledseg.tracing.declared import declaration, depths_of
 from tiledseg.tracing.state import FORWARD_HOOKS, Changes, drawn_from, generators, in_mode, kept_state
 
@@ -221,23 +219,17 @@ class Recorder(TorchFunctionMode):
     def _run(self, function: Any, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
         """Make one call and note it."""
         name = type(module).__name__ if module is not None else function_name(function)
+        if name == "multi_head_attention_forward":
+            with self:  # its calls are recorded one by one, without the weights of attention
+                result = _OPEN_MULTI_HEAD(*args, **kwargs | {"need_weights": False})
+            if kwargs.get("need_weights", True):  # the module itself makes them, in kernels out of sight
+                self.kernels.check_pairs(result[0].shape[1] * len(args[0]) * len(args[1]) / 4)
+            return result
         placed, named = self._described(args), self._described(kwargs)
         self._settle()
         if name in READS_VALUES - NUMBERS and any(isinstance(each, FakeTensor) for each in tensors_of(args)):
             raise NotImplementedError(f"{name} of a tensor without values")
-        if name == calls.MULTI_HEAD:
-            with self:  # its calls are recorded one by one
-                result = y, _ = _OPEN_MULTI_HEAD(*args, **kwargs | {"need_weights": False})
-            if not kwargs.get("need_weights", True):
-                return result
-            heads = () if kwargs.get("average_attn_weights", True) else (args[4],)
-            # In the place of the weights of all pairs of pixels, which a graph does not make, zeros of no memory.
-            shape = y.shape[1], *heads, len(args[0]), len(args[1])
-            self.kernels.check_pairs(prod(shape) / 4)
-            result = y, torch.zeros((), dtype=y.dtype, device=y.device).expand(shape)
-            placed, named = (self._value_of(y),), {}
-        else:
-            result = function(*args, **kwargs)
+        result = function(*args, **kwargs)
         if module in self._depths and any(result is each for each in args):  # in evaluation: give it its own id
             result = args[0].view_as(args[0])
         self._settle(module is not None)
@@ -287,12 +279,13 @@ class Recorder(TorchFunctionMode):
 
     def _check_function(self, name: str, depends: bool, from_weights: bool) -> None:
         """Note a function that does more than compute a tensor: hooks, switched gradients, reads, draws, writes."""
-        if name == "_set_grad_enabled" or name in HOOKS:
-            by_checkpoint = [file.endswith("torch/utils/checkpoint.py") for file, _ in frames() if file != __file__]
-            if name == "_set_grad_enabled" and not any(by_checkpoint):
-                self._fault("switches gradients on or off, which a graph does not know; detach tensors instead")
-            if name in HOOKS and not (name == "grad_fn" and by_checkpoint[0]):  # which checkpoint reads itself
-                self._fault(f"hangs a hook ({name}) on a tensor", "own_gradients")
+        if name == "_set_grad_enabled":
+            what = "switches gradients on or off, which a graph does not know; detach tensors, and recompute them by"
+            self._fault(f"{what} memory.recompute in place of torch.utils.checkpoint")
+        if name in HOOKS:
+            self._fault(
+                f"hangs a hook ({name}) on a tensor, or runs it again (torch.utils.checkpoint)", "own_gradients"
+            )
         if name in READS_VALUES and (depends or from_weights):
             self._fault(f"{name} reads the values of a tensor, on which calls may depend; compute with tensors alone")
         if self.kernels.draws and "dropout" not in name and name != "scaled_dot_product_attention":

@@ -16,6 +16,8 @@ from contextvars import ContextVar
 from ctypes import _SimpleCData
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
+from queue import Queue
+from threading import local
 from types import CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -33,7 +35,7 @@ GLOBAL_HOOKS = [name for name in vars(nn.modules.module) if re.fullmatch(r"_glob
 DEPTH = 5  # levels of attributes of attributes in a snapshot
 # Types of a file's globals in which a function may keep state.
 STATE_TYPES = (int, float, str, list, dict, set, deque, np.ndarray, SimpleNamespace, Iterator, _lru_cache_wrapper)
-STATE_TYPES += (bytearray, memoryview, ContextVar, _SimpleCData, torch.Tensor)  # type: ignore[assignment]
+STATE_TYPES += (bytearray, memoryview, ContextVar, _SimpleCData, torch.Tensor, partial, Queue, local)  # type: ignore[assignment]
 LIBRARIES = {"torch", "numpy", "builtins", "tiledseg", *sys.stdlib_module_names}  # packages with no state of authors
 SIMPLE = (int, float, str, bytes, torch.dtype, torch.device, torch.Size)
 

@@ -203,21 +203,16 @@ def _outputs(lowering: Lowering, one: Record, indices: Sequence[int] | None) -> 
         faults.append(f"the module returns {len(returned)} tensors; return one, or name those that are there")
         return []
     wanted = returned if indices is None else [returned[index] for index in indices]
-    values = [lowering.values.get(each) if isinstance(each, Made) else None for each in wanted]
-    outputs = [value for value in values if value is not None]
-    if len(outputs) < len(values):
+    outputs = [lowering.values[each] for each in wanted if isinstance(each, Made)]
+    if len(outputs) < len(wanted):
         faults.append("the module returns a tensor that does not depend on its input; leave it out")
-    if any(value.pairs for value in outputs):
-        faults.append("the module returns weights of attention; return what is made of them")
     if any(value.node is None for value in outputs) and not faults:
-        faults.append("the module returns places of the whole image's maxima; return the maxima alone")
+        faults.append("the module returns places of maxima, or weights of attention; leave them out")
     for value in outputs:
         if value.node in lowering.truths:
             faults.append("the module returns booleans or whole numbers; return the scores that they are made of")
-        if value.node in lowering.pooled:
-            faults.append(f"the module returns {value.shape}, means of parts of the image; resize them to it")
-        if value.node is not None and value.layout != WHOLE:
-            faults.append(f"the module returns {value.shape}; return (batch, channels, height, width)")
+        if value.node is not None and (value.layout != WHOLE or value.node in lowering.pooled):
+            faults.append(f"the module returns {value.shape}; return (batch, channels, height, width) of all pixels")
     if len({value.shape[2:] for value in outputs}) > 1:
         listed = ", ".join(f"{value.shape[2]} x {value.shape[3]}" for value in outputs if len(value.shape) == 4)
         faults.append(f"the module returns tensors of {listed} pixels; return those of one size")

@@ -13,7 +13,7 @@ from tiledseg.geometry.layers.joins import ImageAttention, ImageProducts
 from tiledseg.geometry.layers.pixelwise import FormulaSlot, Layout, Pixelwise
 from tiledseg.models.layers.attention import AttentionOverImage, WholeImageProducts
 from tiledseg.models.layers.pixelwise import PixelFunction
-from tiledseg.tracing.calls import MULTI_HEAD, Given, plain, where
+from tiledseg.tracing.calls import Given, plain, where
 from tiledseg.tracing.functions.pixelwise import PIXELS, is_channels, pixelwise
 from tiledseg.tracing.functions.views import resized_channels, views_of
 from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, Value, refuse
@@ -21,7 +21,7 @@ from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, Value,
 T = TypeVar("T")
 OTHERWISE = "does with weights of attention what no tile can; scale them before softmax(dim=-1), and multiply by values"
 MATRIX = "multiplies pixels by numbers of the image that are no matrix of channels a head; give one to each head"
-POSITIONS = "adds to attention, or masks in it, what has one size of image; drop it, or map by fixed crops (--window)"
+POSITIONS = "joins weights of attention with a tensor, as of positions; drop it, or map by fixed crops (--window)"
 
 
 def heads_of(value: Value, pixels: int = -2) -> int | None:
@@ -49,13 +49,6 @@ def _attention(step: Step) -> list[Value]:
         layout = resized_channels(query.layout, len(query.shape) - 1, value.shape[-1])
         return pixelwise(step, "scaled_dot_product_attention", *step.given(), layout, broadcasts=False)
     return _attend(step, query, key, value, 1 / sqrt(query.shape[-1]) if scale is None else float(scale))
-
-
-def _multi_head(step: Step) -> list[Value]:
-    """Lower the result of nn.MultiheadAttention, whose calls have been recorded: its weights have no node."""
-    value = step.value()
-    unseen = replace(step.made(None, part=1), pairs=Pairs(value, value, softmaxed=True))
-    return [*step.only().passed(value), unseen]
 
 
 def _attend(step: Step, query: Value, key: Value, value: Value, scale: float, turned: bool = False) -> list[Value]:
@@ -144,15 +137,13 @@ def _weigh(step: Step) -> list[Value]:
     name, (first, *rest) = plain(step.call.function), step.given()[0]
     pairs: Any = next(each.pairs for each in (first, *rest) if isinstance(each, Value) and each.pairs)
     factor: Any = next((each for each in (first, *rest) if isinstance(each, Given | int | float)), None)
-    is_weight = isinstance(factor, Given)
-    scales = factor is not None and (name == "mul" or (name == "div" and factor is not first))
-    if scales and (not is_weight or tuple(factor.tensor.shape[-2:]) in ((), (1,), (1, 1))):  # one number, or one a head
-        refuse(step.call.keywords, OTHERWISE)
-        refuse(pairs.softmaxed, OTHERWISE)
-        if not is_weight:
-            return _paired(step, replace(pairs, scale=pairs.scale * factor if name == "mul" else pairs.scale / factor))
-        return _paired(step, replace(pairs, query=_scaled(step, pairs.query, name, factor)))
-    refuse(is_weight, POSITIONS)
+    scales = name == "mul" or (name == "div" and factor is not first)
+    if scales and isinstance(factor, Given) and not factor.from_weights and factor.tensor.numel() == 1:
+        factor = factor.tensor.item()
+    refuse(isinstance(factor, Given), POSITIONS)
+    if scales and factor is not None:
+        refuse(step.call.keywords or pairs.softmaxed, OTHERWISE)
+        return _paired(step, replace(pairs, scale=pairs.scale * factor if name == "mul" else pairs.scale / factor))
     if name == "softmax" and not pairs.softmaxed:
         cast = any(isinstance(each, torch.dtype) for each in (*rest, *step.call.keywords.values()))
         refuse(step.argument(1, "dim") not in (-1, len(first.shape) - 1) or pairs.turned or cast, OTHERWISE)
@@ -177,17 +168,9 @@ def _weigh(step: Step) -> list[Value]:
     raise RefusalError(OTHERWISE)
 
 
-def _scaled(step: Step, value: Value, name: str, factor: Any) -> Value:
-    """Add a node that multiplies or divides a tensor by a number, or by a weight of each head."""
-    return pixelwise(step.giving(value.shape, value.other_shape), name, (value, factor), {}, value.layout)[0]
-
-
 def _paired(step: Step, pairs: Pairs) -> list[Value]:
     return [replace(step.made(None), pairs=pairs)]
 
 
 PRODUCTS = ("matmul", "__matmul__", "bmm")
-ATTENDING: dict[str, Handler] = {
-    "scaled_dot_product_attention": _attention,
-    MULTI_HEAD: _multi_head,
-}
+ATTENDING: dict[str, Handler] = {"scaled_dot_product_attention": _attention}

@@ -22,7 +22,7 @@ from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise
 from tiledseg.tracing.functions.positions import positioned
 from tiledseg.tracing.functions.times import TIMES, is_of_times, of_one_time
 from tiledseg.tracing.functions.views import VIEWS, resized_channels
-from tiledseg.tracing.functions.weighted import WEIGHTED, called, corrected, of_size
+from tiledseg.tracing.functions.weighted import WEIGHTED, called, corrected
 from tiledseg.tracing.functions.windows import WHY_NOT, WINDOWS, mirrored, over_its_length
 from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, UnknownError, Value, refuse
 
@@ -177,11 +177,8 @@ def _unit(step: Step) -> list[Value]:
         return pixelwise(step, "prelu", (value, Given(module.weight, "weight", True)), {}, broadcasts=False)
     over = is_of_times(value)
     value = value if over or type(module) in POINTWISE else step.full()
-    if isinstance(module, nn.ConvTranspose2d):
-        module = of_size(step, module, value)
-    else:
-        more = len(step.call.arguments) + len(step.call.keywords) > 1
-        refuse(more, "takes more than one tensor; give the rest to its constructor")
+    more = len(step.call.arguments) + len(step.call.keywords) > 1
+    refuse(more, "takes more than one tensor; give the rest, such as output_padding, to its constructor")
     if isinstance(module, nn.Conv2d) and (mode := module.padding_mode) != "zeros":
         refuse(mode not in MIRRORED, f"pads {WHY_NOT.get(mode)}; let padding_mode be reflect, replicate or zeros")
         value = mirrored(step, value, module._reversed_padding_repeated_twice, mode)

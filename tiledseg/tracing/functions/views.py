@@ -11,7 +11,6 @@ from torch import nn
 from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.geometry.layers.resampling import Border
 from tiledseg.models.layers.pixelwise import resolve
-from tiledseg.models.layers.pooling import MaxPoolModule
 from tiledseg.models.layers.resampling import BorderModule
 from tiledseg.tracing.calls import NAMES, Call, Given, values_in
 from tiledseg.tracing.functions.pixelwise import channel_dims, is_channels, pixelwise, sizes_of, with_channels, without
@@ -80,18 +79,15 @@ def _cut(step: Step, value: Value, dim: int, one: Range, again: Range) -> Value:
             return pixelwise(step, "narrow", (value, dim, start, count), {}, layout)[0]
         cuts = (*[slice(None)] * dim, slice(start, start + count * every, every))
         return pixelwise(step, "Tensor.__getitem__", (value, cuts), {}, layout)[0]
-    if names in (("H",), ("W",)) and not value.layout.one_pixel and (count > 1 or other_count > 1):
-        rest = size - start - count * every, other - other_start - other_count * every
-        if every == 1 and start == other_start and rest[0] == rest[1]:
-            return _cropped(step, value, dim, start, rest[0])
-        if every > 1 and start == other_start and max(rest) <= 0 and min(rest) > -every:  # by pooling of 1 x 1 windows
-            value, strides = _cropped(step, value, dim, start, 0), (every, 1) if names == ("H",) else (1, every)
-            node = step.lowering.add_module(step, MaxPoolModule(1, strides), value, "every")
-            sizes = (-(-shape[dim] // every) for shape in (value.shape, value.other_shape))
-            return _resized(replace(value, node=node), dim, *sizes)
+    rest, other_rest = size - start - count, other - other_start - other_count
+    crops = every == 1 and (start, rest) == (other_start, other_rest) and (count > 1 or other_count > 1)
+    if crops and names in (("H",), ("W",)) and not value.layout.one_pixel:
+        node = add_border(step, value, dim, -start, -rest).node
+        shapes = (_with_size(*each) for each in ((value.shape, dim, count), (value.other_shape, dim, other_count)))
+        return Value(node, value.layout, *shapes)
     stop, other_stop = start + count * every, other_start + other_count * every
     what = f"takes [{start}:{stop}:{every}] of {size} and [{other_start}:{other_stop}] of {other}"
-    raise RefusalError(f"{what}: not as much from each end at every size; crop by fixed numbers")
+    raise RefusalError(f"{what}: not as much from each end at every size; crop by fixed numbers, or resize")
 
 
 def resized_channels(layout: Layout, dim: int, count: int) -> Layout:
@@ -107,18 +103,6 @@ def resized_channels(layout: Layout, dim: int, count: int) -> Layout:
 
 def _with_size(shape: Shape, dim: int, size: int) -> Shape:
     return (*shape[:dim], size, *shape[dim + 1 :])
-
-
-def _cropped(step: Step, value: Value, dim: int, before: int, after: int) -> Value:
-    if not before and not after:
-        return value
-    sizes = (shape[dim] - before - after for shape in (value.shape, value.other_shape))
-    return _resized(add_border(step, value, dim, -before, -after), dim, *sizes)
-
-
-def _resized(value: Value, dim: int, size: int, other: int) -> Value:
-    shapes = _with_size(value.shape, dim, size), _with_size(value.other_shape, dim, other)
-    return replace(value, shape=shapes[0], other_shape=shapes[1])
 
 
 def add_border(step: Step, value: Value, dim: int, before: int, after: int) -> Value:

@@ -68,20 +68,6 @@ def _among_channels(step: Step) -> list[Value]:
     return called(step, "conv1d", value.layout)
 
 
-def of_size(step: Step, module: nn.ConvTranspose2d, value: Value) -> nn.ConvTranspose2d:
-    """Return the transposed convolution with the `output_padding` that gives the size of the call's result."""
-    choices: set[tuple[int, ...]] = set()
-    paddings = [int(padding) for padding in module.padding]  # never a word, as in a convolution
-    for made, before in ((step.call.shapes[0], value.shape), (step.other.shapes[0], value.other_shape)):
-        spans = (dilation * (kernel - 1) for dilation, kernel in zip(module.dilation, module.kernel_size, strict=True))
-        dims = zip(made[2:], before[2:], module.stride, paddings, spans, strict=True)
-        choices.add(tuple(out - ((n - 1) * stride - 2 * pad + span + 1) for out, n, stride, pad, span in dims))
-    refuse(len(choices) > 1, "pads its output by numbers that depend on the size; give output_padding")
-    again = copy.copy(module)
-    again.output_padding = choices.pop()
-    return module if again.output_padding == tuple(module.output_padding) else again
-
-
 def _convolution(kind: type[nn.Module], step: Step) -> list[Value]:
     """Lower a convolution, by a new module that shares the weights of the call."""
     forward = kind is nn.Conv2d
