@@ -141,7 +141,7 @@ def test_what_makes_no_image_is_refused_on_all_ranks(mesh: Mesh) -> None:
             spread(torch.zeros(1, 2, 8, 52, dtype=torch.float64))
         with pytest.raises(GeometryError, match="make no image"):
             spread(torch.zeros(1, 2, 8 + 4 * mesh.rank, 8, dtype=torch.float64))
-        with pytest.raises(GeometryError, match=r"the blocks have \[1, 2.*\] images; give all ranks as many"):
+        with pytest.raises(GeometryError, match="of as many images"):
             spread(torch.zeros(1 + mesh.rank, 2, 8, 8, dtype=torch.float64))
     for shape in ((2, 8, 8), (1, 3, 8, 8)):
         with pytest.raises(GeometryError, match=r"takes \(batch, 2, height, width\)"):
@@ -261,9 +261,9 @@ def test_a_pipeline_refuses_what_are_no_images_on_all_ranks(mesh: Mesh) -> None:
 def test_too_few_ranks_or_stages(mesh: Mesh) -> None:
     with pytest.raises(ConfigError, match=f"but the job has {mesh.size}"):
         tiledseg.Pipeline(module(), mesh.size + 1)
-    with pytest.raises(ConfigError, match="stages is 1; give at least 2"):
+    with pytest.raises(ConfigError, match="stages is 1; give a whole number, at least 2"):
         tiledseg.Pipeline(module(), 1)
-    with pytest.raises(ConfigError, match="micro_batch is 0; give at least 1"):
+    with pytest.raises(ConfigError, match="micro_batch is 0; give a whole number, at least 1"):
         tiledseg.Pipeline(module(), 2, micro_batch=0)
     if mesh.size > 1:
         with pytest.raises(ConfigError, match="balance"):

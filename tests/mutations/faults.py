@@ -49,9 +49,9 @@ weights are merged without their maximum
 +made[:, :, part] = made[:, :, part] + weights @ values
 == tracing/functions/attention.py | tracing/test_refused.py
 positions are added to attention unseen
--    refuse(is_weight, POSITIONS)
-+    if is_weight:
-+        return _noted(step, pairs)
+-    refuse(isinstance(factor, Given), POSITIONS)
++    if isinstance(factor, Given):
++        return _paired(step, pairs)
 == geometry/halo.py | geometry/test_halo.py
 the halo is one alignment short
 -width = round_up(max(before, after), alignment)

@@ -28,6 +28,7 @@ from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.layers.times import TimeSeries
+from tiledseg.pipeline.partition import tensor_dtypes
 from tiledseg.planning.run.spread import exact_modes
 from tiledseg.planning.walk.cost_model import ASSUMED
 from tiledseg.planning.walk.mode_cost import Task, layer_cost, settled, whole_bytes
@@ -74,6 +75,7 @@ def test_the_graph_gives_what_the_module_gives(name: str) -> None:
         named = each.whole if isinstance(each, TimeSeries) else each  # the graph has the user's own names
         gradients = {key: p.grad for key, p in named.named_parameters() if p.grad is not None}
         found.append((y_BCHW.detach(), gradients, {key: b.double() for key, b in named.named_buffers()}))
+    assert len(tensor_dtypes(network, None, torch.device("cpu"))) == len(network.graph) + 1  # by its planned channels
     assert relative(found[0][0], found[1][0]) < 1e-12
     assert difference(found[0][1], found[1][1]) < 1e-12
     if found[0][2]:

@@ -107,8 +107,6 @@ def _only_places(x: torch.Tensor) -> torch.Tensor:
 
 
 REFUSED: dict[str, tuple[Function, str]] = {
-    "a branch by size": (lambda x: x.relu() if x.shape[2] > 80 else x, "does not call the same at every size"),
-    "a kernel by size": (lambda x: functional.avg_pool2d(x, 2 * (x.shape[2] // 32) + 1, 1, x.shape[2] // 32), "size"),
     "a part that is written": (_shifted, "writes into a part of a tensor"),
     "attention, fused, of rows": (_windows, "of all pixels"),
     "attention, of positions": (_positioned, "joins weights of attention with a tensor"),
@@ -156,7 +154,6 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "one line": (lambda x: functional.conv1d(x.flatten(2), x.new_ones(4, 4, 3), padding=1).view_as(x), "use conv2d"),
     "round the border": (lambda x: functional.pad(x, (1, 1, 1, 1), mode="circular"), "the image's other end"),
-    "no gradients": (lambda x: torch.no_grad()(torch.relu)(x), "switches gradients on or off"),
     "dropout always": (functional.dropout, "pass training=self.training"),
     "noise": (lambda x: x + 0.1 * torch.randn(1), "draws numbers in evaluation too"),
     "noise, written": (lambda x: x + torch.empty(4, 1, 1, dtype=x.dtype).normal_(), "draws numbers in evaluation too"),
@@ -169,7 +166,6 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "rows again": (lambda x: x.repeat(1, 1, 2, 1), "repeats pixels beside the image"),
     "four times as many": (lambda x: x.repeat(1, 2, 2, 1), "repeat one channel"),
-    "a value": (lambda x: x / float(x.abs().max()), "reads the values of a tensor"),
 }
 
 
@@ -267,11 +263,9 @@ def _by_difference(x: torch.Tensor) -> torch.Tensor:
 ATTENTION = nn.MultiheadAttention(4, 2, batch_first=True)
 ATTENTIONS: dict[str, Function] = {
     "product": _by_product,
-    "einsum": lambda x: x * torch.einsum("bci,bcj->bij", x.flatten(2), x.flatten(2)).softmax(-1).mean(),
     "difference": _by_difference,
     "parts": lambda x: x * sum((part @ _tokens(x).transpose(1, 2)).mean() for part in _tokens(x).split(1024, 1)),
     "fused": lambda x: functional.scaled_dot_product_attention(*[_tokens(x)] * 3).transpose(1, 2).view_as(x),
-    "half as large": lambda x: x * functional.interpolate(_by_product(functional.avg_pool2d(x, 2)), scale_factor=2),
     "values are read": _checked_product,
     "no shapes alone": _as_array,
     "module": lambda x: x + ATTENTION(*[_tokens(x)] * 3)[0].transpose(1, 2).view_as(x),

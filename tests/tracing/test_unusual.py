@@ -43,7 +43,7 @@ ODD: dict[str, Function] = {
     "windows that touch, rounded up": lambda x: (
         x
         + functional.interpolate(
-            functional.max_pool2d(x, 2, ceil_mode=True), size=x.size()[2:], mode="bilinear"
+            functional.max_pool2d(x[:, :1], 2, ceil_mode=True), size=x.size()[2:], mode="bilinear"
         ).expand_as(x)
     ),
     "a mean of fewer pixels, resized": lambda x: (

@@ -115,13 +115,10 @@ class ParallelModule(SpreadModule):
         if len(shapes) > 1 and all(of_rank[2:] == whole for of_rank, whole in zip(shapes, cuts, strict=True)):
             what = f"each rank has the whole {cuts[0][0]} x {cuts[0][1]} pixels that .block{cuts[0]} cuts"
             raise mark_agreed(GeometryError(f"{what}; give it x[:, :, rows, cols], of rows, cols = its .slices"))
-        images = [of_rank[0] for of_rank in shapes]
-        if len(set(images)) > 1:
-            raise mark_agreed(GeometryError(f"the blocks have {images} images; give all ranks as many"))
-        sizes = [of_rank[2:] for of_rank in shapes]
-        heights = [sizes[row * shape.cols][0] for row in range(shape.rows)]
-        widths = [size[1] for size in sizes[: shape.cols]]
-        if sizes != [(height, width) for height in heights for width in widths]:
-            what = f"the blocks of {shape.rows} x {shape.cols} ranks are {sizes} pixels, which make no image"
-            raise mark_agreed(GeometryError(f"{what}; give each rank its .block(height, width) of one"))
+        images, bands = shapes[0][:2]
+        heights = [shapes[row * shape.cols][2] for row in range(shape.rows)]
+        widths = [of_rank[3] for of_rank in shapes[: shape.cols]]
+        if list(shapes) != [(images, bands, height, width) for height in heights for width in widths]:
+            what = f"the blocks of {shape.rows} x {shape.cols} ranks have the shapes {shapes}, which make no image"
+            raise mark_agreed(GeometryError(f"{what}; give each rank its .block(height, width) of as many images"))
         return Partition((0, *accumulate(heights))), Partition((0, *accumulate(widths)))

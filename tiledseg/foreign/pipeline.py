@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tiledseg.comm.failure import mark_agreed
-from tiledseg.config.checks import checked
+from tiledseg.config.checks import MOST, Range, checked
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.foreign.spread import SpreadModule, check_images, traced
@@ -61,10 +61,8 @@ class Pipeline(SpreadModule):
         seed: int = 0,
         verify: bool = True,
     ) -> None:
-        if stages < 2:
-            raise ConfigError(f"stages is {stages}; give at least 2, or call the module itself")
-        if micro_batch < 1:
-            raise ConfigError(f"micro_batch is {micro_batch}; give at least 1 image")
+        Range(2, MOST).check("stages", stages)
+        Range(1, MOST).check("micro_batch", micro_batch)
         parallel = ParallelConfig(stages=stages, balance=balance, schedule=schedule)
         parallel.check()
         network = traced(module, bands)

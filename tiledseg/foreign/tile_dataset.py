@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,11 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.pair_reading import PairReading
-from tiledseg.raster.labels.polygons import PolygonReader, check_any
 from tiledseg.raster.lists import SourceRules
+from tiledseg.raster.reader import KnownReader
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import Sampler
-from tiledseg.raster.statistics import Normalization, check_alike, given_normalization
+from tiledseg.raster.statistics import Normalization, given_normalization
 
 IGNORED = 255
 UNEVEN = ("refuse", "drop", "differ")
@@ -103,28 +103,20 @@ class TileDataset(data.Dataset[dict[str, Any]]):
             raise ConfigError(f"{what}; train with parallelize or parallel.halo layer, or give the halo as a number")
         else:
             footprint = halo.footprint
-        if labels is None:
-            keys = ("label_layer", "label_attribute", "background", "warp", "classes", "ignore_index")
-            unused = (label_layer, label_attribute, background, warp, classes, ignore_index)
-            for key, value, default in zip(keys, unused, (None, None, None, False, IGNORED, IGNORED), strict=True):
-                if value != default:
-                    raise ConfigError(f"{key} is {value}, but labels are not given; give them, or leave {key} out")
+        if labels is None and (warp or classes != IGNORED or ignore_index != IGNORED):
+            raise ConfigError("warp, classes or ignore_index is given, but no labels; give them, or leave it out")
         image_list, label_list = (as_list(_text(paths)) for paths in (images, labels or ()))
         rules = SourceRules(tuple(assets), mosaic, valid, tuple(valid_values), references=references)
         if labels is None:
-            self._images, self._labels = expand_sources(image_list, "images", rules), None
+            self._images, self._labels = expand_sources(image_list, "images", rules), ()
         else:
-            names = "images", "labels"
-            self._images, self._labels = pair_sources(image_list, label_list, names, rules)
+            self._images, self._labels = pair_sources(image_list, label_list, ("images", "labels"), rules)
         check_assets(assets, self._images)
         label_map = None if labels is None else LabelMap.from_config(read_classes(classes), ignore_index)
         own = None if bands is None else list(bands), nodata, references
         self._reading = PairReading(label_map, *own, label_layer, label_attribute, background, warp)
-        with ExitStack() as opened:
-            self._infos = tuple(opened.enter_context(self._reading.open_image(path)).info for path in self._images)
-        check_alike(self._infos)
-        if self._labels is not None:
-            self._reading.check_used(self._labels)
+        self._reading.check_used(self._labels)
+        self._infos, self._label_infos = self._reading.inspect(self._images, self._labels)
         self.tilings = tuple(make_tiling(info.shape, _grid(grid, info), footprint) for info in self._infos)
         self.tiles_per_image = tuple(map(len, self.tilings))
         with explained(self._infos[0].notes):
@@ -132,7 +124,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         self._places = [(image, tile) for image, tiling in enumerate(self.tilings) for tile in tiling.tiles]
         self._opened: tuple[int, Dataset] | None = None
         self._inherited: tuple[int, Dataset] | None = None  # the parent's handles after a fork; only the parent closes
-        self._open().close()  # check all files now
+        self._open()  # check that all files fit together
 
     def __len__(self) -> int:
         return len(self._places)
@@ -163,7 +155,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         self._opened = None
 
     def __getstate__(self) -> dict[str, Any]:
-        arrays = arrays_of((*self._images, *(self._labels or ())))
+        arrays = arrays_of((*self._images, *self._labels))
         return {**self.__dict__, "_opened": None, "_inherited": None, "_arrays": arrays}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -178,16 +170,13 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         return self._opened[1]
 
     def _open(self) -> Dataset:
-        with ExitStack() as opened:
-            images = [opened.enter_context(self._reading.open_image(path)) for path in self._images]
-            labels = None
-            if self._labels is not None:
-                pairs = zip(self._labels, images, strict=True)
-                labels = [opened.enter_context(self._reading.open_labels(path, image.info)) for path, image in pairs]
-                check_any(self._labels, [one.count for one in labels if isinstance(one, PolygonReader)])
-            dataset = Dataset(images, labels, self.tilings, self._reading.label_map, self._normalization)
-            opened.pop_all()
-        return dataset
+        """Return the tiles, whose files are opened at their first reads."""
+        reading = self._reading
+        pairs = zip(self._images, self._infos, strict=True)
+        images = [KnownReader(info, partial(reading.open_image, path)) for path, info in pairs]
+        rows = zip(self._labels, self._infos, self._label_infos, strict=bool(self._labels))
+        labels = [KnownReader(info, partial(reading.open_labels, path, image)) for path, image, info in rows]
+        return Dataset(images, labels or None, self.tilings, reading.label_map, self._normalization)
 
 
 def place(info: RasterInfo, window: Box) -> dict[str, Any]:

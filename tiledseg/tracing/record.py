@@ -221,10 +221,11 @@ class Recorder(TorchFunctionMode):
         name = type(module).__name__ if module is not None else function_name(function)
         if name == "multi_head_attention_forward":
             with self:  # its calls are recorded one by one, without the weights of attention
-                result = _OPEN_MULTI_HEAD(*args, **kwargs | {"need_weights": False})
-            if kwargs.get("need_weights", True):  # the module itself makes them, in kernels out of sight
-                self.kernels.check_pairs(result[0].shape[1] * len(args[0]) * len(args[1]) / 4)
-            return result
+                y, none = _OPEN_MULTI_HEAD(*args, **kwargs | {"need_weights": False})
+            if not kwargs.get("need_weights", True):
+                return y, none
+            self.kernels.check_pairs(y.shape[1] * len(args[0]) * len(args[1]) / 4)  # which the module itself makes
+            return y, torch.zeros((), dtype=y.dtype, device=y.device).expand(y.shape[1], len(args[0]), len(args[1]))
         placed, named = self._described(args), self._described(kwargs)
         self._settle()
         if name in READS_VALUES - NUMBERS and any(isinstance(each, FakeTensor) for each in tensors_of(args)):

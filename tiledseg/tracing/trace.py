@@ -70,12 +70,11 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
 
 def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
     """Return the network of a module, traced by runs at two sizes. Raise OtherSizeError where other sizes may do."""
-    module, own_backward = source.module, own_gradients(source.module)
+    module, changed = source.module, None
     with suppress(OtherSizeError):  # a module that needs values; PairsError ends the trace before memory runs out
         if different := differing(*source.pair(sizes, fake=True)):
             raise unsteady(different)
     one, other = source.pair(sizes)
-    own_backward, changed = own_backward or own_gradients(module), None  # again: a first call may hang hooks on weights
     if one.hangs:  # the first call hangs hooks, as modules of transformers do: keep them, and record again
         before = one, other
         with suppress(ConfigError):
@@ -86,7 +85,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     if different := changed or differing(one, other):
         raise _refused(one.faults) if one.faults else unsteady(different)
     try:
-        trained = list(source.pair(sizes, True, gradients=own_backward is None))
+        trained = list(source.pair(sizes, True, gradients=True))
         pairs = zip((one, other), trained, strict=True)
         untrained = next(filter(None, (differing(*pair, "in training") for pair in pairs)), None)
     except OtherSizeError as error:
@@ -96,7 +95,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     lowering.in_other_dtype = partial(source.in_other_dtype, sizes)
     lowering.run(source.bands, lowered)
     outputs = _outputs(lowering, one, indices)
-    own_backward = _look_into_declared(lowering) or own_backward
+    of_declared = _look_into_declared(lowering)
     if one.moved:
         lowering.faults.append(f"the module moves its buffer '{one.moved[0]}' in evaluation; leave it to training")
     if one.drew and not lowering.faults:
@@ -117,10 +116,9 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
         if reason := differing(run, again, "at its next call"):
             what = f"the module keeps a tensor in '{kept[0]}', which a later call reads"
             raise ConfigError(f"{what}: {reason}; compute it anew")
-    if own_backward is None:
-        graded = source.run(2, sizes[0], gradients=True)
-        own_backward = next(iter(graded.own_gradients), None) or differing(one, graded, "with gradients")
-    own_backward = own_backward or own_gradients(module)
+    graded = source.run(2, sizes[0], gradients=True)
+    own_backward = own_gradients(module) or of_declared or next(iter(graded.own_gradients), None)  # a call hangs hooks
+    own_backward = own_backward or differing(one, graded, "with gradients")
     untrained = own_backward or untrained or lowering.untrained
     if untrained and module.training:
         what = f"the module does not do in training what it does in evaluation: {untrained}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -103,8 +104,10 @@ def _summed(step: Step, value: Value, name: str, layout: Layout) -> list[Value]:
         return _image_mean(step, value, layout, total=name == "sum")
     other = name != "norm" or step.argument(1, "p", "fro") not in ("fro", 2, 2.0)
     refuse(other, f"takes the {name} over the whole image; ranks share means, sums and maxima alone: take one of these")
-    one = step.giving(value.shape, value.other_shape)
-    (squares,) = pixelwise(one, "square", (value,), {}, value.layout)
+    shapes = value.shape, value.other_shape
+    (squares,) = pixelwise(step.giving(*shapes), "square", (value,), {}, value.layout)
+    runs = zip(shapes, step.lowering.records, step.lowering.pixels[str(value.node)], strict=True)
+    one = step.giving(*((run.batch, prod(shape) // (run.batch * prod(size)), 1, 1) for shape, run, size in runs))
     (total,) = _image_mean(one, squares, ONE_PIXEL, total=True)
     (least,) = pixelwise(one, "clamp_min", (total, LEAST), {}, ONE_PIXEL)  # no gradient where all values are zero
     (over,) = pixelwise(one, "rsqrt", (least,), {}, ONE_PIXEL)
