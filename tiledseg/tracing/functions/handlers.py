@@ -136,8 +136,6 @@ def _along_channels(step: Step) -> list[Value]:
 def _dropout(step: Step) -> list[Value]:
     name, probability = plain(step.call.function), step.argument(1, "p", 0.5)
     of_channels = name in ("dropout", "dropout2d", "dropout3d", "feature_dropout")
-    if not of_channels and probability == 0:
-        return _same(step)
     refuse(not of_channels, "drops values other than whole channels; use Dropout2d")
     value, flag = step.value(), "train" if name == "feature_dropout" else "training"
     whole = name != "dropout" and len(value.shape) > 4
