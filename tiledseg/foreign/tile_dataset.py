@@ -107,8 +107,9 @@ class TileDataset(data.Dataset[dict[str, Any]]):
             raise ConfigError("warp, classes or ignore_index is given, but no labels; give them, or leave it out")
         image_list, label_list = (as_list(_text(paths)) for paths in (images, labels or ()))
         rules = SourceRules(tuple(assets), mosaic, valid, tuple(valid_values), references=references)
+        self._labels: tuple[str, ...] = ()
         if labels is None:
-            self._images, self._labels = expand_sources(image_list, "images", rules), ()
+            self._images = expand_sources(image_list, "images", rules)
         else:
             self._images, self._labels = pair_sources(image_list, label_list, ("images", "labels"), rules)
         check_assets(assets, self._images)
