@@ -40,12 +40,10 @@ def _of_half(x: torch.Tensor) -> torch.Tensor:
 
 ODD: dict[str, Function] = {
     "a mean of fewer pixels": lambda x: x * functional.avg_pool2d(x, 2).mean((2, 3), keepdim=True),
-    "windows that touch, rounded up": lambda x: (
-        x
-        + functional.interpolate(
-            functional.max_pool2d(x[:, :1], 2, ceil_mode=True), size=x.size()[2:], mode="bilinear"
-        ).expand_as(x)
+    "windows that touch, rounded up": lambda x: functional.interpolate(
+        functional.max_pool2d(x, 2, ceil_mode=True), size=x.size()[2:], mode="bilinear"
     ),
+    "one channel again": lambda x: torch.cat([x, x[:, 1:2].expand_as(x)], 1),
     "a mean of fewer pixels, resized": lambda x: (
         x / (3 + functional.avg_pool2d(x, 2).mean((2, 3), keepdim=True).expand_as(x))
     ),
