@@ -1,7 +1,9 @@
-"""The law over a failure: on any number of ranks and in every mode a step that no run goes on with ends all of them."""
+"""The law over a failure: on any number of ranks and in every mode a step that no run goes on with ends all of them and
+names its tile, or, where ranks share an image, the block."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +62,9 @@ def test_every_rank_ends_with_the_cause(
         with pytest.raises(TiledsegError, match=WORDS[what]) as raised:
             run(config, mesh)
         assert is_agreed(raised.value), "rank 0 alone says it"
+        assert len(set(mesh.communicator.gather_objects(str(raised.value)))) == 1
+        if what != "gradient":  # then all losses are finite
+            rows, cols = re.findall(r"(\d+):(\d+)", str(raised.value))
+            assert int(rows[0]) <= 50 < int(rows[1]), name
+            assert int(cols[0]) <= 30 < int(cols[1]), name
+            assert f" of {shared / 'image.tif'} have the largest" in str(raised.value)

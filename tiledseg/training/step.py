@@ -55,6 +55,7 @@ class StepLoss:
         self._totals = torch.zeros(self.objective.size, dtype=torch.float64, device=self._mesh.device)
         slopes = None if self.looks_first else fixed((scale, 0.0), torch.float64, self._mesh.device)
         self._slopes: torch.Tensor | None = slopes
+        self._pieces: list[tuple[int, Box, torch.Tensor]] = []  # image, core, sums
 
     def look(self, piece: Piece, sample: Sample) -> None:
         self._add(self.sums(piece, sample), piece, sample)
@@ -88,6 +89,18 @@ class StepLoss:
         loss, weight, read = torch.cat([self._totals, further.reshape(1)]).tolist()
         return loss, weight, read
 
+    def worst(self) -> tuple[float, int, Box]:
+        """Return this rank's piece of the largest loss, infinite if it is not finite: loss, image, core. Waits for the
+        device."""
+        pieces = [(-math.inf, 0, Box.of_shape((0, 0)))]
+        for image, core, sums in self._pieces:
+            value = self.objective.value(sums.cpu())
+            if not sums.isfinite().all():
+                pieces.append((math.inf, image, core))
+            elif value is not None:
+                pieces.append((float(value), image, core))
+        return max(pieces, key=lambda piece: piece[0])
+
     def of_step(self, loss: float, weight: float) -> tuple[float | None, float]:
         """Return the step's loss, None if no pixel counted, and the factor of its gradients, from the ranks' sums."""
         if self.looks_first:
@@ -116,6 +129,7 @@ class StepLoss:
     def _add(self, sums: torch.Tensor, piece: Piece, sample: Sample) -> None:
         assert sample.y_HW is not None, "training samples have labels"
         self._totals += sums
+        self._pieces.append((sample.image, piece.core, sums))
         self.pixels += int(np.count_nonzero(sample.y_HW[piece.in_part.slices] != self.objective.terms[0].ignore_index))
 
 
@@ -124,8 +138,10 @@ def logits_dtype(logits: torch.Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def diverged(step: int, loss: float, gradient: bool, largest: float | None, scale: float | None) -> TiledsegError:
-    """Return the error of a step that makes no update, the same on all ranks."""
+def diverged(
+    step: int, loss: float, gradient: bool, largest: float | None, scale: float | None, place: str
+) -> TiledsegError:
+    """Return the error of a step that makes no update, the same on all ranks. `place`: of the largest loss."""
     what = f"the loss is {loss:.6g} at step {step + 1}"
     if math.isfinite(loss) and not gradient:
         what = f"the gradient is not finite at step {step + 1}, of a loss of {loss:.6g}"
@@ -133,8 +149,8 @@ def diverged(step: int, loss: float, gradient: bool, largest: float | None, scal
         what += f", above train.largest_loss {largest:g}"
     if scale:
         what += f", in fp16 with a loss scale of {scale:g} (bf16 and fp32 have a wider range)"
-    remedy = "lower optimizer.lr, or set optimizer.clip_norm"
-    return mark_agreed(TiledsegError(f"{what}; the last checkpoint is kept: {remedy}"))
+    remedy = "lower optimizer.lr, set optimizer.clip_norm, or check these pixels"
+    return mark_agreed(TiledsegError(f"{what}: {place} have the largest; the last checkpoint is kept: {remedy}"))
 
 
 class RankFigures(NamedTuple):
@@ -163,7 +179,7 @@ class Stepper:
 
     `seed`: of dropout. `scale`: of the loss, in fp16; the same on every rank, because it depends on sums over all
     ranks. `clip_norm`: largest norm of the gradient (0: any). `wide_sums`: gradients are summed in float64.
-    `largest_loss`: a larger loss ends the run (None: any finite loss is accepted).
+    `largest_loss`: a larger loss ends the run (None: any finite loss is accepted). `paths`: of the images, for errors.
     """
 
     def __init__(
@@ -178,8 +194,10 @@ class Stepper:
         clip_norm: float = 0.0,
         wide_sums: bool = True,
         largest_loss: float | None = None,
+        paths: Sequence[str] = (),
     ) -> None:
         self.scale, self._seed, self._clip_norm, self._largest = scale, seed, clip_norm, largest_loss
+        self._paths = paths
         self._optimizer, self._mesh, self._passes, self._axes = optimizer, mesh, passes, axes
         self._halos = axes.point_to_point.meter
         self._loss = StepLoss(objective, mesh)
@@ -235,7 +253,8 @@ class Stepper:
             largest = self._largest
             whole = math.isfinite(loss) and (finite or skipped)
             if not whole or (largest is not None and loss > largest):
-                raise diverged(step, loss, finite or skipped, largest, scale.value if scale else None)
+                place = self._worst_place(parts)
+                raise diverged(step, loss, finite or skipped, largest, scale.value if scale else None, place)
             self.scale = scale.after(finite) if scale else None
             if not skipped:
                 scale_gradients(self._reducer, factor)
@@ -267,6 +286,15 @@ class Stepper:
                 "bubble_share": 1 - sum(busy) / (ranks * longest) if longest else 0.0,
             }
         return figures, sums.stops > 0
+
+    def _worst_place(self, parts: Sequence[Part]) -> str:
+        """Return the rows and columns of the step's largest loss, and their image, on all ranks. Collective."""
+        loss, image, core = self._loss.worst()
+        sources = {part.image: part.draw.source for part in parts if part.draw is not None}
+        source = sources.get(image)
+        path = self._paths[image if source is None else source] if self._paths else f"image {image}"
+        place = f"rows {core.row.start}:{core.row.stop}, columns {core.col.start}:{core.col.stop} of {path}"
+        return max(self._mesh.communicator.gather_objects((loss, place)))[1]
 
     def rounds(self, parts: Sequence[Part]) -> int:
         """Return how often `run` reads the samples of `parts`."""

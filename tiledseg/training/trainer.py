@@ -121,6 +121,7 @@ class Trainer:
             config.optimizer.clip_norm,
             train.deterministic,
             train.largest_loss,
+            preparation.training.images,
         )
         self.journal: Journal | None = None  # on the root, from `run` on
 
