@@ -30,7 +30,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.compiled import CompiledNetwork
 from tiledseg.models.network import GraphNetwork, Tensors, build_modules
-from tiledseg.training.objective import cross_entropy_sums
+from tiledseg.training.objective import PixelTerm
 
 CLASSES_IGNORED = 255
 LARGE = UNet(5, base_channels=64)
@@ -63,7 +63,7 @@ def _step(network: GraphNetwork, side: int) -> None:
     x_BCHW = torch.empty(1, network.bands, side, side, device=like.device, dtype=like.dtype)
     logits_BKHW = network(x_BCHW.contiguous(memory_format=torch.channels_last))
     target_BHW = torch.empty(1, side, side, device=like.device, dtype=torch.uint8)
-    cross_entropy_sums(logits_BKHW.float(), target_BHW, CLASSES_IGNORED)[0].backward()
+    PixelTerm(CLASSES_IGNORED).sums((logits_BKHW.float(),), target_BHW)[0].backward()
 
 
 class Bytes(TorchDispatchMode):
@@ -167,7 +167,7 @@ def _loss(unet: UNet, side: int) -> int:
     logits_BKHW = logits_BKHW.contiguous(memory_format=torch.channels_last).requires_grad_()
     target_BHW = torch.empty(1, side, side, device="meta", dtype=torch.uint8)
     with Bytes() as bytes_of:
-        cross_entropy_sums(logits_BKHW.float(), target_BHW, CLASSES_IGNORED)[0].backward()
+        PixelTerm(CLASSES_IGNORED).sums((logits_BKHW.float(),), target_BHW)[0].backward()
     return sum(bytes_of.counts.values())
 
 

@@ -32,7 +32,7 @@ from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.run.memory import offload_by
 from tiledseg.planning.walk.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.walk.cost_model import Store
-from tiledseg.training.objective import cross_entropy_sums
+from tiledseg.training.objective import PixelTerm
 from tiledseg.training.offloading import hooks_of
 from tiledseg.units import ACTIVATION_BYTES
 from tiledseg.user_files.machine import find_machine
@@ -59,7 +59,7 @@ class Loop:
         with autocast("bf16", self.device):
             logits_BKHW = self.network(self._x_BCHW)
         self._kept = self._allocated()
-        cross_entropy_sums(logits_BKHW.float(), self._target_BHW, IGNORED)[0].backward()
+        PixelTerm(IGNORED).sums((logits_BKHW.float(),), self._target_BHW)[0].backward()
 
     def measure(self, repeats: int) -> dict[str, Any]:
         """Milliseconds of a step, and over what lies there between two its peak, and what it keeps when the forward

@@ -23,7 +23,7 @@ from tiledseg.models.network import GraphNetwork, Tensors, build_modules
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network
 from tiledseg.pipeline.schedule import Settings
-from tiledseg.training.objective import cross_entropy_sums
+from tiledseg.training.objective import PixelTerm
 
 MICRO_BATCHES = 8
 
@@ -58,7 +58,7 @@ class Drawn:
 
     def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
         (output_BKHW,) = outputs_BKHW
-        return cross_entropy_sums(output_BKHW, self._target_BHW, 255)[0]
+        return PixelTerm(255).sums((output_BKHW,), self._target_BHW)[0]
 
 
 def one_stage(size: int, small: bool, device: torch.device) -> dict[str, float]:

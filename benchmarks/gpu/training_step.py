@@ -24,7 +24,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.execution.carrying import autocast, make_deterministic
 from tiledseg.models import compiled
 from tiledseg.models.network import build_modules
-from tiledseg.training.objective import cross_entropy_sums
+from tiledseg.training.objective import PixelTerm
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 WAYS = ("default", "fast", "compiled")
@@ -160,7 +160,7 @@ def network_alone(part: Part, sizes: Sizes, precision: str, way: str, rate: floa
         network.zero_grad(set_to_none=True)
         with autocast(precision, device):
             logits_BKHW = run(x_BCHW)
-        cross_entropy_sums(logits_BKHW.float(), target_BHW, 255)[0].backward()
+        PixelTerm(255).sums((logits_BKHW.float(),), target_BHW)[0].backward()
 
     return _figures(sizes, median_seconds(step, device, sizes.repeats), device, rate)
 

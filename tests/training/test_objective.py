@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from tiledseg.training.objective import PixelTerm, cross_entropies, cross_entropy_sums
+from tiledseg.training.objective import PixelTerm, cross_entropies
 
 
 def sample(height: int, width: int, classes: int, ignored: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,7 +37,7 @@ def test_sums_of_parts_give_torchs_mean(
 def test_a_tile_without_a_valid_pixel_is_zero_with_zero_gradient() -> None:
     logits, target = sample(3, 4, 3, 0.0)
     logits.requires_grad_()
-    loss, weight = cross_entropy_sums(logits, torch.full_like(target, 255), 255)
+    loss, weight = PixelTerm(255).sums((logits,), torch.full_like(target, 255))
     loss.backward()
     assert (loss.item(), weight.item()) == (0.0, 0.0)
     assert torch.equal(logits.grad, torch.zeros_like(logits))

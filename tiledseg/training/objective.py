@@ -172,11 +172,6 @@ class PixelTerm(Term):
         return torch.stack([total if factor == 1 else factor * total, counts.sum(dtype=torch.float64)])
 
 
-def cross_entropy_sums(logits_BKHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int) -> torch.Tensor:
-    """Return (sum of cross-entropies, number of valid pixels), float64."""
-    return PixelTerm(ignore_index).sums((logits_BKHW,), target_BHW)
-
-
 def cross_entropies(
     logits_BKHW: torch.Tensor,
     target_BHW: torch.Tensor,

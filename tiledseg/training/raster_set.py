@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tiledseg.config.data import IMAGENET, DataConfig, read_split
 from tiledseg.config.run import Config
@@ -62,9 +63,8 @@ class RasterSet:
         return self._masked(self.open_image(number), number)
 
     def open_labels(self, number: int) -> RasterReader:
-        path, image = self.labels[number], self.infos[number]
-        reader = KnownReader(self.label_infos[number], lambda: self.reading.open_labels(path, image))
-        return self._masked(reader, number)
+        opened = partial(self.reading.open_labels, self.labels[number], self.infos[number])
+        return self._masked(KnownReader(self.label_infos[number], opened), number)
 
     def _masked(self, reader: RasterReader, number: int) -> RasterReader:
         areas = [area_reader(self.area, self.infos[number])] if self.area else []

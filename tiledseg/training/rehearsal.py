@@ -176,11 +176,9 @@ class _Sum:
 
     looks_first = False
 
-    def look(self, piece: Piece, sample: Sample) -> None:
-        """Do nothing: this loss needs no pass before."""
+    def look(self, piece: Piece, sample: Sample) -> None: ...
 
-    def agree(self) -> None:
-        """Do nothing: this loss has no sums over ranks."""
+    def agree(self) -> None: ...
 
     def __call__(self, pieces: Sequence[tuple[Piece, Sample]]) -> torch.Tensor:
         return torch.stack([made.sum() for piece, _ in pieces for made in (piece.logits_BKHW, *piece.others)]).sum()

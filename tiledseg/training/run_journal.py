@@ -102,11 +102,6 @@ class Journal:
             for tag, value in numbers.items():
                 self._events.add_scalar(tag, value, line["step"])
 
-    def say(self, words: str) -> None:
-        """Print one line for the user; nothing if it is empty."""
-        if words:
-            self.progress.say(words)
-
     def draw(self, now: bool = False) -> None:
         """Draw the progress and the page, at most every `_DRAW_SECONDS` unless `now`. A fault of the page stops no run;
         the last drawing prints it."""

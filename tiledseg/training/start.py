@@ -20,7 +20,7 @@ from tiledseg.config.run import Config
 from tiledseg.errors import LabelError, OutputError
 from tiledseg.execution.carrying import make_deterministic, naming_disorder
 from tiledseg.execution.memory import check_weights, memory_per_rank
-from tiledseg.execution.progress import Shown, StepProgress, unseen
+from tiledseg.execution.progress import StepProgress
 from tiledseg.execution.survey import Survey, survey, survey_content
 from tiledseg.memory.device import is_gpu
 from tiledseg.planning.run.question import RunQuestion
@@ -77,12 +77,10 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         started: dict[str, Any] = {}
         if mesh.is_root:
             started = facts_of(preparation, mesh, command, warnings, hosts)
-            quicker = ""
-            if is_gpu(mesh.device) and config.train.precision == "fp32":
-                quicker = "train.precision bf16 is many times as fast on a GPU (docs/how-to/gpu.md)"
-            opening = _opening_lines(preparation, beginning, (*warnings, few_steps(preparation)))
-            for line in filter(None, [*opening, quicker]):
+            for line in _opening_lines(preparation, beginning, (*warnings, few_steps(preparation))):
                 progress.say(line)
+            if is_gpu(mesh.device) and config.train.precision == "fp32":
+                progress.say("train.precision bf16 is many times as fast on a GPU (docs/how-to/gpu.md)")
         trainer = Trainer(mesh, preparation, normalization, beginning, weights, started)
         with suggesting_settings(preparation.question, preparation.plan):
             return trainer.run(end)
@@ -91,9 +89,8 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
 def _look(
     config: Config, memory: int, files: Sequence[str], mesh: Mesh
 ) -> tuple[Preparation, int | None, Beginning, dict[str, torch.Tensor], str]:
-    """Make the checks that the root makes for all ranks. Return the run prepared for `memory` bytes a rank, the step of
-    the newest checkpoint in its folder, its beginning, a new run's pretrained weights, and a line if nothing is left to
-    do."""
+    """Make the checks that the root makes for all ranks. Return the run prepared for `memory` bytes a rank, its newest
+    checkpoint's step, its beginning, a new run's pretrained weights, and a line if nothing is left to do."""
     check_store(config.memory.offload, config.memory.store, mesh.device)
     on_cpu, folder, pretrained = mesh.device.type == "cpu", Path(config.run.output), config.model.pretrained
     preparation = prepare(config, memory, mesh.size, on_cpu)
@@ -200,10 +197,9 @@ def idle_ranks(preparation: Preparation, ranks: int) -> str:
     tiles = len(next(iter(preparation.sampler.steps_from(Position(0, 0), 1)))[1])
     if spread.shares_images or tiles >= workers:
         return ""
-    windows = preparation.question.windows
-    key = f"train.windows: per_step {workers}" if windows else f"train.tiles_per_step {workers}"
-    if not windows and train.given_tiles is None:
-        key = "a finer tiling.grid"
+    key = "a finer tiling.grid" if train.given_tiles is None else f"train.tiles_per_step {workers}"
+    if preparation.question.windows:
+        key = f"train.windows: per_step {workers}"
     return (
         f"{(workers - tiles) * stages} of {ranks} ranks are idle: a step has {counted(tiles, 'tile')}; give {key}, or "
         f"start {counted(tiles * stages, 'rank')}"
@@ -269,9 +265,8 @@ def survey_data(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> t
     if numbers:
         with ExitStack() as stack:
             images, labels = _opened(preparation, numbers, stack)
-            shown: Shown = unseen
-            if mesh.is_root:
-                shown = stack.enter_context(closing(StepProgress(0, 0, preparation.config.run.verbosity))).part
+            verbosity = preparation.config.run.verbosity if mesh.is_root else 0
+            shown = stack.enter_context(closing(StepProgress(0, 0, verbosity))).part
             result = survey(mesh, images, labels, label_map, normalize is not False and saved is None, count, shown)
     if saved is None:
         assert result is not None, "a run has images"

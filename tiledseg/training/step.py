@@ -90,16 +90,13 @@ class StepLoss:
         return loss, weight, read
 
     def worst(self) -> tuple[float, int, Box]:
-        """Return this rank's piece of the largest loss, infinite if it is not finite: loss, image, core. Waits for the
-        device."""
-        pieces = [(-math.inf, 0, Box.of_shape((0, 0)))]
+        """Return loss, image and core of this rank's piece of the largest loss, infinite if it is not finite."""
+        worst = -math.inf, 0, Box.of_shape((0, 0))
         for image, core, sums in self._pieces:
-            value = self.objective.value(sums.cpu())
-            if not sums.isfinite().all():
-                pieces.append((math.inf, image, core))
-            elif value is not None:
-                pieces.append((float(value), image, core))
-        return max(pieces, key=lambda piece: piece[0])
+            value = self.objective.value(sums.cpu()) if sums.isfinite().all() else math.inf
+            if value is not None and float(value) > worst[0]:
+                worst = float(value), image, core
+        return worst
 
     def of_step(self, loss: float, weight: float) -> tuple[float | None, float]:
         """Return the step's loss, None if no pixel counted, and the factor of its gradients, from the ranks' sums."""
@@ -138,21 +135,6 @@ def logits_dtype(logits: torch.Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def diverged(
-    step: int, loss: float, gradient: bool, largest: float | None, scale: float | None, place: str
-) -> TiledsegError:
-    """Return the error of a step that makes no update, the same on all ranks. `place`: of the largest loss."""
-    what = f"the loss is {loss:.6g} at step {step + 1}"
-    if math.isfinite(loss) and not gradient:
-        what = f"the gradient is not finite at step {step + 1}, of a loss of {loss:.6g}"
-    elif math.isfinite(loss):
-        what += f", above train.largest_loss {largest:g}"
-    if scale:
-        what += f", in fp16 with a loss scale of {scale:g} (bf16 and fp32 have a wider range)"
-    remedy = "lower optimizer.lr, set optimizer.clip_norm, or check these pixels"
-    return mark_agreed(TiledsegError(f"{what}: {place} have the largest; the last checkpoint is kept: {remedy}"))
-
-
 class RankFigures(NamedTuple):
     """The figures of one rank in a step. All are summed over ranks except `memory_bytes` and `seconds`. `loss`,
     `weight`: sums over its pieces; `gradient`: sum of all numbers of the reduced gradient. `busy_seconds` and the
@@ -182,6 +164,8 @@ class Stepper:
     `largest_loss`: a larger loss ends the run (None: any finite loss is accepted). `paths`: of the images, for errors.
     """
 
+    paths: Sequence[str] = ()
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -194,10 +178,8 @@ class Stepper:
         clip_norm: float = 0.0,
         wide_sums: bool = True,
         largest_loss: float | None = None,
-        paths: Sequence[str] = (),
     ) -> None:
         self.scale, self._seed, self._clip_norm, self._largest = scale, seed, clip_norm, largest_loss
-        self._paths = paths
         self._optimizer, self._mesh, self._passes, self._axes = optimizer, mesh, passes, axes
         self._halos = axes.point_to_point.meter
         self._loss = StepLoss(objective, mesh)
@@ -253,8 +235,7 @@ class Stepper:
             largest = self._largest
             whole = math.isfinite(loss) and (finite or skipped)
             if not whole or (largest is not None and loss > largest):
-                place = self._worst_place(parts)
-                raise diverged(step, loss, finite or skipped, largest, scale.value if scale else None, place)
+                raise self._diverged(step, loss, finite or skipped, parts)
             self.scale = scale.after(finite) if scale else None
             if not skipped:
                 scale_gradients(self._reducer, factor)
@@ -287,14 +268,22 @@ class Stepper:
             }
         return figures, sums.stops > 0
 
-    def _worst_place(self, parts: Sequence[Part]) -> str:
-        """Return the rows and columns of the step's largest loss, and their image, on all ranks. Collective."""
-        loss, image, core = self._loss.worst()
-        sources = {part.image: part.draw.source for part in parts if part.draw is not None}
-        source = sources.get(image)
-        path = self._paths[image if source is None else source] if self._paths else f"image {image}"
+    def _diverged(self, step: int, loss: float, finite: bool, parts: Sequence[Part]) -> TiledsegError:
+        """Return the error of a step that makes no update, with the tile of its largest loss. Collective."""
+        what = f"the loss is {loss:.6g} at step {step + 1}"
+        if math.isfinite(loss) and not finite:
+            what = f"the gradient is not finite at step {step + 1}, of a loss of {loss:.6g}"
+        elif math.isfinite(loss):
+            what += f", above train.largest_loss {self._largest:g}"
+        if self.scale:
+            what += f", in fp16 with a loss scale of {self.scale.value:g} (bf16 and fp32 have a wider range)"
+        worst, image, core = self._loss.worst()
+        source = next((part.draw.source for part in parts if part.draw and part.image == image), None)
+        path = self.paths[image if source is None else source] if self.paths else f"image {image}"
         place = f"rows {core.row.start}:{core.row.stop}, columns {core.col.start}:{core.col.stop} of {path}"
-        return max(self._mesh.communicator.gather_objects((loss, place)))[1]
+        place = max(self._mesh.communicator.gather_objects((worst, place)))[1]
+        remedy = "lower optimizer.lr, set optimizer.clip_norm, or check these pixels"
+        return mark_agreed(TiledsegError(f"{what}: {place} have the largest; the last checkpoint is kept: {remedy}"))
 
     def rounds(self, parts: Sequence[Part]) -> int:
         """Return how often `run` reads the samples of `parts`."""

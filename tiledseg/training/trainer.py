@@ -121,8 +121,8 @@ class Trainer:
             config.optimizer.clip_norm,
             train.deterministic,
             train.largest_loss,
-            preparation.training.images,
         )
+        self.stepper.paths = preparation.training.images
         self.journal: Journal | None = None  # on the root, from `run` on
 
     def _build_network(self, first_weights: Mapping[str, torch.Tensor]) -> GraphNetwork:
@@ -189,12 +189,12 @@ class Trainer:
             files.append(f"checkpoint {self.checkpoints / name_of(self.step)}")
             if best is not None:
                 files.append(f"best {self.checkpoints / name_of(best.step)} ({best.score} {best.value:.4f})")
-            self.journal.say(f"wrote {', '.join(files)}")
+            self._say(f"wrote {', '.join(files)}")
         return STOPPED if stopped else 0
 
     def _say(self, line: str) -> None:
-        if self.journal is not None:
-            self.journal.say(line)
+        if self.journal is not None and line:
+            self.journal.progress.say(line)
 
     def _loop(self, training: Dataset, held_out: Dataset | None, flag: StopFlag) -> bool:
         """Run all steps from the position on; return True if they were stopped early."""
@@ -313,10 +313,9 @@ class Trainer:
         }
 
     def _dataset(self, rasters: RasterSet) -> Dataset:
-        numbers = range(len(rasters.images))
         return Dataset(
-            [rasters.open_image(number) for number in numbers],
-            [rasters.open_labels(number) for number in numbers],
+            [rasters.open_image(number) for number in range(len(rasters.images))],
+            [rasters.open_labels(number) for number in range(len(rasters.labels))],
             rasters.tilings,
             self.preparation.label_map,
             self.normalization,

@@ -30,7 +30,7 @@ from tiledseg.memory.device import asked_back, sent
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.samples.draws import drawn_number
 from tiledseg.raster.samples.sampling import TileReference
-from tiledseg.training.objective import cross_entropy_sums
+from tiledseg.training.objective import PixelTerm
 from tiledseg.training.step import logits_dtype
 
 SIDE = 256
@@ -233,6 +233,6 @@ def _measured(
     for logits_HW in core_BKHW[0]:
         total_HW += (logits_HW - largest_HW).double().exp_()
     made = core_BKHW[0].argmax(0).to(torch.uint8), total_HW.reciprocal_()
-    sums = cross_entropy_sums(core_BKHW, target_BHW, ignore_index)
+    sums = PixelTerm(ignore_index).sums((core_BKHW,), target_BHW)
     map_HW, confidence_HW, sums = asked_back(*made, sums)()  # the host waits once for all
     return sums, map_HW.numpy(), confidence_HW.numpy()
