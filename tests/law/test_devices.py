@@ -6,20 +6,21 @@ A GPU's kernels differ by the kind of layer, by what determinism allows and by p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
 import torch
 
-from tests.law.cases import Case, difference, step_gradients, undivided
-from tests.pipeline.undivided import OnDevice, Result, network_of, result_of
-from tests.pipeline.undivided import undivided as undivided_result
+from tests.law.cases import Case, difference, gradients, step_gradients, undivided
+from tests.pipeline.undivided import Drawn, network_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh, serial_axes
 from tiledseg.config.words import NORMS, UPSAMPLINGS
 from tiledseg.execution.carrying import autocast, make_deterministic
+from tiledseg.models.network import Tensors
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network
 from tiledseg.pipeline.schedule import Settings
@@ -27,6 +28,7 @@ from tiledseg.pipeline.schedule import Settings
 CASE = Case(UNet(3, 2, 3, 4, "same", "pixel", "transposed", 0.25, bands=3, classes=4), (3, 2))
 SIZES = ((16, 24), (32, 16))
 CPU = torch.device("cpu")
+Result = tuple[float, dict[str, torch.Tensor]]  # the sum of losses, and gradients
 # Of a whole gradient, relative. float32 keeps 24 bits, TF32 and fp16 11, bfloat16 8; each layer rounds once or twice.
 BOUNDS = {"fp32": 1e-5, "tf32": 3e-2, "bf16": 0.2}
 STEP_BOUNDS = {"fp64": 1e-11, "fp32": 1e-4, "bf16": 0.03, "fp16": 0.004}
@@ -59,9 +61,35 @@ def kind(norm: str, upsampling: str) -> UNet:
     return UNet(3, 1, 3, 8, "same", norm, upsampling, 0.2, bands=2, classes=3)
 
 
+@dataclass
+class OnDevice(Drawn):
+    """A micro-batch on a device, computed in `precision`."""
+
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    precision: str = "fp32"
+
+    def source(self) -> torch.Tensor:
+        return super().source().to(self.device)
+
+    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
+        with autocast(self.precision, self.device):
+            super().run_nodes(tensors, first, stop)
+
+    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
+        return super().loss(*(output.double().cpu() for output in outputs_BKHW))
+
+
 @cache
 def expected(norm: str, upsampling: str) -> Result:
-    return undivided_result(kind(norm, upsampling), SIZES)
+    """Compute the micro-batches one after the other through the whole network, in float64."""
+    network, loss = network_of(kind(norm, upsampling)), 0.0
+    for number, size in enumerate(SIZES):
+        drawn = Drawn(network, number, size)
+        tensors = {0: drawn.source()}
+        drawn.run_nodes(tensors, 0, len(network.graph))
+        drawn.loss(*tensors.values()).backward()
+        loss += drawn.losses[0]
+    return loss, gradients(network)
 
 
 def computed(unet: UNet, device: torch.device, precision: str, recompute: str) -> Result:
@@ -72,7 +100,7 @@ def computed(unet: UNet, device: torch.device, precision: str, recompute: str) -
     executor = PipelineExecutor(split_network(network, settings, 0, device, torch.float32, cast), serial_axes())
     drawn = [OnDevice(network, n, size, device=device, precision=precision) for n, size in enumerate(SIZES)]
     executor.train(drawn, lambda parameters: None)
-    return result_of(network, sum(one.losses[0] for one in drawn))
+    return sum(one.losses[0] for one in drawn), gradients(network)
 
 
 @pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "fast"])
@@ -86,10 +114,10 @@ def test_a_network_of_each_kind(
     unet, reference = kind(norm, upsampling), expected(norm, upsampling)
     results = [computed(unet, device, precision, recompute) for recompute in ("never", "always")]
     bound = BOUNDS["tf32" if precision == "fp32" and not deterministic and device.type == "cuda" else precision]
-    for found in results:
-        assert found.loss == pytest.approx(reference.loss, rel=bound)
-        assert difference({name: found.gradients[name] for name in reference.gradients}, reference.gradients) < bound
+    for loss, found in results:
+        assert loss == pytest.approx(reference[0], rel=bound)
+        assert difference(found, reference[1]) < bound
     if deterministic:
         again = computed(unet, device, precision, "never")
         for other in (results[1], again):
-            assert all(torch.equal(results[0].gradients[name], g) for name, g in other.gradients.items())
+            assert all(torch.equal(results[0][1][name], gradient) for name, gradient in other[1].items())

@@ -1,8 +1,7 @@
-"""Micro-batches for tests of pipelines, and the undivided network's results on them."""
+"""Micro-batches for tests of pipelines, and their network."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,7 +9,6 @@ import torch
 from torch.nn import functional
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.execution.carrying import autocast
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.network import GraphNetwork, Tensors, build_modules
@@ -53,51 +51,5 @@ class Drawn:
         return loss
 
 
-@dataclass
-class OnDevice(Drawn):
-    """A micro-batch on a device, computed in `precision`."""
-
-    device: torch.device = torch.device("cpu")  # noqa: RUF009
-    precision: str = "fp32"
-
-    def source(self) -> torch.Tensor:
-        return super().source().to(self.device)
-
-    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
-        with autocast(self.precision, self.device):
-            super().run_nodes(tensors, first, stop)
-
-    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
-        return super().loss(*(output.double().cpu() for output in outputs_BKHW))
-
-
-@dataclass
-class Result:
-    """Sum of losses, gradients and buffers by name."""
-
-    loss: float
-    gradients: dict[str, torch.Tensor]
-    buffers: dict[str, torch.Tensor]
-
-
 def network_of(unet: UNet) -> GraphNetwork:
     return build_modules(unet, seed=2).double().to(memory_format=torch.channels_last).train()
-
-
-def undivided(unet: UNet, sizes: Sequence[tuple[int, int]]) -> Result:
-    """The micro-batches one after the other through the whole network."""
-    network = network_of(unet)
-    loss = 0.0
-    for number, size in enumerate(sizes):
-        drawn = Drawn(network, number, size)
-        tensors = {0: drawn.source()}
-        drawn.run_nodes(tensors, 0, len(network.graph))
-        drawn.loss(*tensors.values()).backward()
-        loss += drawn.losses[0]
-    return result_of(network, loss)
-
-
-def result_of(network: GraphNetwork, loss: float) -> Result:
-    """What a network holds; that of other ranks (on the meta device) is left out."""
-    gradients = {k: p.grad for k, p in network.named_parameters() if not p.is_meta and p.grad is not None}
-    return Result(loss, gradients, {k: b.clone() for k, b in network.named_buffers() if not b.is_meta})
