@@ -181,6 +181,10 @@ class TestRefuses:
             dataset((3, 2), replace(CLIPPED, before=24, after=24))
         with pytest.raises(RasterError, match=r"alignment 8, .*the run needs .*alignment 32"):
             dataset((3, 2), Footprint(32, 32, 32))
+        wide = cut(tmp_path / "wide.h5", plan(rasters[0][:1], None, footprint=replace(CLIPPED, before=64, after=64)))
+        reader = open_raster(f"{wide}#0")  # its contexts hold those of other cores
+        with pytest.raises(RasterError, match=r"alignment 8, .*the run needs .*alignment 32"):
+            dataset((3, 2), Footprint(32, 32, 32))
 
     def test_other_bands_or_nodata_or_rasters_than_were_cut(
         self, tmp_path: Path, rasters: tuple[list[str], list[str]]

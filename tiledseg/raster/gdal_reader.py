@@ -213,8 +213,10 @@ def valid_pixels(
             if sentinel is not None:
                 valid_HW &= band_HW != sentinel
     elif None not in sentinels:
-        has_data = [band_HW != sentinel for band_HW, sentinel in zip(pixels_CHW, sentinels, strict=True)]
-        valid_HW &= np.logical_or.reduce(has_data)
+        empty_HW = np.ones_like(valid_HW)
+        for band_HW, sentinel in zip(pixels_CHW, sentinels, strict=True):
+            empty_HW &= band_HW == sentinel
+        valid_HW &= ~empty_HW
     return valid_HW
 
 

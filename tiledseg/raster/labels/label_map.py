@@ -240,8 +240,7 @@ def _table(owners: Sequence[tuple[str, int, Sequence[int | Colour | str]]]) -> d
 def read_labels(reader: RasterReader, label_map: LabelMap, box: Box) -> NDArray[np.uint8]:
     """Return the classes of the pixels of `box`, uint8 (H, W); invalid pixels become `ignore_index`.
 
-    Raises LabelError for a value outside the classes, and errors of the reader. A map from `label_map.resolve` skips
-    the colour table at each call.
+    Raises LabelError for a value outside the classes, and errors of the reader.
     """
     pixels_CHW, valid_HW = reader.read(box)
     resolved = label_map.resolve(reader.info)

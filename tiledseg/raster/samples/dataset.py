@@ -45,7 +45,7 @@ class Dataset:
 
     `dtype`: of x, float32 or float64. `margin`: width in pixels of the border of labels around a core. Any number of
     threads may load at once. The readers have passed `PairReading.inspect`. Raises RasterError for a tile store that
-    was cut otherwise, and LabelError if the labels' bands do not fit the classes.
+    was cut otherwise.
     """
 
     images: Sequence[RasterReader]
@@ -60,7 +60,6 @@ class Dataset:
         for readers in (self.images, self.labels or ()):
             for reader, tiling in zip(readers, self.tilings, strict=False):
                 check_cut(reader.info, tiling)
-        self._maps = [self.label_map.resolve(r.info) for r in self.labels] if self.labels and self.label_map else []
         self._normalize = Normalizer(self.normalization, self.images[0].info.dtype, self.dtype)
 
     @property
@@ -92,11 +91,10 @@ class Dataset:
             if draw is not None and draw.photometry is not None:
                 draw.photometry.apply(x_CHW, valid_HW[slices], place.context, reader.info.shape)
         sample = Sample(image, place, x_CHW, None, valid_HW[place.core.relative_to(window).slices])
-        if self.labels is None:
+        if self.labels is None or self.label_map is None:
             return sample
-        label_map = self._maps[source]
-        around_HW = read_labels(_viewed(self.labels[source], view, classes=True), label_map, around)
-        around_HW[~valid_HW[around.relative_to(window).slices]] = label_map.ignore_index
+        around_HW = read_labels(_viewed(self.labels[source], view, classes=True), self.label_map, around)
+        around_HW[~valid_HW[around.relative_to(window).slices]] = self.label_map.ignore_index
         y_HW = around_HW[place.core.relative_to(around).slices]
         return replace(sample, y_HW=y_HW, around_HW=around_HW, around=around)
 
