@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from tests.small_files import read_raster, write_raster
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError, InputError
+from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.layers.declared import CropGrid
-from tiledseg.tracing.crops import CropModule, crops_network
+from tiledseg.geometry.tiling import make_tiling
+from tiledseg.models.layers.block import tile_places
+from tiledseg.tracing.crops import CropModule, crops_network, kept_between_tiles
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +117,42 @@ def test_a_change_for_some_crops_ends_the_map(how: str, message: str, image: Pat
     with pytest.raises(ConfigError, match=f"{message} in evaluation for some crops"):
         tiledseg.predict_raster(Fickle(how), image, tmp_path / "map.tif", window=SIDE)
     assert not list(tmp_path.iterdir())
+
+
+class Keeping(FixedSize):
+    """A module that keeps every tensor that it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = list[torch.Tensor]()
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        self.given.append(super().forward(x_BCHW))
+        return self.given[-1]
+
+
+def test_what_a_module_keeps_does_not_grow_with_the_map() -> None:
+    module, x_BCHW = fixed_size(kind=Keeping), torch.randn(1, BANDS, 4 * SIDE, 2 * SIDE)
+    network = crops_network(module, BANDS, CropGrid(SIDE)).eval()
+    tiling = make_tiling((4 * SIDE, 2 * SIDE), (4, 1), network_footprint(network.graph))
+    kept = []
+    with torch.no_grad(), kept_between_tiles(network):
+        for tile in tiling.tiles:
+            network(x_BCHW[:, :, *tile.context.slices], tile_places(network.graph, tiling.whole, tile.context))
+            kept.append(len(module.given))
+    assert len(set(kept)) == 1
+
+
+def test_a_map_leaves_later_threads_their_number(image: Path, tmp_path: Path) -> None:
+    """torch gives the number of one thread to those that begin later."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        tiledseg.predict_raster(fixed_size(), image, tmp_path / "map.tif", window=SIDE)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_compiled_module_is_mapped(image: Path, tmp_path: Path) -> None:

@@ -186,6 +186,8 @@ def map_windows(
                 yield core, valid_HW, to_host(scores_KHW, len(layouts) > 1, len(share.views) > 1)
                 del scores_KHW  # the GPU needs its memory for the next window
 
+        # The writing thread has one of its own, which torch would give to later threads too.
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
         write = partial(_write, writers=writers, share=share, ignore_index=mapper.ignore_index)
         for _ in prefetch(computed(), write, 1, 1 + overlaps):
             pass

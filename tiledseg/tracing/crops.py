@@ -130,9 +130,8 @@ class CropModule(BlockModule):
         super().__init__(layer)
         self.module, self.layout = module, layout
         self.draws = ChannelDropout("crops", 0.0)  # its keys seed what the module draws in training
-        self.kept: dict[Place, torch.Tensor] | None = None  # `kept_between_tiles`, like the next two
-        self._map: ExitStack | None = None  # looks at the module's state at the end of the map
-        self._held: Sequence[nn.Module] = ()  # the map's copies of the module
+        self.kept: dict[Place, torch.Tensor] | None = None  # `kept_between_tiles`, like the next
+        self._copies: Sequence[nn.Module] = ()
         self._batch: tuple[Any, int] = None, 1  # crops of a batch, with the dtype and weights of the measurement
         if layer.grid is not None:
             line = torch.tensor(layer.grid.weights, dtype=torch.float64)
@@ -153,13 +152,17 @@ class CropModule(BlockModule):
         torch.set_num_threads(1)  # of a kernel: its sums then have one order
         try:
             self._choose_batch(x_BCHW[0])  # before copies are made: a first call may set attributes
-            with ExitStack() as tile:
-                number = threads if x_BCHW.device.type == "cpu" else 1
-                copies = self._held or (self._map or tile).enter_context(self._unchanged(number))
-                self._held = copies if self._map else ()
+            copies, before = self._copies or self._copied(threads if x_BCHW.device.type == "cpu" else 1), generators()
+            self._copies = copies if self.kept is not None else ()
+            with ExitStack() as stack:
+                changes = [stack.enter_context(kept_state(each)) for each in copies]
                 blended = [self._blended(self.rows.grid, place, x_CHW, copies) for x_CHW in x_BCHW]
         finally:
             torch.set_num_threads(threads)
+        moved = [f"changes '{name}'" for each in changes for name in (*each.attributes, *each.buffers)]
+        if moved or generators() != before:
+            what = f"{type(self.module).__name__} {[*moved, 'draws random numbers'][0]} in evaluation for some crops"
+            raise ConfigError(f"{what}, in the order of its calls; leave it to training")
         return blended[0][None] if len(blended) == 1 else torch.stack(blended)
 
     def _blended(
@@ -225,22 +228,13 @@ class CropModule(BlockModule):
         groups = (crops[first : first + size] for first in range(0, len(crops), size))
         return chain.from_iterable(prefetch(groups, load, several, 2 * several))
 
-    @contextmanager
-    def _unchanged(self, number: int) -> Iterator[Sequence[nn.Module]]:
-        """Yield the module and `number` - 1 copies that share its weights; the module alone if it cannot be copied.
-        Raise ConfigError on leaving if calls have changed their state."""
+    def _copied(self, number: int) -> list[nn.Module]:
+        """Return the module and `number` - 1 copies that share its weights; the module alone if it cannot be copied."""
         number = 1 if any(isinstance(each, torch.jit.ScriptModule) for each in self.module.modules()) else number
-        copies, before = [self.module], generators()
         with suppress(Exception):  # whatever an attribute raises
             shared = [{id(tensor): tensor for tensor in tensors_of(self.module)} for _ in range(number - 1)]
-            copies += [copy.deepcopy(self.module, each) for each in shared]
-        with ExitStack() as stack:
-            changes = [stack.enter_context(kept_state(each)) for each in copies]
-            yield copies
-        moved = [f"changes '{name}'" for each in changes for name in (*each.attributes, *each.buffers)]
-        if moved or generators() != before:
-            what = f"{type(self.module).__name__} {[*moved, 'draws random numbers'][0]} in evaluation for some crops"
-            raise ConfigError(f"{what}, in the order of its calls; leave it to training")
+            return [self.module, *(copy.deepcopy(self.module, each) for each in shared)]
+        return [self.module]
 
     def _choose_batch(self, x_CHW: torch.Tensor) -> None:
         """Choose the number of crops of a batch again if weights or the dtype have changed."""
@@ -272,18 +266,16 @@ class CropModule(BlockModule):
 
 @contextmanager
 def kept_between_tiles(network: nn.Module) -> Iterator[None]:
-    """Let `network` keep the scores of crops that later tiles need too, and look at its module's state in the end
-    alone. Inside, it must run only on the tiles of one image, row by row, with unchanged weights. Raise ConfigError on
-    leaving if calls have changed the state."""
+    """Let `network` keep the scores of crops that later tiles need too, and copies of its module for the threads.
+    Inside, it must run only on the tiles of one image, row by row, with unchanged weights."""
     modules = [module for module in network.modules() if isinstance(module, CropModule)]
-    with ExitStack() as stack:
+    for module in modules:
+        module.kept = {}
+    try:
+        yield
+    finally:
         for module in modules:
-            module.kept, module._map = {}, stack
-        try:
-            yield
-        finally:
-            for module in modules:
-                module.kept, module._map, module._held = None, None, ()
+            module.kept, module._copies = None, ()
 
 
 def _read(x_CHW: torch.Tensor, axis: int, crop: Crop, dim: DimPlace) -> torch.Tensor:
