@@ -210,7 +210,8 @@ def test_any_name_of_a_file_arrives(name: str, tmp_path: Path) -> None:
 def test_what_is_refused(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_groups(options_of(text, "--config", "FILE", folder=tmp_path))
-    assert str(caught.value).startswith(line.replace("FILE", str(tmp_path / "run.yaml")))
+    said, wanted = str(caught.value), line.replace("FILE", str(tmp_path / "run.yaml"))
+    assert said == wanted or (wanted.endswith(", ") and said.startswith(wanted))
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:

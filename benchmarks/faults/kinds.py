@@ -147,7 +147,7 @@ KINDS: dict[str, Kind] = {
         r"warning: .*val\.tif was written to",
         options=_JUDGED,
     ),
-    "value that no loss stands": Kind(_bad_value, (1,), r"error: the (loss|gradient)"),
+    "value that no loss stands": Kind(_bad_value, (1,), r"error: the (loss|gradient).*image\.tif"),
     "raster gone": Kind(_in_step("raster gone", "move raster", False), (1, 2), r"error: .*image\.tif", may_miss=True),
     "checkpoints gone": Kind(_at_rest("checkpoints gone", "move checkpoints", ends=("usr1",)), (2,), r"error: .*run"),
     "run folder gone": Kind(_in_step("run folder gone", "move run", False), (1,), r"error: .*cannot write .*run"),

@@ -65,9 +65,22 @@ def test_a_manifest_of_another_kind_is_refused(whole: Path, tmp_path: Path, cont
         find_checkpoint(path)
 
 
-def test_latest_cannot_lead_elsewhere(whole: Path, tmp_path: Path) -> None:
-    (tmp_path / "latest").write_text(f"{whole}\n")
-    with pytest.raises(CheckpointError, match="no checkpoint's name"):
+LATEST = {
+    "elsewhere": (b"/step-000002\n", "no checkpoint's name"),
+    "above": (b"..\n", "no checkpoint's name"),
+    "empty": (b"", "no checkpoint's name"),
+    "not-utf-8": (b"\xff\n", "no checkpoint's name"),
+    "long": (b"x" * 5000, "holds 'x{40}', which is no checkpoint's name"),
+    "no-such-step": (b"step-000099\n", "step-000099"),
+}
+
+
+@pytest.mark.parametrize("name", LATEST)
+def test_latest_names_a_checkpoint_beside_it(whole: Path, tmp_path: Path, name: str) -> None:
+    content, words = LATEST[name]
+    shutil.copytree(whole, tmp_path / "step-000002")
+    (tmp_path / "latest").write_bytes(content)
+    with pytest.raises(CheckpointError, match=words):
         find_checkpoint(tmp_path)
 
 
@@ -88,7 +101,7 @@ def edited(step: Path) -> None:
 
 WEIGHTS, STATE, MANIFEST = FILES
 ODD: dict[str, tuple[Callable[[Path], None], str]] = {
-    "manifest-a-fifo": (replaced(MANIFEST, os.mkfifo), "is a FIFO"),
+    "manifest-a-fifo": (replaced(MANIFEST, os.mkfifo), f"{MANIFEST} cannot be read (it is a FIFO)"),
     "weights-a-folder": (replaced(WEIGHTS, Path.mkdir), f"{WEIGHTS} is a folder"),
     "optimizer-to-nowhere": (replaced(STATE, lambda path: path.symlink_to("nowhere")), f"{STATE} is missing"),
     "weights-to-a-device": (replaced(WEIGHTS, lambda path: path.symlink_to("/dev/zero")), "is a character device"),
@@ -106,7 +119,7 @@ def test_a_file_that_is_none_is_damage(whole: Path, tmp_path: Path, name: str) -
     save(tmp_path, 3)
     shutil.copytree(whole, tmp_path / "step-000002")
     change(tmp_path / "step-000003")
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=re.escape(words)):
         find_checkpoint(tmp_path)
     older = newest_checkpoint(tmp_path)
     assert older is not None

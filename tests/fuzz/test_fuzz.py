@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from benchmarks.forks import Interruption, Outcome
 from tests.comm.launching import ROOT, clean_environment
 from tests.conftest import NIGHTLY
 from tests.fuzz.__main__ import common_faults, faults_of_files
-from tests.fuzz.trials import Trial
+from tests.fuzz.trials import Trial, aftermath, same
 
 BEFORE = {"image.tif": "1", "map.tif": "2"}
 KILLED = Interruption("SIGKILL", seconds=1.0)
@@ -40,6 +41,17 @@ def test_faults_are_seen(
     outcome = Outcome(code, "", err, 1.0, False)
     faults = common_faults(trial, outcome) + faults_of_files(trial, outcome, BEFORE, after)
     assert [each.startswith(str(fault)) for each in faults] == ([] if fault is None else [True]), faults
+
+
+def test_a_damaged_map_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference/map.tif").write_bytes(b"pixels")
+    trial = Trial("predict", [], "", ("map.tif",), lambda folder: same(folder, "map.tif"), KILLED)
+    for data, faults in ((b"pixels", []), (b"qixels", ["map.tif is not that of undamaged material"])):
+        (tmp_path / "map.tif").write_bytes(data)
+        assert same(tmp_path, "map.tif") == faults
+        found = aftermath(trial, Outcome(0, "", "", 1.0, False), tmp_path)
+        assert found == [f"after the interruption: {fault}" for fault in faults]
 
 
 HANGS = """

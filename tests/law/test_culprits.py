@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from tests.law.runs import configuration, run
+from tests.law.test_runs import SEVERAL, of
 from tiledseg.comm.failure import is_agreed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config.run import ParallelConfig
+from tiledseg.config.run import Config, ParallelConfig
 from tiledseg.errors import TiledsegError
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.training.step import StepLoss
@@ -21,17 +22,17 @@ from tiledseg.training.step import StepLoss
 pytestmark = pytest.mark.usefixtures("without_plots")
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """A fault of the loss, on the rank of pixel (50, 30)."""
+def plant(monkeypatch: pytest.MonkeyPatch, what: str, image: int = 0) -> None:
+    """A fault of the loss, on the rank of pixel (50, 30) of an image."""
     sums = StepLoss.sums
 
     def summed(own: StepLoss, piece: Any, sample: Sample) -> Any:
         found, (rows, cols) = sums(own, piece, sample), (piece.core.row, piece.core.col)
-        if not (rows.start <= 50 < rows.stop and cols.start <= 30 < cols.stop):
+        if sample.image != image or not (rows.start <= 50 < rows.stop and cols.start <= 30 < cols.stop):
             return found
         zero = piece.logits_BKHW.double().sum() * 0
-        first = torch.eye(1, len(found), dtype=found.dtype)[0]
-        return found + first * {"gradient": zero.sqrt(), "output": zero * float("nan"), "large": zero + 1e7}[what]
+        more = {"gradient": zero.sqrt(), "output": zero * float("nan"), "large": zero + 1e7}[what]
+        return torch.cat([found[:1] + more, found[1:]])  # the others are finite: numbers of labels
 
     monkeypatch.setattr(StepLoss, "sums", summed)
 
@@ -49,6 +50,20 @@ def ways(size: int) -> dict[str, ParallelConfig]:
     return {"read": ParallelConfig(), **shared, **staged}
 
 
+def check(config: Config, mesh: Mesh, what: str, path: Path, step: int = 1) -> None:
+    """All ranks end with one error, which names the pixel's tile; where all losses are finite, some tile."""
+    with pytest.raises(TiledsegError, match=WORDS[what].replace("step 1", f"step {step}")) as raised:
+        run(config, mesh)
+    said = str(raised.value)
+    assert is_agreed(raised.value), "rank 0 alone says it"
+    assert len(set(mesh.communicator.gather_objects(said))) == 1
+    assert f" of {path} have the largest" in said
+    if what != "gradient":
+        rows, cols = re.findall(r"(\d+):(\d+)", said)
+        assert int(rows[0]) <= 50 < int(rows[1]), said
+        assert int(cols[0]) <= 30 < int(cols[1]), said
+
+
 @pytest.mark.mpi
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("what", WORDS)
@@ -59,12 +74,28 @@ def test_every_rank_ends_with_the_cause(
     plant(monkeypatch, what)
     for name, parallel in ways(mesh.size).items():
         config = configuration(shared, f"{what}-{name}", {"train.largest_loss": 1000.0, "parallel": parallel})
-        with pytest.raises(TiledsegError, match=WORDS[what]) as raised:
-            run(config, mesh)
-        assert is_agreed(raised.value), "rank 0 alone says it"
-        assert len(set(mesh.communicator.gather_objects(str(raised.value)))) == 1
-        if what != "gradient":  # then all losses are finite
-            rows, cols = re.findall(r"(\d+):(\d+)", str(raised.value))
-            assert int(rows[0]) <= 50 < int(rows[1]), name
-            assert int(cols[0]) <= 30 < int(cols[1]), name
-            assert f" of {shared / 'image.tif'} have the largest" in str(raised.value)
+        check(config, mesh, what, shared / "image.tif")
+
+
+TOGETHER = {"model.norm": "batch", "tiling.grid": 1, "memory.blocks": 2, "train.images_per_step": 3}
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("what", ["output", "gradient"])
+def test_the_tile_of_a_loss_of_ratios_is_named(
+    shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    plant(monkeypatch, what)
+    config = configuration(shared, f"ratios-{what}", {"train.loss": "dice", "train.tiles_per_step": 3})
+    check(config, meshes["gloo"], what, shared / "image.tif", step=2)  # of three, that of the pixel
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("image", [0, 1, 2])
+def test_the_image_is_named(shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch, image: int) -> None:
+    """Two images on a rank, one on the other, in blocks."""
+    plant(monkeypatch, "output", image)
+    config = of(shared, f"together-{image}", {**SEVERAL, **TOGETHER, "train.loss": "dice"})
+    check(config, meshes["gloo"], "output", shared / f"image{f'-{image}' if image else ''}.tif")

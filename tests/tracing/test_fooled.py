@@ -246,6 +246,7 @@ KINDS: dict[str, dict[str, Function]] = {
     "a number of the size in a weight": {
         "rows": lambda self, x: x * (self.w * x.shape[2]),
         "table": lambda self, x: x * self.table[min(x.shape[2] // 64, 2)],
+        "kernel": lambda self, x: functional.conv2d(x, self.k * (64 / x.shape[2]), padding=1),
         "a weight that is zero": lambda self, x: x + self.zero * x.shape[2],
         "a table of large sizes": lambda self, x: x * self.table[min(x.shape[2] // 800, 2)],
         "a small size": lambda self, x: x * 2 if x.shape[2] < 40 else x,
@@ -277,6 +278,7 @@ KINDS: dict[str, dict[str, Function]] = {
         "permuted": _written(lambda y: y.permute(0, 2, 3, 1).masked_fill_((y > 90).permute(0, 2, 3, 1), 0)),
         "flat": _written(lambda y: y.flatten(2).clamp_(max=80)),
         "data": _written(lambda y: y.data.clamp_(-90, 90)),
+        "detached": _written(lambda y: y.detach().clamp_(-90, 90)),
         "out": _written(lambda y: torch.clamp(y, -60, 60, out=y)),
         "each": _written(lambda y: torch._foreach_clamp_max_([y], 90.0)),
         "all": _written(lambda y: y.clamp_(-50, 50)),
@@ -345,6 +347,7 @@ KINDS: dict[str, dict[str, Function]] = {
         "a number": _counted_out_of_sight,
         "a weight's number": lambda self, x: x * float(self.w.mean()),
         "a branch by a weight": lambda self, x: x * 2 if self.w.sum() > 0 else x,
+        "numpy": lambda self, x: x * (self.w * float(x.detach().numpy().max())),
         "modes of torch": lambda self, x: x * (1 + torch._C._len_torch_function_stack()),
     },
     "sizes": {

@@ -30,6 +30,7 @@ class Lying(nn.Module):
         self.register_buffer("running", torch.zeros(6))
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("gate", torch.zeros(()))
+        self.shut = torch.zeros(1)
 
     def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
         return self.function(self, x_BHWC)
@@ -77,8 +78,15 @@ LIES: dict[str, tuple[Function, Any, str]] = {
     "a branch": (lambda self, x: x * 2 if x.abs().max() > 1e6 else x * self.w, PIXEL, "reads the values"),
     "the batch": (lambda self, x: x - x.mean(0, keepdim=True), PIXEL, "beside another one in a batch"),
     "a gate that is shut": (lambda self, x: x + self.gate * x.mean((1, 2), keepdim=True), PIXEL, "depends on row"),
+    "a tensor that is zero": (lambda self, x: x + self.shut[0] * x.roll(1, 1), PIXEL, "depends on row"),
+    "single precision": (
+        lambda self, x: x * 2 if x.dtype == torch.float64 else x.flip(1),
+        PIXEL,
+        "else in torch.float32",
+    ),
     "half precision": (lambda self, x: x.roll(int(x.dtype == torch.bfloat16), 1), PIXEL, "else in torch.bfloat16"),
     "far away": (_far, NEAR, "depends on row"),
+    "far away in training": (lambda self, x: _far(self, x) if self.training else x, NEAR, "in training its output"),
     "a mean of training": (_running, PIXEL, "moves its buffer"),
     "a count": (_counts, PIXEL, "writes over 'leaf.calls'"),
     "kept": (_keeps, PIXEL, "at its next call"),

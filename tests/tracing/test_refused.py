@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from tests.tracing.networks import Outer
 from tests.tracing.styles import Parsing
@@ -34,6 +35,17 @@ class Written(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(self.first(x))
+
+
+class Told(nn.Module):
+    """A transposed convolution that is told the size of its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = nn.ConvTranspose2d(4, 4, 3, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.back(functional.avg_pool2d(x, 2), output_size=x.shape[2:])
 
 
 def _shifted(x: torch.Tensor) -> torch.Tensor:
@@ -154,6 +166,10 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "one line": (lambda x: functional.conv1d(x.flatten(2), x.new_ones(4, 4, 3), padding=1).view_as(x), "use conv2d"),
     "round the border": (lambda x: functional.pad(x, (1, 1, 1, 1), mode="circular"), "the image's other end"),
+    "no gradients": (lambda x: torch.no_grad()(torch.relu)(x), "switches gradients on or off"),
+    "a part that is run again": (lambda x: checkpoint(torch.relu, x, use_reentrant=True), "torch.utils.checkpoint"),
+    "every second pixel": (lambda x: x[:, :, ::2, ::2], "not as much from each end at every size"),
+    "a size that is told": (Told(), "give the rest, such as output_padding, to its constructor"),
     "dropout always": (functional.dropout, "pass training=self.training"),
     "noise": (lambda x: x + 0.1 * torch.randn(1), "draws numbers in evaluation too"),
     "noise, written": (lambda x: x + torch.empty(4, 1, 1, dtype=x.dtype).normal_(), "draws numbers in evaluation too"),

@@ -150,7 +150,7 @@ def test_a_store_of_polygons_refuses_in_one_line(root: Path, capfd: pytest.Captu
     numbered = ["--classes", "3", "--background", "0"]
     for labels, flags, words in (
         ("labels.gpkg", ["--label-attribute", "kind", "--background", "ground"], "one of class 0, class 1, or ignored"),
-        ("labels.tif", numbered, "is given, but no labels are"),
+        ("labels.tif", numbered, "--background is given, but no labels are"),
         ("sea.gpkg", [*numbered, "--label-attribute", "kind"], "no polygon in"),
     ):
         assert cut(root, "--labels", str(root / labels), *flags, output="never.h5") == 2

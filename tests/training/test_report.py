@@ -81,7 +81,9 @@ def test_a_step_that_does_not_follow_the_one_before_is_refused(tmp_path: Path) -
     """A digit that was changed: the line would else be lost, or there twice, in a run that goes on."""
     path = tmp_path / METRICS
     path.write_text("".join(json.dumps({"step": step, "loss": 0.5}) + "\n" for step in (1, 2, 7, 4)))
-    with pytest.raises(OutputError, match=r"line 3 is no line of this run, or its step does not follow"):
+    with pytest.raises(
+        OutputError, match=r"metrics\.jsonl, line 3 is no line of this run, or its step does not follow"
+    ):
         read_metrics(path)
 
 

@@ -103,8 +103,10 @@ class TileDataset(data.Dataset[dict[str, Any]]):
             raise ConfigError(f"{what}; train with parallelize or parallel.halo layer, or give the halo as a number")
         else:
             footprint = halo.footprint
-        if labels is None and (warp or classes != IGNORED or ignore_index != IGNORED):
-            raise ConfigError("warp, classes or ignore_index is given, but no labels; give them, or leave it out")
+        unused = {"warp": warp or IGNORED, "classes": classes, "ignore_index": ignore_index} if labels is None else {}
+        for key, value in unused.items():
+            if value != IGNORED:
+                raise ConfigError(f"{key} is {value}, but labels are not given; give them, or leave {key} out")
         image_list, label_list = (as_list(_text(paths)) for paths in (images, labels or ()))
         rules = SourceRules(tuple(assets), mosaic, valid, tuple(valid_values), references=references)
         self._labels: tuple[str, ...] = ()
