@@ -100,7 +100,8 @@ def of_input(spatial: SpatialNetwork, x_BCHW: torch.Tensor, rows: Partition, col
     for action, taken in zip(spatial._program(rows, cols), sources, strict=True):
         for bring, source in zip(action.inputs, taken, strict=True):
             if source == 0 and bring.exchange is not None:
-                sides = (w or n for w, n in zip(bring.exchange.window, bring.cut(x_BCHW).shape[2:], strict=True))
+                own = x_BCHW.shape[2:] if bring.crop is None else bring.crop.shape
+                sides = (side or size for side, size in zip(bring.exchange.window, own, strict=True))
                 window = torch.empty(*x_BCHW.shape[:2], *sides, device="meta", dtype=x_BCHW.dtype)
                 for patch in bring.exchange.receives.values():
                     total += SentBytes(1, part(window, patch).nbytes)
