@@ -185,6 +185,7 @@ def test_table_shows_the_same_figures(capsys: pytest.CaptureFixture[str]) -> Non
         (f"{SCALING} --plot a.png", ["--plot is a.png, but --scaling finds settings"]),
         ("--size 600 --window 60", ["--window is 60, but --build is not given"]),
         (f"{SEARCH} --mesh 2", ["--mesh is 2, but --search finds settings; leave one of them out"]),
+        (f"{SEARCH} --recompute all", ["--recompute is all, but --search finds settings; leave one of them out"]),
         (f"{SEARCH} --stride 2", ["--search is given, but networks of --stride 2"]),
         (f"{SEARCH} --images 1", ["--images-per-step is 2, but --images is 1; give at most so many"]),
         ("--calibrate out.yaml --size 100", ["--size is 100, but --calibrate measures this machine"]),

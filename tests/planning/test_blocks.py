@@ -183,6 +183,13 @@ def test_where_blocks_cannot_be_all_is_as_without(parallel: Parallelism) -> None
     assert found[0] == found[1]
 
 
+def test_ranks_that_share_an_image_take_blocks_too() -> None:
+    plan = plan_run(budgeted(memory=120 * MIB, ranks=2, parallel=Parallelism(halo="layer")))
+    assert plan.blocks is not None, "nothing else fits"
+    assert plan.spread.fusion == 1
+    assert plan.memory <= 120 * MIB
+
+
 def test_products_over_the_image_take_no_blocks() -> None:
     """A block has no sum of all pixels' products before the others."""
     asked = RunQuestion(ForeignLayers(True), (Extent((64, 64)),), 1, 1 << 30, grid=(1, 1), blocks=BlockSettings((2, 2)))

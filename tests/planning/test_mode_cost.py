@@ -160,6 +160,8 @@ def test_no_other_depth_takes_less_time(machine: Machine, expected: int | None) 
     seconds = {depth: layer_cost(task, machine, depth).seconds for depth in DEPTHS}
     assert seconds[fusion] == min(seconds.values())
     assert fusion == (expected or fusion)
+    alone = Partition((0, 512))
+    assert choose_fusion(layers, alone, alone, 4, 4, machine) == 1, "a rank without neighbours sends nothing"
     assert fusion == WHOLE or all(seconds[depth] > seconds[fusion] for depth in DEPTHS if depth < fusion)
 
 

@@ -151,6 +151,11 @@ def test_no_time_is_said_where_none_is_known(given: dict[str, Any]) -> None:
     assert plan_run(question(**({"machine": Machine(), "memory": 1 << 30, "grid": (2, 2)} | given))).seconds is None
 
 
+def test_a_run_in_mode_exchange_counts_the_window_that_its_contexts_are_cut_from() -> None:
+    read, exchange = (plan_run(question(grid=(2, 4), halo=halo, ranks=2)) for halo in ("read", "exchange"))
+    assert exchange.memory > read.memory
+
+
 def test_tiles_run_at_once_where_the_user_sets_it() -> None:
     asked = replace(question(ranks=1, memory=1 << 30), grid=(4, 4))
     one = plan_run(asked)

@@ -61,3 +61,15 @@ def test_nothing_fits_names_both_values() -> None:
     layers = UNet().graph()
     with pytest.raises(GeometryError, match=r"208 x 208 pixels needs .* MiB, but the memory is 1000 B"):
         choose_grid((10000, 10000), layers, network_footprint(layers), 1000, 4, 1)
+
+
+def test_bands_and_precision_count() -> None:
+    layers = UNet(5).graph()
+    footprint = network_footprint(layers)
+
+    def tiles(bytes_per_value: int, bands: int = 4) -> int:
+        rows, cols = choose_grid((10000, 10000), layers, footprint, 8 * 2**30, bytes_per_value, 1, bands)
+        return rows * cols
+
+    assert tiles(2) < tiles(4) < tiles(8)
+    assert tiles(4, bands=400) > tiles(4)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.geometry.drawn import law
@@ -40,7 +40,6 @@ def flights(draw: st.DrawFn) -> Flight:
     """A network drawn layer by layer; sizes that it takes, or that some rank would have nothing of."""
     ranks = draw(st.sampled_from([(1, 2), (2, 1), (1, 3), (2, 2)]))
     network = with_weights(build_network(draw(graphs()), CHANNELS), 1)
-    assume(not drawn.may_tie(network))
     images, cuts = [], []
     for number in range(draw(st.integers(1, 3))):
         sides = [draw(st.sampled_from([8, 12, 16, 20])) for _ in ranks]
@@ -89,4 +88,4 @@ def test_drawn_networks_end_with_the_undivided_result(flight: Flight) -> None:
     shapes = [result.y_BCHW.shape for result in expected]
     for found in on_ranks(*flight.ranks, lambda axes: divided(flight, axes, shapes)):
         faults = [difference(*pair, floor=1.0) for pair in zip(found, expected, strict=True)]
-        assert not any(faults), faults
+        assert drawn.may_tie(flight.network) or not any(faults), faults

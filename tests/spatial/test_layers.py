@@ -33,6 +33,7 @@ def check_everywhere(
     x_BCHW: torch.Tensor,
     overlap: bool = False,
     dtype: torch.dtype = torch.float64,
+    fusion: int = 1,
 ) -> None:
     """On the meshes of the job, by even blocks, which must be computed, and by uneven ones."""
     network = with_weights(module if isinstance(module, nn.Sequential) else nn.Sequential(module), 3).to(dtype)
@@ -43,9 +44,9 @@ def check_everywhere(
             continue
         axes = opened.of(rows, cols)
         even = Partition.even(height, rows), Partition.even(width, cols)
-        computed = check(Case(network, x_BCHW, *even, overlap=overlap), opened, axes)
+        computed = check(Case(network, x_BCHW, *even, fusion, overlap), opened, axes)
         assert computed, f"even blocks of {height} x {width} over {rows} x {cols} ranks were refused"
-        check(Case(network, x_BCHW, uneven(height, rows), uneven(width, cols), overlap=overlap), opened, axes)
+        check(Case(network, x_BCHW, uneven(height, rows), uneven(width, cols), fusion, overlap), opened, axes)
 
 
 def uneven(size: int, parts: int) -> Partition:
@@ -153,3 +154,17 @@ def unlike_its_blocks(mean: float) -> torch.Tensor:
 def test_norms_on_every_mesh(opened_mpi: OpenAxes, number: int, mean: float, dtype: torch.dtype) -> None:
     """Statistics over the whole image, which are not those of a block; a mean of many deviations costs no digits."""
     check_everywhere(opened_mpi, drawn.norms()[number], unlike_its_blocks(mean), dtype=dtype)
+
+
+CHAIN = nn.Sequential(
+    nn.Conv2d(2, 4, 4, 2, 1),
+    nn.InstanceNorm2d(4, affine=True),
+    nn.MaxPool2d(3, 1, 1),
+    nn.ConvTranspose2d(4, 3, 3, 2, 1, 1),
+    nn.Conv2d(3, 2, 2, padding="same"),
+)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_chain_with_exchanges_shared_by_two_layers(opened_mpi: OpenAxes, overlap: bool) -> None:
+    check_everywhere(opened_mpi, CHAIN, image((2, 2, 14, 13), 5), overlap, fusion=2)

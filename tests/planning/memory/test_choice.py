@@ -81,6 +81,19 @@ def test_a_choice_has_the_price_summed_by_hand(letters: str, seconds: float, nee
     assert price(Walk(ITEMS, (0,) * 5, (0,) * 5), [WORD[letter] for letter in letters]) == (seconds, needs)
 
 
+@pytest.mark.parametrize(
+    ("letters", "seconds", "needs"),
+    [
+        ("kkk", 0.0, (1, 8, 8, 9)),  # b is never at its use: it waits from there on
+        ("krr", 3.0, (1, 6, 8, 4)),  # b is made with c, at c's use: 2 of `rebuilding`, a and b
+    ],
+)
+def test_a_choice_with_a_base_and_an_unused_item(letters: str, seconds: float, needs: tuple[int, ...]) -> None:
+    items = Item("a", 4, 0, 1.0), Item("b", 2, 1, 2.0, (0,), used=False), Item("c", 3, 2, 1.0, (1,))
+    walk = Walk(items, (1, 2, 2, 0), (0, 1, 2, 2))
+    assert price(walk, [WORD[letter] for letter in letters]) == (seconds, needs)
+
+
 def test_drawn_walks_fit_and_nearly_all_are_as_cheap_as_the_best() -> None:
     """For five budgets each, from one that nothing fits to one that everything fits, with stores and skips."""
     exact = missed = total = 0
@@ -92,6 +105,7 @@ def test_drawn_walks_fit_and_nearly_all_are_as_cheap_as_the_best() -> None:
                 min([seconds for seconds, peak in priced if peak <= budget], default=None),
                 step.choose(budget),
             )
+            assert chosen is None or best is not None, "nothing fits"
             if chosen is None or best is None:
                 missed += best is not None
                 continue
