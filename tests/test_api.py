@@ -24,7 +24,7 @@ from tests.raster.polygons_drawn import write_vectors
 from tests.small_files import write_raster
 from tiledseg.cli import main
 from tiledseg.errors import CheckpointError, ConfigError, InputError, RasterError
-from tiledseg.raster.statistics import given_normalization
+from tiledseg.raster.statistics import Normalization, given_normalization
 
 NAMES = "reference/python.md", "reference/foreign-networks.md", "how-to/own-network.md", "explanation/halos.md"
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in NAMES}
@@ -123,6 +123,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "bands is 3; give a list": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", bands=3),
     "the configuration is None; give a map": lambda: tiledseg.train_network(None),
     "normalize is (90, 50); give (means, deviations)": lambda: given_normalization((90, 50), 2),
+    "1 means and 1 deviations for 3": lambda: given_normalization(Normalization((100.0,), (50.0,), (0,)), 3),
     "checkpoint is given, but network is": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", checkpoint="r"),
     "tiledseg predict has the unknown key 'grids'": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", grids=3),
     "precision is 'fp8'": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", precision="fp8"),

@@ -8,7 +8,6 @@ if __name__ == "__main__":
     enter("tiledseg.evaluate")
 
 import json
-import math
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -212,13 +211,17 @@ def thumbnail(reader: RasterReader, side: int = _SIDE) -> tuple[NDArray, NDArray
     """Return every k-th pixel, with the least k for at most `side` pixels a side: pixels (C, h, w), validity (h, w)."""
     info = reader.info
     step = -(-max(info.shape) // side)
-    rows = step * max(1, math.prod(_BLOCK) // (step * info.width))
-    pixels, valid = [], []
-    for box in Box.of_shape(info.shape).blocks(rows, info.width):
-        pixels_CHW, valid_HW = reader.read(box)
-        pixels.append(pixels_CHW[:, ::step, ::step].copy())
-        valid.append(valid_HW[::step, ::step].copy())
-    return np.concatenate(pixels, axis=1), np.concatenate(valid)
+    pixels_CHW = np.zeros((info.bands, *(-(-size // step) for size in info.shape)), info.dtype)
+    valid_HW = np.zeros(pixels_CHW.shape[1:], bool)
+    for box in _blocks(info):
+        rows, cols = (slice(-interval.start % step, None, step) for interval in (box.row, box.col))
+        block_CHW, block_valid_HW = reader.read(box)
+        part_CHW = block_CHW[:, rows, cols]
+        first = tuple(-(-interval.start // step) for interval in (box.row, box.col))
+        place = tuple(slice(start, start + n) for start, n in zip(first, part_CHW.shape[1:], strict=True))
+        pixels_CHW[(slice(None), *place)] = part_CHW
+        valid_HW[place] = block_valid_HW[rows, cols]
+    return pixels_CHW, valid_HW
 
 
 def _names(label_map: LabelMap, labels: RasterInfo, prediction: RasterInfo) -> tuple[dict[int, str], list[str]]:

@@ -102,6 +102,27 @@ def test_each_chunk_is_read_once(tmp_path: Path, form: str, times: int, monkeypa
         assert len(counts) == (1 if form == "dask" else 3) * 3 * 3
 
 
+def test_a_closed_reader_keeps_no_chunk(tmp_path: Path) -> None:
+    counts = Counter[str]()
+
+    def counted_chunk(block: Any) -> Any:
+        counts.update(["computed"])
+        return block
+
+    source = write(tmp_path, "dask", scene(SHAPE))
+    source = source.copy(data=source.data.map_blocks(counted_chunk, dtype="uint16", meta=np.empty((0,) * 3, "u2")))
+
+    @takes_arrays
+    def read_again(path: str) -> None:
+        with open_raster(path) as reader:
+            for expected, end in ((1, lambda: None), (1, reader.release), (2, reader.close), (3, lambda: None)):
+                reader.read(Box(Interval(0, 4), Interval(0, 4)))
+                assert counts["computed"] == expected
+                end()
+
+    read_again(source)
+
+
 def test_names_are_of_stores_alone(tmp_path: Path) -> None:
     write(tmp_path, "zarr3", scene((20, 30)), "a")
     (tmp_path / "a-zarr3.zarr").rename(tmp_path / "folder")

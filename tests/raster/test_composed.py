@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,18 @@ from numpy.typing import NDArray
 from tests.small_files import PLACE, write_raster
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.raster.composed import BANDS, MOSAIC, VALID, Composed, files_of, label_of, parse_raster
-from tiledseg.raster.mirrored_reader import PAUSES
+from tiledseg.raster.composed import (
+    BANDS,
+    MOSAIC,
+    VALID,
+    Composed,
+    Raster,
+    files_of,
+    label_of,
+    open_composed,
+    parse_raster,
+)
+from tiledseg.raster.mirrored_reader import PAUSES, RasterReader
 from tiledseg.raster.reader import identify, open_raster
 
 HEIGHT, WIDTH = 37, 45
@@ -225,3 +236,26 @@ def test_files_of_pieces_are_closed_after_use(tmp_path: Path, monkeypatch: pytes
             reader.read(Box.of_shape(reader.info.shape))
             assert len(os.listdir("/proc/self/fd")) == open_before, "those of the other raster are closed"
         assert len(os.listdir("/proc/self/fd")) == open_before - 2
+
+
+def test_a_reader_that_is_dropped_or_replaced_keeps_no_file_open(tmp_path: Path) -> None:
+    image, one = str(stack(tmp_path, scene("uint8"))), str(write_raster(tmp_path / "one.tif", scene("uint8")))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(RasterError) as refused:
+        open_raster(one, [5])
+    assert len(os.listdir("/proc/self/fd")) == before, refused
+    kept: list[RasterReader] = []
+
+    def opener(part: Raster, bands: Sequence[int] | None, is_image: bool) -> RasterReader:
+        kept.append(open_raster(str(part), bands))
+        return kept[-1]
+
+    masked = Composed("masked", VALID, (one, one), 1)
+    for composed, bands in ((parse_raster(image), [1, 2]), (masked, None)):
+        assert isinstance(composed, Composed)
+        open_composed(composed, bands, opener).close()
+        assert len(os.listdir("/proc/self/fd")) == before, composed
+    reader = open_raster(one)
+    reader.read(PIECES[0])
+    del reader
+    assert len(os.listdir("/proc/self/fd")) == before

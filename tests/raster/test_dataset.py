@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from numpy.typing import NDArray
 
 from tests.small_files import write_raster
 from tiledseg.errors import LabelError, RasterError
+from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.raster import mirrored_reader, statistics
@@ -246,3 +250,35 @@ def test_pixels_that_the_network_s_dtype_cannot_hold(tmp_path: Path, dtype: str,
         sample = Dataset([reader], None, [tiling], None, scale, np.float64).load(0, 0)
         stored = float(np.dtype(dtype).type(value))
         assert sample.x_CHW[1, 0, 0] == (stored - scale.mean[1]) / scale.std[1]
+
+
+def test_a_fork_waits_for_no_thread_and_closes_no_handle_of_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirrored_reader, "MOST_IDLE", 1)
+    first, second = (open_raster(write_raster(tmp_path / f"{i}.tif", image(seed=i))) for i in range(2))
+    first.read(Box.of_shape((4, 4)))
+    held = threading.Event()
+
+    def hold_briefly() -> None:
+        with mirrored_reader._used_lock:
+            held.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=hold_briefly)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(10)  # ends a child that waits for the lock
+            second.read(Box.of_shape((4, 4)))
+            files = [os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir()]
+            os._exit(0 if first.info.path in files else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    thread.join()
+    first.close()
+    second.close()

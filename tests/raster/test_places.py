@@ -4,6 +4,7 @@ changed as written by hand, with noise that is normal, of its place, and the sam
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,16 @@ def test_noise_is_normal_and_no_two_bands_rows_columns_or_keys_have_the_same() -
     pairs += [(noise_CHW[0], noise_CHW[0].T)]
     for one_HW, other_HW in pairs:
         assert abs(np.corrcoef(one_HW.ravel(), other_HW.ravel())[0, 1]) < 1e-2
+
+
+def test_noise_needs_little_memory_beside_itself() -> None:
+    positions = np.arange(1024)
+    pixel_noise(99, 2, positions, positions)
+    tracemalloc.start()
+    noise_CHW = pixel_noise(99, 3, positions, positions)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.1 * noise_CHW.nbytes
 
 
 def test_draws_lie_in_what_was_asked_for_and_one_band_stays() -> None:

@@ -36,7 +36,7 @@ _CLASSIC = b"CDF"
 
 class ArrayReader(GdalReader):
     """One array, whose pixels are valid by the rules of GDAL's rasters. See `reader.open_raster` for the arguments and
-    errors. `close_store` closes its store, and `forget` drops the store's cached bytes."""
+    errors. `close_store` closes its store, and `forget` drops what was kept of it."""
 
     def __init__(
         self,
@@ -95,6 +95,7 @@ class ArrayReader(GdalReader):
 
     def close(self) -> None:
         """Close the store, which can then no longer be read."""
+        self._forget()
         self._close_store()
 
 
@@ -110,7 +111,8 @@ def _cut(words: Any, whole: bool) -> dict[str, Any]:
 def open_array(path: str, array: Any, bands: Sequence[int] | None, nodata: float | None, *about: Any) -> RasterReader:
     """Return the reader of an array; one with times and bands is read as rasters of several times are."""
     if array.chunks is not None and array.size > 0 and hasattr(array.data, "dask"):
-        array = array.copy(data=_computed_once(path, array.data))
+        chunks, forget = _computed_once(path, array.data)
+        array, about = array.copy(data=chunks), (*about, forget, forget)
     dim = time_of(array)
     if dim is None:
         return ArrayReader(path, array, bands, nodata, *about)
@@ -119,9 +121,9 @@ def open_array(path: str, array: Any, bands: Sequence[int] | None, nodata: float
     return StackedReader(path, parts, numbers, range(len(numbers)), len(parts))
 
 
-def _computed_once(path: str, array: Any) -> Any:
-    """Return an array of dask that computes each chunk once: it keeps those used last, up to CACHE_BYTES and at least
-    one."""
+def _computed_once(path: str, array: Any) -> tuple[Any, Callable[[], object]]:
+    """Return an array of dask that computes each chunk once, and what forgets them. It keeps the chunks used last, up
+    to CACHE_BYTES and at least one."""
     from dask.array import map_blocks
 
     largest = math.prod(max(sizes) for sizes in array.chunks) * array.dtype.itemsize
@@ -143,7 +145,7 @@ def _computed_once(path: str, array: Any) -> Any:
             return compute(block_id)
 
     like = {"chunks": array.chunks, "dtype": array.dtype, "meta": array._meta}
-    return map_blocks(take, name=f"computed-once-{uuid.uuid4().hex}", **like)
+    return map_blocks(take, name=f"computed-once-{uuid.uuid4().hex}", **like), compute.cache_clear
 
 
 def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: float | None) -> RasterReader:

@@ -141,6 +141,8 @@ def open_composed(image: Composed, bands: Sequence[int] | None, opener: Opener) 
             )
     chosen = [every[number - 1] for number in numbers]
     if bands is not None:
+        for part in parts:
+            part.close()
         parts = [opener(image.parts[at], [k for one, k in chosen if one == at], True) for at in sorted(dict(chosen))]
     order = sorted(range(len(chosen)), key=lambda place: chosen[place][0])  # the order in which parts are read
     return StackedReader(image.label, parts, numbers, [order.index(place) for place in range(len(chosen))])
@@ -152,6 +154,7 @@ def _open_valid(image: Composed, bands: Sequence[int] | None, opener: Opener) ->
         data = [number for number in source.info.band_numbers if number != image.number]
         if not data:
             raise RasterError(f"{source.info.path} has no band but {image.number}, its mask by data.valid; give others")
+        source.close()
         source = opener(image.parts[0], data, True)
     with renamed({} if image.number is None else {"data.bands": "data.valid"}):
         mask = opener(image.parts[-1], None if image.number is None else [image.number], False)

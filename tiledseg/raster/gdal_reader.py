@@ -10,7 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,8 @@ class GdalReader(RasterReader):
     ) -> None:
         self._handles = HandlePool(lambda: open_dataset(path, references))
         self.held = (self._handles,)
-        with reading(f"open {path}"), self._handle() as dataset:
+        with ExitStack() as failed, reading(f"open {path}"), self._handle() as dataset:
+            failed.callback(self.release)
             if dataset.count == 0:
                 inner = ", ".join(dataset.subdatasets[:3]) or "none found"
                 raise RasterError(f"{path} has 0 bands (a container of several rasters?); give one of: {inner}")
@@ -105,6 +106,7 @@ class GdalReader(RasterReader):
                 class_names=tuple(sorted(class_names)),
                 size=os.path.getsize(path) if os.path.isfile(path) else 0,
             )
+            failed.pop_all()
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         pixels_CHW, masks = self.read_masks(box)

@@ -6,11 +6,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -56,8 +57,18 @@ PAUSES = (0.1, 0.5, 2.0)
 
 MOST_IDLE = 128
 """Most idle file handles of a process: well below the usual limit of 1024 open files."""
-_idle: list[tuple[HandlePool, Any]] = []  # of all pools; the one used last comes last
-_idle_lock = threading.Lock()
+_used: dict[int, weakref.ref[HandlePool]] = {}  # pools by `id`, the one used last at the end
+_used_lock = threading.Lock()
+
+
+def _begin_anew() -> None:
+    """Leave a fork's inherited handles to its parent; the parent may hold the lock."""
+    global _used_lock
+    _used_lock = threading.Lock()
+    _used.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 class HandlePool:
@@ -65,32 +76,36 @@ class HandlePool:
     are reused, unlike thread-local ones. A process with more than `MOST_IDLE` closes those used longest ago."""
 
     def __init__(self, opener: Callable[[], Any]) -> None:
-        self._opener = opener
+        self._opener, self._idle = opener, list[Any]()
 
     @contextmanager
     def borrow(self) -> Iterator[Any]:
         """Yield a handle for this thread alone. Raises errors of opening."""
-        with _idle_lock:
-            at = next((at for at in reversed(range(len(_idle))) if _idle[at][0] is self), None)
-            handle = None if at is None else _idle.pop(at)[1]
-        if handle is None:
+        try:
+            handle = self._idle.pop()  # a list's `pop` and `append` need no lock
+        except IndexError:
             handle = self._opener()
         try:
             yield handle
         finally:
-            with _idle_lock:
-                _idle.append((self, handle))
-                oldest = [_idle.pop(0)[1] for _ in range(len(_idle) - MOST_IDLE)]
-            for other in oldest:
-                other.close()
+            self._idle.append(handle)
+            with _used_lock:
+                _used.pop(id(self), None)
+                _used[id(self)] = weakref.ref(self)
+                for number in [number for number, pool in _used.items() if pool() is None]:
+                    del _used[number]
+                pools = [pool for each in _used.values() if (pool := each()) is not None]
+            spare = sum(len(pool._idle) for pool in pools) - MOST_IDLE
+            for pool in pools:
+                if spare > 0:
+                    spare -= len(pool._idle)
+                    pool.release()
 
     def release(self) -> None:
         """Close the idle handles."""
-        with _idle_lock:
-            own = [handle for pool, handle in _idle if pool is self]
-            _idle[:] = [each for each in _idle if each[0] is not self]
-        for handle in own:
-            handle.close()
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     close = release
 

@@ -59,10 +59,9 @@ def given_normalization(
     """Return a caller's `normalize` as a Normalization of so many bands; None: identity. Raises ConfigError."""
     if normalize is None:
         return Normalization.identity(bands)
-    if isinstance(normalize, Normalization):
-        return normalize
+    given = (normalize.mean, normalize.std) if isinstance(normalize, Normalization) else normalize
     try:
-        mean, std = (tuple(float(value) for value in values) for values in normalize)
+        mean, std = (tuple(float(value) for value in values) for values in given)
     except (TypeError, ValueError):
         raise ConfigError(f"normalize is {normalize!r}; give (means, deviations), of one number each a band") from None
     if not all(math.isfinite(value) for value in (*mean, *std)):
@@ -72,7 +71,7 @@ def given_normalization(
             f"normalize has {len(mean)} means and {len(std)} deviations for {bands} bands; give one of each a band, "
             "deviations above 0"
         )
-    return Normalization(mean, std)
+    return normalize if isinstance(normalize, Normalization) else Normalization(mean, std)
 
 
 Sums = NDArray[np.float64]
