@@ -260,6 +260,10 @@ an input's memory is given out early
 a map, a checkpoint, or sums of a validation are taken before they are there
 -event.synchronize() or copies
 +copies
+== checkpoint/folder.py | pretend_gpu/test_runs.py::test_losses_and_checkpoints_are_the_cpu_s
+a checkpoint is written before it is there
+-asked_back(*(tensor.detach() for own in files.values() for tensor in own.values()))()
++tensor.detach().to("cpu", non_blocking=True) for own in files.values() for tensor in own.values()
 == memory/device.py | pretend_gpu/test_runs.py
 a table stays on the host
 -    if not is_gpu(device):
