@@ -64,8 +64,8 @@ def build_parser() -> Parser:
     bands = "bands by mean and deviation of the training images (default), or by those of each mapped image"
     add("--normalize", choices=("training", "image"), default="training", help=bands)
     add("--weights", metavar="FILE", help="a network's state dict, in place of --checkpoint")
-    add("--mean", type=json.loads, metavar="[M,...]", help="with --weights: means taken off the bands")
-    add("--deviation", type=json.loads, metavar="[S,...]", help="with --weights: divisors of the bands")
+    add("--mean", type=json_list, metavar="[M,...]", help="with --weights: means taken off the bands")
+    add("--deviation", type=json_list, metavar="[S,...]", help="with --weights: divisors of the bands")
     data = ["area", "references", "workers", "classes", "bands", "times", "assets", "mosaic", "valid", "valid_values"]
     plain = [*(f"data.{key}" for key in data), "train.precision", "run.verbosity"]
     plain += [f"model.{key}" for key in ("build", "arguments", "series", "verify", *CROPS)]
@@ -75,6 +75,14 @@ def build_parser() -> Parser:
     keys = ["tiling.grid", *(f"parallel.{key}" for key in (*spread, "deadline", "machine"))]
     add_keys(parser, [*keys, "memory.blocks", "memory.store"], blocks=blocks)
     return parser
+
+
+def json_list(text: str) -> list[float]:
+    """Parse numbers such as [1,2,3]."""
+    numbers = json.loads(text)
+    if not isinstance(numbers, list) or not all(type(value) in (int, float) for value in numbers):
+        raise ValueError(text)
+    return numbers
 
 
 _OF_WEIGHTS = {

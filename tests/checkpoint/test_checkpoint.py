@@ -21,6 +21,7 @@ from tiledseg.checkpoint.folder import (
     save_checkpoint,
 )
 from tiledseg.checkpoint.loading import load_network, load_optimizer
+from tiledseg.comm.doing import changes
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import CheckpointError
 from tiledseg.training.optimizer import build_optimizer
@@ -130,6 +131,17 @@ def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
         save_checkpoint(tmp_path, {MODEL: {"a": torch.ones(1)}, OPTIMIZER: {}}, state_of(step), keep)
     assert {path.name for path in tmp_path.iterdir()} == others | {f"step-{step:06d}" for step in steps[-keep:]}
     assert find_checkpoint(tmp_path).saved.step == 1000001
+
+
+def test_a_save_counts_as_progress_at_each_sync_and_each_mebibyte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr("tiledseg.checkpoint.folder.flush", lambda path: seen.append(changes()))
+    before = changes()
+    save_checkpoint(tmp_path, {MODEL: {"a": torch.ones(1 << 20)}, OPTIMIZER: {}}, state_of(1), 1)
+    assert seen[0] - before > 4, "the sums of 4 MiB"
+    assert len(set(seen)) == len(seen) == 5
 
 
 def test_resuming_takes_the_newest_whole_one(tmp_path: Path) -> None:

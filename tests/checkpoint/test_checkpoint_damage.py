@@ -107,6 +107,11 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
     "weights-to-a-device": (replaced(WEIGHTS, lambda path: path.symlink_to("/dev/zero")), "is a character device"),
     "manifest-to-itself": (replaced(MANIFEST, lambda path: path.symlink_to(MANIFEST)), MANIFEST),
     "manifest-edited": (edited, f"{MANIFEST} does not match its checksum"),
+    "manifest-without-format": (
+        lambda step: seal(step, lambda manifest: manifest.pop("format")),
+        "it states no format",
+    ),
+    "manifest-of-null": (lambda step: seal(step, lambda each: each.update(format=None)), "it states no format"),
     "manifest-nested": (replaced(MANIFEST, lambda path: path.write_text("[" * 100_000)), MANIFEST),
 }
 

@@ -37,6 +37,14 @@ def test_a_skip_popped_twice_is_kept_until_its_last_pop() -> None:
     assert torch.equal(output[:, :3], kept)
 
 
+def test_even_kernels_along_columns_alone_keep_the_size() -> None:
+    rows, cols = Convolution(2, 3, padding=1), Convolution(2, 4, padding=1, extra=1)
+    graph = Graph((Node("conv", rows, cols=cols),))
+    sizes = rows.output_size(6), cols.output_size(7)
+    assert sizes == (6, 7)
+    assert build_network(graph, 3)(torch.randn(1, 3, 6, 7)).shape[2:] == sizes
+
+
 def dropped(layer: ChannelDropout, x_BCHW: torch.Tensor, *keys: DropoutKey) -> torch.Tensor:
     set_dropout_key(layer, *keys)
     return layer(x_BCHW)

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tiledseg.checkpoint.saved_state import SavedState, parse_state
-from tiledseg.comm.doing import tick
+from tiledseg.comm.doing import tick, ticking
 from tiledseg.errors import CheckpointError, ConfigError
 from tiledseg.memory.device import asked_back
 from tiledseg.models.frozen import by_memory
@@ -127,8 +127,9 @@ def _write(partial: Path, contents: Contents, state: Mapping[str, Any]) -> None:
     }
     manifest = json.loads(json.dumps(manifest))  # as it will be read: all keys as text
     (partial / MANIFEST).write_text(json.dumps({**manifest, "own_checksum": own_checksum(manifest)}, indent=1))
-    for path in (*partial.iterdir(), partial):
+    for path in ticking((*partial.iterdir(), partial)):
         flush(path)
+    tick()
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -183,8 +184,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if kind := irregular_kind(file):
             raise ValueError(f"it is {kind}")
         manifest: dict[str, Any] = json.loads(file.read_text())
-        version, own = manifest["format"], manifest.pop("own_checksum", None)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        version, own = manifest.get("format"), manifest.pop("own_checksum", None)
+        if version is None:
+            raise ValueError("it states no format")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
         raise DamagedCheckpointError(f"{damaged} cannot be read ({reason}); use an older checkpoint") from error
     if version != FORMAT:
@@ -202,8 +205,13 @@ def own_checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file; each MiB counts as progress."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(1 << 20):
+            tick()
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def find_checkpoint(path: str | Path, which: str | None = _LATEST) -> Checkpoint:

@@ -59,7 +59,7 @@ def _convolution(at: ModuleSite, stride: str, *names: str) -> dict[str, Any]:
     every = "kernel", stride, "dilation", *names
     pairs: dict[str, Any] = {name: (getattr(at.layer, name), getattr(at.cols, name)) for name in every}
     made = {"in_channels": at.channels[0], "out_channels": at.layer.out_channels, "bias": at.layer.bias}
-    if getattr(at.layer, "extra", 0):
+    if any(getattr(layer, "extra", 0) for layer in (at.layer, at.cols)):
         pairs["padding"] = "same"
     return made | {"groups": at.layer.groups, "kernel_size": pairs.pop("kernel"), "stride": pairs.pop(stride), **pairs}
 
