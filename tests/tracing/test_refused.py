@@ -92,6 +92,23 @@ def _over_few(x: torch.Tensor, change: Function) -> torch.Tensor:
     return (weights @ tokens).transpose(1, 2).view_as(coarse)
 
 
+ATTENTION_64 = nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64)
+
+
+def _with_weights(x: torch.Tensor, use: Function, **how: bool) -> torch.Tensor:
+    """Attention by torch's module over means of 8 x 8 pixels, and what is made of its weights."""
+    coarse = functional.avg_pool2d(x, 8)
+    tokens = coarse.flatten(2).transpose(1, 2)
+    y, weights = ATTENTION_64(tokens, tokens, tokens, **how)
+    assert weights.shape == (len(x), *(() if how.get("average_attn_weights", True) else (2,)), *[tokens.shape[1]] * 2)
+    return use(weights) * y.transpose(1, 2).reshape(coarse.shape)
+
+
+def _returned(x: torch.Tensor) -> torch.Tensor:
+    tokens = functional.avg_pool2d(x, 8).flatten(2).transpose(1, 2)
+    return ATTENTION_64(tokens, tokens, tokens)[1]
+
+
 def _windows(x: torch.Tensor) -> torch.Tensor:
     batch, channels, height, width = x.shape
     return functional.scaled_dot_product_attention(*[x.view(batch, channels, height, width)] * 3)
@@ -141,6 +158,18 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "einsum": (lambda x: torch.einsum("bchw,dchw->bchw", x, x), "mix channels by linear"),
     "weights of attention, scaled late": (lambda x: _over_few(x, lambda w: w / 2), "scale them before softmax"),
+    "weights of torch's module, largest": (
+        lambda x: _with_weights(x, torch.amax),
+        "does with weights of attention what no tile can",
+    ),
+    "weights of torch's module, by heads": (
+        lambda x: _with_weights(x, torch.amax, average_attn_weights=False),
+        "does with weights of attention what no tile can",
+    ),
+    "weights of torch's module, returned": (
+        _returned,
+        "the module returns places of maxima, or weights of attention",
+    ),
     "median of pixels": (lambda x: x - x.flatten(2).median(2)[0][..., None, None], "median over the whole image"),
     "round the batch": (lambda x: torch.roll(x, 1, 0), "works along pixels or images"),
     "places along rows": (lambda x: x.gather(2, x.argsort(2)), "along pixels"),

@@ -11,6 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from math import prod
 from types import FunctionType
 from typing import Any
 
@@ -47,6 +48,10 @@ CASTS = frozenset(("to", "type", "type_as", "float", "double", "half", "bfloat16
 HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"))
 # Modules that resize to a size or by a factor: the call inside them shows which.
 RESIZING = (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
+
+
+def _with_weights(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return y, weights
 
 
 class PairsError(ConfigError):
@@ -224,8 +229,12 @@ class Recorder(TorchFunctionMode):
                 y, none = _OPEN_MULTI_HEAD(*args, **kwargs | {"need_weights": False})
             if not kwargs.get("need_weights", True):
                 return y, none
-            self.kernels.check_pairs(y.shape[1] * len(args[0]) * len(args[1]) / 4)  # which the module itself makes
-            return y, torch.zeros((), dtype=y.dtype, device=y.device).expand(y.shape[1], len(args[0]), len(args[1]))
+            # In the place of the weights of all pairs of pixels, which a graph does not make, zeros of no memory.
+            heads = () if kwargs.get("average_attn_weights", True) else (args[4],)
+            shape = y.shape[1], *heads, len(args[0]), len(args[1])
+            self.kernels.check_pairs(prod(shape) / 4)
+            args, kwargs, unseen = (y,), {}, torch.zeros((), dtype=y.dtype, device=y.device).expand(shape)
+            function = partial(_with_weights, weights=unseen)
         placed, named = self._described(args), self._described(kwargs)
         self._settle()
         if name in READS_VALUES - NUMBERS and any(isinstance(each, FakeTensor) for each in tensors_of(args)):

@@ -51,6 +51,13 @@ def _attention(step: Step) -> list[Value]:
     return _attend(step, query, key, value, 1 / sqrt(query.shape[-1]) if scale is None else float(scale))
 
 
+def _multi_head(step: Step) -> list[Value]:
+    """Lower the result of nn.MultiheadAttention, whose calls have been recorded: its weights have no node."""
+    value = step.value()
+    unseen = replace(step.made(None, part=1), pairs=Pairs(value, value, softmaxed=True))
+    return [*step.only().passed(value), unseen]
+
+
 def _attend(step: Step, query: Value, key: Value, value: Value, scale: float, turned: bool = False) -> list[Value]:
     """Add a node of attention for tensors (images, heads, pixels, channels). `turned`: the result has pixels last."""
     heads = [heads_of(each) for each in (query, key, value)]
@@ -173,4 +180,7 @@ def _paired(step: Step, pairs: Pairs) -> list[Value]:
 
 
 PRODUCTS = ("matmul", "__matmul__", "bmm")
-ATTENDING: dict[str, Handler] = {"scaled_dot_product_attention": _attention}
+ATTENDING: dict[str, Handler] = {
+    "scaled_dot_product_attention": _attention,
+    "multi_head_attention_forward": _multi_head,
+}
