@@ -19,7 +19,7 @@ from tiledseg.units import size
 USUAL_SIDE, USUAL_HALOS = 512, 8  # default side of a training tile: pixels, or halos where these are longer
 ENOUGH_TILES = 256  # fewer default tiles than this are made half as long
 MAP_SIDE, MAP_HALOS = 2048, 16  # longest side of a map's tile on a CPU, in pixels or halos: longer ones are slower
-CROPS_TILE, CROPS_TILE_BATCHED = (672, 1344), (2048, 2048)  # a tile of crops on a CPU, and on a GPU: larger batches
+CROPS_SIDE, CROPS_BATCHED = 672, 2048  # side of a tile of crops on a CPU, and on a GPU, whose batches are larger
 MOST_TILES_A_SIDE = 2**18  # along a side of the finest grid that is searched
 MOST_TRIALS, MOST_STEPS = 2**20, 2**13  # grids tried; contexts whose memory is calculated, a few ms each
 LONGEST_TILE = 2.0  # a tile's length by its width: narrow strips sometimes need fewer tiles, but compute far more halo

@@ -19,8 +19,8 @@ from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.run.blocks import BlockPlan, BlockSettings, blocks_of, seen_whole
 from tiledseg.planning.run.grid import (
-    CROPS_TILE,
-    CROPS_TILE_BATCHED,
+    CROPS_BATCHED,
+    CROPS_SIDE,
     MAP_HALOS,
     MAP_SIDE,
     check_tiles,
@@ -356,9 +356,8 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     on_cpu = question.figures.known and not (question.figures.has_devices or question.trains)
     if graph.is_untraced and footprint.unit > 1:  # tiles compute no crop twice on a rank, so small ones cost no more
         units = (2 * round(side / footprint.unit / 2) for side in extent.shape)  # tiles of two are whole
-        sides = CROPS_TILE if on_cpu else CROPS_TILE_BATCHED
-        counts = (math.ceil(count / max(2, side // footprint.unit)) for count, side in zip(units, sides, strict=True))
-        tiles = max(tiles, math.prod(counts))
+        most = max(2, (CROPS_SIDE if on_cpu else CROPS_BATCHED) // footprint.unit)
+        tiles = max(tiles, math.prod(math.ceil(count / most) for count in units))
     elif on_cpu:
         most = max(MAP_SIDE, MAP_HALOS * max(footprint.before, footprint.after))
         tiles = max(tiles, math.prod(math.ceil(side / most) for side in extent.shape))
