@@ -241,12 +241,11 @@ def test_every_number_has_a_range() -> None:
     assert all(range_of(key).whole and range_of(key).most < 2**63 for key in whole)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", [name for name, key in KEYS.items() if range_of(key) is not None])
 def test_the_ends_of_a_range(name: str) -> None:
     """Both ends are in it unless it says otherwise; what lies beyond is refused, with key, value and remedy."""
     allowed, (group, _, last) = range_of(KEYS[name]), name.partition(".")
-    if allowed is None:
-        pytest.skip("no number")
+    assert allowed is not None
     values = GROUPS[group]()
     steps = 1 if allowed.whole else 1e-9
     inside = [] if allowed.above else [allowed.least]

@@ -103,9 +103,9 @@ class TileDataset(data.Dataset[dict[str, Any]]):
             raise ConfigError(f"{what}; train with parallelize or parallel.halo layer, or give the halo as a number")
         else:
             footprint = halo.footprint
-        unused = {"warp": warp or IGNORED, "classes": classes, "ignore_index": ignore_index} if labels is None else {}
-        for key, value in unused.items():
-            if value != IGNORED:
+        of_labels = ("warp", warp, False), ("classes", classes, IGNORED), ("ignore_index", ignore_index, IGNORED)
+        for key, value, usual in of_labels:
+            if labels is None and value != usual:
                 raise ConfigError(f"{key} is {value}, but labels are not given; give them, or leave {key} out")
         image_list, label_list = (as_list(_text(paths)) for paths in (images, labels or ()))
         rules = SourceRules(tuple(assets), mosaic, valid, tuple(valid_values), references=references)
