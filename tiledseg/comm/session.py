@@ -143,22 +143,20 @@ def joined_mesh() -> Iterator[Mesh]:
     import torch.distributed as dist
 
     from tiledseg.comm.mesh import Mesh
-    from tiledseg.comm.transport_torch import TorchCommunicator, close_at_exit, new_groups, peer_errors
+    from tiledseg.comm.transport_torch import TorchCommunicator, new_groups, peer_errors
     from tiledseg.memory.device import local_device
 
     launch = detect(os.environ)
-    owns_default = not (dist.is_available() and dist.is_initialized())
-    if owns_default:
+    if not (dist.is_available() and dist.is_initialized()):
         opened = open_mesh(launch, os.environ, "auto" if launch.size == 1 else "gloo")
         if launch.size == 1:
             yield opened
             return
-    close_at_exit(owns_default)
     host, rank, size = socket.gethostname(), dist.get_rank(), dist.get_world_size()
     with peer_errors("start of the process group"):
         groups = new_groups(range(size), with_nccl=False)
         assert groups is not None, "every rank is among all"
-        communicator = TorchCommunicator(groups, is_guest=True)
+        communicator = TorchCommunicator(groups)
     hosts = communicator.gather_objects(host)
     launch = Launch(rank, size, hosts[:rank].count(host), hosts.count(host), "torch")
     mesh = Mesh(launch, communicator, local_device(launch.local_rank), "gloo", host)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -67,35 +66,32 @@ class ProcessGroups:
         return self.gpu if is_gpu(tensor.device) else self.host
 
     def __post_init__(self) -> None:
-        _LIVING.add(self)
+        _OPEN.add(self)
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)  # after all others, so that it runs before them
+
+    def close(self) -> None:
+        """Destroy the groups, those of all parts with the default group, and return once their threads have ended.
+
+        A thread of Gloo's that frees a tensor during the interpreter's shutdown aborts the process. A group's
+        destructor waits for its threads, and runs once nothing refers to the group. It sends nothing: no rank waits for
+        another. A second call does nothing.
+        """
+        _OPEN.discard(self)
+        made = {vars(self).pop(name) for name in ("host", "gpu") if name in vars(self)}
+        if dist.group.WORLD in made:
+            _close_all()
+        for group in made:
+            with contextlib.suppress(ValueError):  # destroyed by the user's program with its default group
+                dist.destroy_process_group(group)
 
 
-_LIVING: WeakSet[ProcessGroups] = WeakSet()
-_OWN_DEFAULT: WeakSet[dist.ProcessGroup] = WeakSet()
+_OPEN: set[ProcessGroups] = set()
 
 
-def close_at_exit(owns_default: bool) -> None:
-    """Destroy all groups made here when the program exits, and with `owns_default` the present default group.
-
-    A Gloo thread that frees a tensor during the interpreter's shutdown aborts the process. A group's destructor, which
-    runs once nothing refers to the group, waits for its threads. It sends nothing: no rank waits for another.
-    """
-    if owns_default and dist.group.WORLD is not None:
-        _OWN_DEFAULT.add(dist.group.WORLD)
-    atexit.unregister(_close)
-    atexit.register(_close)  # after all others, so that it runs before them
-
-
-def _close() -> None:
-    made = {group for groups in _LIVING for group in (groups.host, groups.gpu)}
-    for groups in _LIVING:
-        vars(groups).clear()
-    default = dist.group.WORLD if dist.is_initialized() else None
-    if default in _OWN_DEFAULT:
-        dist.destroy_process_group()
-    for group in made - {default}:
-        with contextlib.suppress(ValueError):  # closed before
-            dist.destroy_process_group(group)
+def _close_all() -> None:
+    for groups in list(_OPEN):
+        groups.close()
 
 
 def new_groups(ranks: Sequence[int], with_nccl: bool) -> ProcessGroups | None:
@@ -129,11 +125,11 @@ class TorchCommunicator(Communicator):
     """All ranks of the process groups.
 
     Messages between two ranks match in order: by NCCL's own rule, or by a running number in Gloo's tag. Parts of NCCL
-    take turns. `is_guest`: the job's default group belongs to the user's program and stays open.
+    take turns.
     """
 
-    def __init__(self, groups: ProcessGroups, is_guest: bool = False) -> None:
-        self._groups, self._is_guest = groups, is_guest
+    def __init__(self, groups: ProcessGroups) -> None:
+        self._groups = groups
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self.rank = groups.ranks.index(dist.get_rank())
@@ -197,11 +193,7 @@ class TorchCommunicator(Communicator):
         return _wait_for(works)
 
     def _end(self) -> None:
-        if not self.is_part and not self._is_guest:
-            dist.destroy_process_group()
-            return
-        for group in dict.fromkeys((self._groups.gpu, self._groups.host)):
-            dist.destroy_process_group(group)
+        self._groups.close()
 
 
 def _wait_for(works: Sequence[Any]) -> Callable[[], None]:
