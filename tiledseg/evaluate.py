@@ -27,10 +27,10 @@ from tiledseg.planning.answer.text import WIDTH, columns
 from tiledseg.raster.info import RasterInfo, check_grids_match, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes, read_classes
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
-from tiledseg.raster.labels.pair_reading import PairReading
-from tiledseg.raster.labels.polygons import PolygonReader, check_any
+from tiledseg.raster.labels.pair_reading import PairReading, check_any_polygon
 from tiledseg.raster.mirrored_reader import RasterReader, prefetch
 from tiledseg.raster.reader import open_raster
+from tiledseg.raster.remote import is_vector
 from tiledseg.reporting.page import as_picture, can_draw, class_picture, draw_panel, percent, write_panel
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_ending, check_outputs, whole
@@ -105,8 +105,8 @@ def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tupl
     with ExitStack() as stack:
         prediction = stack.enter_context(open_raster(options.prediction, references=references))
         labels = stack.enter_context(reading.open_labels(options.labels, prediction.info))
-        if isinstance(labels, PolygonReader):
-            check_any([options.labels], [labels.count])
+        if is_vector(options.labels):
+            check_any_polygon([options.labels], [labels.count])  # type: ignore[attr-defined]
         image = None
         if options.image is not None:
             image = stack.enter_context(open_raster(options.image, references=references))

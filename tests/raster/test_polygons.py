@@ -78,9 +78,13 @@ def test_each_format_draws_what_shapely_says(tmp_path: Path, ending: str) -> Non
         found = read_labels(labels, reading().label_map, Box.of_shape(SHAPE))
     assert np.count_nonzero(found != wanted) <= (2 if ending == ".geojson" else 0)  # degrees round vertices
     codes = {"lawn": 0, "street": 1, "path": 1, "roof": 2, "cloud": 9}
-    numbers = write_vectors(tmp_path / f"codes{ending}", written, crs, code=[codes[word] for word in words])
+    kind = {".shp": str, ".fgb": float}.get(ending, int)
+    numbers = write_vectors(tmp_path / f"codes{ending}", written, crs, code=[kind(codes[word]) for word in words])
     with reading("code").open_labels(numbers, info) as labels:
         np.testing.assert_array_equal(read_labels(labels, reading().label_map, Box.of_shape(SHAPE)), found)
+    with PairReading(LabelMap.from_config(2), background=0).open_labels(numbers, info) as labels:  # all of one class
+        covered = expected(shapes, [1] * len(shapes), 0, info)
+        assert np.count_nonzero(labels.read(Box.of_shape(SHAPE))[0][0] != covered) <= (2 if ending == ".geojson" else 0)
 
 
 @pytest.mark.parametrize("ids", [(2, 1), ("b", "a"), (None, None)], ids=str)
@@ -167,6 +171,7 @@ def test_what_is_refused(tmp_path: Path, info: Any) -> None:
     cases: list[tuple[PairReading, str, Any, tuple[str, ...]]] = [
         (reading(), odd, info, ("odd.gpkg, feature", "kind 'swamp'", "ground, road, roof")),
         (reading("sort"), good, info, ("label_attribute is sort", "kind")),
+        (reading(None), good, info, ("label_attribute is null", "2 classes")),
         (reading(background=None), good, info, ("data.background is null", "ground, road, roof, or ignored")),
         (reading(background="sea"), good, info, ("data.background is sea", "ground")),
         (reading(), nowhere, info, ("nowhere.gpkg has no CRS",)),

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,8 +101,7 @@ def joined_label(paths: Sequence[str]) -> str:
 
 def _shared(texts: Sequence[str]) -> str:
     """Return the longest common prefix of whole words."""
-    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
-    match = _WORDS.match("".join(letters[0] for letters in alike))
+    match = _WORDS.match(os.path.commonprefix(list(texts)))  # noqa: RUF071
     return match[0] if match else ""
 
 

@@ -12,7 +12,6 @@ the list's folder. URLs, and an item's files outside that folder, need `referenc
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -313,13 +312,11 @@ def _item(path: str, item: Mapping[str, Any], place: str, rules: SourceRules | N
 
 def _table(path: str) -> list[dict[str, Any]]:
     """Return the rows of a tile index."""
-    if importlib.util.find_spec("pyogrio") is None:
-        raise ConfigError(f"{path} is a table of rasters, which needs pyogrio: {install('vector')}")
-    import pyogrio.raw
-
     from tiledseg.raster.labels.polygons import reading_vectors
 
     with reading_vectors(path, "give a GeoPackage or FlatGeobuf with the column location"):
+        import pyogrio.raw
+
         columns = [name for name in pyogrio.read_info(path)["fields"] if name.lower() in _COLUMNS]
         _, _, _, values = pyogrio.raw.read(path, columns=columns, read_geometry=False)
         return [dict(zip(map(str.lower, columns), row, strict=True)) for row in zip(*values, strict=True)]

@@ -171,8 +171,6 @@ def raster_output(
     """Return the files that writing a raster on the grid of `info` touches, and its bytes. `key`: the flag."""
     size = packing.bytes(info.height, info.width, bands * np.dtype(dtype).itemsize)
     output = whole(key, path, size, SIDECARS)
-    if not output.beside:
-        return output
     if packing.format == ZARR:  # a store replaces an older one file by file
         check_zarr(key, path)
         return replace(output, beside=output.beside[:1])

@@ -57,7 +57,7 @@ PAUSES = (0.1, 0.5, 2.0)
 
 MOST_IDLE = 128
 """Most idle file handles of a process: well below the usual limit of 1024 open files."""
-_used: dict[int, weakref.ref[HandlePool]] = {}  # pools by `id`, the one used last at the end
+_used: weakref.WeakValueDictionary[int, HandlePool] = weakref.WeakValueDictionary()  # by `id`, the last used at the end
 _used_lock = threading.Lock()
 
 
@@ -91,10 +91,8 @@ class HandlePool:
             self._idle.append(handle)
             with _used_lock:
                 _used.pop(id(self), None)
-                _used[id(self)] = weakref.ref(self)
-                for number in [number for number, pool in _used.items() if pool() is None]:
-                    del _used[number]
-                pools = [pool for each in _used.values() if (pool := each()) is not None]
+                _used[id(self)] = self
+                pools = list(_used.values())
             spare = sum(len(pool._idle) for pool in pools) - MOST_IDLE
             for pool in pools:
                 if spare > 0:

@@ -97,11 +97,7 @@ def open_store(path: str) -> h5py.File:
 
     with reading(f"open the tile store {path}", DAMAGED):
         file = h5py.File(path, "r", locking="best-effort")
-        try:
-            written = [file.attrs.get(key) for key in ("format", "version", "done")]
-        except BaseException:
-            file.close()
-            raise
+        written = [file.attrs.get(key) for key in ("format", "version", "done")]
     if written == [FORMAT, VERSION, True]:
         return file
     file.close()

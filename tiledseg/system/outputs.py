@@ -45,7 +45,7 @@ def whole(key: str, path: str | Path, size: int = 0, sidecars: Sequence[str] = (
     earlier run are removed."""
     target = Path(path)
     if not target.name:
-        return Output(key, path)
+        raise OutputError(f"{key} is '{path}'; give a file name")
     return Output(key, path, (temporary(target), *(target.with_name(target.name + end) for end in sidecars)), size)
 
 
@@ -111,8 +111,6 @@ def _identities(path: str | Path) -> Iterator[object]:
 def _check_place(output: Output) -> None:
     """Raise OutputError unless the folder exists, and the path names a file in it."""
     typed = str(output.path)
-    if not typed:
-        raise OutputError(f"{output.key} is empty; give a file name")
     if "\0" in typed:
         raise OutputError(f"{output.key} holds a null character, {typed!r}; give a file name")
     folder = Path(typed).parent

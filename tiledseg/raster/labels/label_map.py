@@ -6,7 +6,6 @@ Classes are 0 ... count - 1. Pixels that must not count (nodata, alpha, values o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -102,15 +101,10 @@ class LabelMap:
 
     def class_of(self, value: object) -> int | None:
         """Return the class of an attribute's value, a number or text (a value or a class's name); None if unknown."""
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return None if self.colours else dict(self.pairs).get(value)
-        text = str(value)
-        numbers = {**{record.name: number for number, record in enumerate(self.classes)}, **dict(self.texts)}
-        if text not in numbers and re.fullmatch(r"[+-]?\d{1,18}", text):
-            return self.class_of(int(text))
-        return numbers.get(text)
+        text = f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+        raws = {} if self.colours else {str(raw): number for raw, number in self.pairs}
+        names = {record.name: number for number, record in enumerate(self.classes)}
+        return {**raws, **names, **dict(self.texts)}.get(text)
 
     def resolve(self, info: RasterInfo) -> LabelMap:
         """Return the map for a raster: colours become palette indices if its one band has a colour table.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -106,32 +105,28 @@ class PairReading:
                 f"data.{used[0]} is given, but no labels are polygons; leave it out, or give a vector file"
             )
 
-    @contextmanager
-    def open_pair(self, image_path: str, label_path: str) -> Iterator[tuple[RasterReader, RasterReader]]:
-        """Open an image and its labels on one grid. Raises RasterError, LabelError and ConfigError."""
-        with self.open_image(image_path) as image, self.open_labels(label_path, image.info) as label:
-            yield image, label
-
     def inspect(
         self, image_paths: Sequence[str], label_paths: Sequence[str]
     ) -> tuple[tuple[RasterInfo, ...], tuple[RasterInfo, ...]]:
         """Return the infos of the images and of their labels; no labels without paths. Raises RasterError, LabelError
         or ConfigError for the first fault."""
         images, labels, counts = [], [], []
-        for image_path in image_paths if not label_paths else ():
+        for number, image_path in enumerate(image_paths):
             with self.open_image(image_path) as image:
                 images.append(image.info)
-        for image_path, label_path in zip(image_paths, label_paths, strict=bool(label_paths)):
-            with self.open_pair(image_path, label_path) as (image, label):
-                images.append(image.info)
-                labels.append(label.info)
-                counts += [label.count] if is_vector(label_path) else []  # type: ignore[attr-defined]
-        if counts:
-            from tiledseg.raster.labels.polygons import check_any
-
-            check_any(label_paths, counts)
+            if label_paths:
+                with self.open_labels(label_paths[number], image.info) as label:
+                    labels.append(label.info)
+                    counts += [label.count] if is_vector(label_paths[number]) else []  # type: ignore[attr-defined]
+        check_any_polygon(label_paths, counts)
         check_alike(images)
         return tuple(images), tuple(labels)
+
+
+def check_any_polygon(paths: Sequence[str], counts: Sequence[int]) -> None:
+    """Raise RasterError if polygons were read, and none lies in any image."""
+    if counts and not any(counts):
+        raise RasterError(f"{paths[0]} has no polygon in the image, nor in any other; check its CRS and its place")
 
 
 def area_reader(path: str, image: RasterInfo, key: str = "data.area") -> PolygonReader:

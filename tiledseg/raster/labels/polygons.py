@@ -89,7 +89,10 @@ def check_begin(path: str) -> None:
 
 @contextmanager
 def reading_vectors(path: str, remedy: str) -> Iterator[None]:
-    """Check the file's first bytes, and enter `reading`; warnings of GDAL are ignored, errors become RasterError."""
+    """Check the libraries and the file's first bytes, and enter `reading`; warnings of GDAL are ignored, errors become
+    RasterError."""
+    if any(importlib.util.find_spec(name) is None for name in ("pyogrio", "shapely")):
+        raise ConfigError(f"{path} holds vectors, which need pyogrio and shapely: {install('vector')}")
     check_begin(path)
     with reading(f"open {path}", remedy), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         yield
@@ -101,8 +104,6 @@ def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attrib
     Raises RasterError if the file cannot be read, lacks the layer or the attribute, if it or the image has no CRS, and
     for a feature that is no polygon. Raises ConfigError without the extra `vector`.
     """
-    if any(importlib.util.find_spec(name) is None for name in ("pyogrio", "shapely")):
-        raise ConfigError(f"{path} holds vectors, which need pyogrio: {install('vector')}")
     with reading_vectors(path, "give a GeoJSON, GeoPackage, shapefile or FlatGeobuf file"):
         if image.crs is None or not is_placed(image.transform):
             raise RasterError(f"{image.path} has no CRS, so {path} cannot be placed in it; give an image with one")
@@ -304,9 +305,3 @@ class PolygonReader(RasterReader):
         place = Affine(1, 0, block.col.start, 0, -1, -block.row.start)
         drawn = [(self._shapes[at], self._drawn[at]) for at in touching]
         return rasterize(drawn, block.shape, self._background, transform=place, dtype="uint8")
-
-
-def check_any(paths: Sequence[str], counts: Sequence[int]) -> None:
-    """Raise RasterError if polygons were read, and none lies in any image."""
-    if counts and not any(counts):
-        raise RasterError(f"{paths[0]} has no polygon in the image, nor in any other; check its CRS and its place")

@@ -62,10 +62,6 @@ class Dataset:
                 check_cut(reader.info, tiling)
         self._normalize = Normalizer(self.normalization, self.images[0].info.dtype, self.dtype)
 
-    @property
-    def tiles_per_image(self) -> tuple[int, ...]:
-        return tuple(len(tiling) for tiling in self.tilings)
-
     def load(self, image: int, tile: int | Tile, pixels: bool = True, draw: Draw | None = None) -> Sample:
         """Read one tile (its index, or itself) of image `image`. Raises RasterError and LabelError.
 
