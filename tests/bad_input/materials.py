@@ -14,11 +14,9 @@ import h5py
 import numpy as np
 import pyogrio
 import shapely
-from affine import Affine
-from rasterio.transform import from_origin
 
 from tests.raster.referring import raw_vrt, vrt
-from tests.small_files import PLACE, write_raster, write_yaml
+from tests.small_files import write_raster, write_yaml
 
 SIDE = 48
 
@@ -39,7 +37,6 @@ def make_materials(root: Path) -> None:
     write_yaml(root / "good.yaml", good_config(root))
     (root / "folder").mkdir()
     _make_rasters(root)
-    _make_items(root)
     _make_broken_files(root)
     _make_outputs(root)
 
@@ -54,21 +51,12 @@ def _make_rasters(root: Path) -> None:
     for name, pixels_CHW, options in (
         ("image", image_CHW, {}),
         ("second", image_CHW[:, ::-1], {}),
-        ("complex", image_CHW.astype(np.complex64), {}),
         ("two-bands", image_CHW[:2], {}),
-        ("uint16", image_CHW.astype(np.uint16), {}),
         ("blank", np.zeros_like(image_CHW), {"nodata": 0}),
-        ("tiny", image_CHW[:, :1, :1], {}),
-        ("band", image_CHW[:1], {}),
-        ("half", image_CHW[:1, ::2, ::2], {"transform": PLACE @ Affine.scale(2)}),
         ("labels", labels_CHW, {}),
         ("second-labels", labels_CHW[:, ::-1], {}),
-        ("tiny-labels", labels_CHW[:, :1, :1], {}),
-        ("float-labels", labels_CHW.astype(np.float32), {}),
         ("small-labels", labels_CHW[:, :-1], {}),
         ("other-crs-labels", labels_CHW, {"crs": "EPSG:32612"}),
-        ("shifted-labels", labels_CHW, {"transform": from_origin(500001, 3760000, 0.5, 0.5)}),
-        ("three-band-labels", np.repeat(labels_CHW, 3, 0), {}),
         ("void-labels", np.full_like(labels_CHW, 255), {}),
         ("outside-labels", outside_CHW, {}),
         ("damaged", image_CHW, {"compress": "deflate"}),
@@ -77,28 +65,12 @@ def _make_rasters(root: Path) -> None:
     write_raster(root / "image.png", image_CHW, driver="PNG", crs=None, transform=None)
 
 
-def _make_items(root: Path) -> None:
-    """STAC items, whose assets are in place or not."""
-    for name, assets in (
-        ("good", {"red": "band.tif", "nir": "image.tif"}),
-        ("gone", {"red": "band.tif", "nir": "nowhere.tif"}),
-        ("fewer", {"red": "band.tif"}),
-        ("outside", {"red": "band.tif", "nir": "../image.tif"}),
-    ):
-        hrefs = {band: {"href": href} for band, href in assets.items()}
-        item = {"type": "Feature", "id": name, "bbox": [0, 0, 1, 1], "properties": {"datetime": None}, "assets": hrefs}
-        (root / f"{name}.json").write_text(json.dumps({"type": "FeatureCollection", "features": [item]}))
-
-
 def _make_broken_files(root: Path) -> None:
-    whole, png = (root / "image.tif").read_bytes(), (root / "image.png").read_bytes()
+    whole = (root / "image.tif").read_bytes()
     (root / "cut-half.tif").write_bytes(whole[: len(whole) // 2])
-    (root / "cut-end.tif").write_bytes(whole[:-1])
-    (root / "cut.png").write_bytes(png[: len(png) // 2])
     packed = (root / "damaged.tif").read_bytes()
     middle = len(packed) // 2
     (root / "damaged.tif").write_bytes(packed[:middle] + bytes(400) + packed[middle + 400 :])
-    (root / "empty.csv").write_bytes(b"")
     (root / "text.tif").write_text("this is no raster\n")
     (root / "file").write_text("a file in the way\n")
     (root / "vrt.tif").write_text(vrt(str(root / "image.tif"), SIDE))
@@ -126,9 +98,7 @@ def _make_outputs(root: Path) -> None:
 
 
 def make_broken_stores(root: Path) -> None:
-    """Damaged copies of the tile store `root`/good.h5, and HDF5 files that are none."""
-    with h5py.File(root / "other.h5", "w") as file:
-        file["numbers"] = np.arange(10)
+    """Damaged copies of the tile store `root`/good.h5."""
     with h5py.File(root / "good.h5", "r") as file:
         place = file["images/00000/pixels"].id.get_chunk_info(2).byte_offset
     data = bytearray((root / "good.h5").read_bytes())
@@ -143,8 +113,7 @@ def make_broken_stores(root: Path) -> None:
 def make_broken_runs(root: Path) -> None:
     """Damaged copies of the run that `root`/run holds: two steps, a checkpoint after each."""
     broken = root / "broken"
-    (broken / "no-checkpoint").mkdir(parents=True)
-    for name in ("flipped", "format-99", "latest-folder", "metrics", "events-file"):
+    for name in ("flipped", "format-99", "latest-folder", "events-file"):
         shutil.copytree(root / "run", broken / name, ignore=shutil.ignore_patterns("events"))
     for step in ("step-000001", "step-000002"):
         weights = broken / "flipped/checkpoints" / step / "model.safetensors"
@@ -155,6 +124,3 @@ def make_broken_runs(root: Path) -> None:
     (broken / "latest-folder/checkpoints/latest").unlink()
     (broken / "latest-folder/checkpoints/latest").mkdir()
     (broken / "events-file/events").write_text("a file in the way\n")
-    with (broken / "metrics/metrics.jsonl").open("r+b") as file:
-        file.seek(len(file.readline()))
-        file.write(b"\0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.bad_input.case import evaluate, plan, predict, resume, scene, tile, train
+from tests.bad_input.case import evaluate, plan, predict, resume, scene, train
 
 FLAGS = (
     train("unknown-flag", "--data.colour 3", "data.colour", "--help"),
@@ -12,53 +12,24 @@ FLAGS = (
     train("flag-without-its-group", "--lr 0.1", "--lr", "did you mean --optimizer.lr?"),
 )
 
-WINDOWS = "--train.tiles_per_step null --train.windows '{size: 16, per_step: 2}'"
-CROPS = "--train.tiles_per_step null --train.windows '{size: 16, per_step: 2, halo: none}'"
+WINDOWS = "--train.tiles_per_step null --train.windows '{size: 16, per_step: 2}' --parallel.halo layer"
 
 VALUES = (
-    train("group-norm", "--model.norm group --model.base_channels 6", "level 1 has 12 channels", "8 groups", "give 1,"),
     train("output-too-long", f"--run.output ROOT/{'x' * 300}", "run.output", "File name too long", "another folder"),
     resume("events-a-file", "--run.output ROOT/broken/events-file", "events", "is a file", "move it away"),
-    resume("metrics-damaged", "--run.output ROOT/broken/metrics", "metrics.jsonl, line 2", "move the file away"),
-    train("loss-old-key", "--train.focal_gamma 1", "older version", "train.loss {name: focal, gamma: VALUE}"),
     train("best-without-validation", "--train.best loss", "train.best", "loss", "data.val_images"),
-    train("weights-class", "--train.class_weights '{4: 1}'", "train.class_weights", "4", "0 to 2"),
-    train("window-too-large", WINDOWS.replace("16", "49"), "train.windows: size is 49", "48 px", "at most 48"),
-    train("windows-each-tile", f"{WINDOWS} --train.augment_each tile", "augment_each is tile", "leave it out"),
-    train("windows-in-layer", f"{WINDOWS} --parallel.halo layer", "layer", "has halo exact", "parallel.halo read"),
-    train("windows-norm", f"{WINDOWS} --model.norm batch", "a part of the image"),
-    train("small-windows-norm", f"{CROPS} --model.norm batch", "model.norm is batch"),
-    train(
-        "small-windows-norm-validated-in-tiles",
-        f"{CROPS} --model.norm instance --data.val_images ROOT/image.tif --data.val_labels ROOT/labels.tif",
-        *("of the validation", "model.norm is instance", "tiling.grid 1"),
-    ),
+    train("windows-in-layer", WINDOWS, "layer", "has halo exact", "parallel.halo read"),
     train(
         "augment-each-shared",
         "--train.augment [turn] --train.augment_each tile --parallel.halo layer",
         *("augment_each", "parallel.halo read"),
     ),
-    train("batch-larger-than-data", "--train.tiles_per_step 5", "train.tiles_per_step", "5", "4 tiles", "at most 4"),
     train("batch-with-auto-grid", "--tiling.grid auto", "tiles_per_step", "auto", "give a grid"),
     train("grid-too-fine", "--tiling.grid 25", "25", "48", "alignment of 2", "at most 24"),
-    train("halo-too-small", "--tiling.halo 2", "halo 2", "5", "auto"),
-    train("preset-contradicted", "--model.name small --model.levels 3", "model.levels", "3", "small", "6"),
     train("norm-that-tiles-change", "--model.norm instance", "model.norm", "instance", "parallel.exact false"),
-    train("batch-norm-that-tiles-change", "--model.norm batch", "model.norm", "batch", "parallel.exact false"),
     train("no-norm-to-freeze", "--model.freeze_norm true", "model.freeze_norm is true", "U-Net", "no batch norm"),
-    train(
-        "norm-of-one-pixel",
-        "--data.images ROOT/tiny.tif --data.labels ROOT/tiny-labels.tif --tiling.grid 1 --model.norm instance "
-        "--train.tiles_per_step 1",
-        *("model.norm is instance", "2 x 2 px", "1 pixel", "fewer model.levels"),
-    ),
     train("classes-mixed", "--data.classes '[{name: a, value: 1}, {name: b, value: \"#ff0000\"}]'", "mixes"),
     train("classes-two-of-a-name", "--data.classes '[{name: a}, {name: a}]'", "two classes named a"),
-    train("classes-from-nowhere", "--data.classes ROOT/none.csv", "none.csv", "No such file"),
-    train("classes-from-a-raster", "--data.classes ROOT/image.tif", "image.tif", ".csv"),
-    train("ignore-inside-classes", "--data.ignore_index 1", "ignore_index 1", "0 to 2"),
-    train("bands-too-many", "--data.bands [1,9]", "band 9", "image.tif", "1 to 3"),
-    train("nodata-not-storable", "--data.nodata -9999", "data.nodata", "-9999", "uint8"),
 )
 
 _LAYER = "--train.tiles_per_step null --parallel.halo layer"
@@ -82,9 +53,6 @@ BLOCKS = (
     train("recompute-beyond-the-budget", "--memory.recompute all --memory.budget 1kB", "recompute all"),
     predict("map-store-without-blocks", "--memory.store ROOT", "memory.store", "memory.blocks is none; leave it out"),
     train("offload-to-memory", "--memory.offload all", "memory.offload", "memory.store host", "local disk"),
-    train("offload-to-no-disk", "--memory.offload all --memory.store /proc", "memory.store is /proc"),
-    train("offload-beyond-the-budget", f"{_OFFLOAD} --memory.budget 1kB", "memory.budget", "memory.offload all"),
-    train("offload-by-choice-to-memory", "--memory.offload auto", "memory.offload is auto", "memory.store host"),
     train(
         "offload-without-a-choice",
         "--memory.offload auto --memory.store ROOT/folder --memory.recompute all",
@@ -92,13 +60,9 @@ BLOCKS = (
         "memory.recompute is all",
     ),
     train("blocks-and-fusion", f"{_LAYER} --parallel.fusion 2 {_BLOCKS}", "memory.blocks", "fusion 2", "leave one"),
-    train("blocks-and-overlap", f"{_LAYER} --parallel.overlap true {_BLOCKS}", "memory.blocks", "overlap true"),
-    train("blocks-in-exchange", f"{_EXCHANGE} {_BLOCKS}", "memory.blocks", "parallel.halo exchange", "layer or read"),
     predict("store-that-is-not-there", f"{_BLOCKS} --memory.store ROOT/nowhere", "memory.store", "nowhere", "folder"),
     predict("blocks-with-views", f"{_BLOCKS} --tta turns", "--tta", "turns", "--memory.blocks", "leave one out"),
-    train("compiled-in-blocks", f"{_BLOCKS} --train.compile on", "train.compile", "memory.blocks", "leave it out"),
     train("compiled-layers", f"{_LAYER} {_IDLE} --train.compile on", "train.compile", "parallel.halo", "exchange"),
-    train("compiled-and-recomputed", "--train.compile on --memory.recompute all", "train.compile", "memory.recompute"),
     train("blocks-of-two-tiles", f"{_BLOCKS} --train.tiles_per_batch 2", "tiles_per_batch", "memory.blocks"),
 )
 
@@ -160,12 +124,8 @@ SIZES = (
     plan("huge-balance", f"--stages 2 --balance [{HUGE},1]", "--balance", str(HUGE)),
     plan("huge-digits", f"--size {'9' * 5000}", "--size", "invalid int value"),
     scene("huge-size", f"--size {HUGE} 1", str(HUGE), "2000000"),
-    tile("huge-bands", f"--bands [{HUGE}]", "--bands", "at most"),
-    tile("huge-nodata", "--nodata 1e999", "--nodata", "inf", "uint8"),
-    predict("huge-mesh", f"--parallel.halo layer --parallel.mesh [{HUGE},1]", "parallel.mesh", "at most"),
     evaluate("huge-raw-value", f'--classes \'[{{"name": "a", "value": {HUGE}}}]\'', str(HUGE), "64 bits"),
     evaluate("huge-nesting", f"--classes '{'[' * 50000}'", "nests lists and maps", "16 deep"),
-    evaluate("huge-twice", '--classes \'[{"name": "a", "name": "b"}]\'', "'name' a second time", "keep one"),
     train("huge-network", "--model.base_channels 1048576", "model", "GB", "fewer"),
 )
 

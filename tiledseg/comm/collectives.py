@@ -35,7 +35,7 @@ class Turns:
     between two communicators (nccl#783), and ranks that choose different orders wait for each other forever. So a rank
     waits for its work on one communicator before it starts work on another. On a GPU the stream waits, not the host.
     The operations of a rank are then one sequence, and the sequences of all ranks follow one common order
-    (docs/explanation/communication.md). `tests/law/test_steps.py` trains on a transport with the worst order.
+    (docs/explanation/communication.md). `tests/law/test_steps.py` replays the orders of its trainings.
     """
 
     def __init__(self) -> None:
