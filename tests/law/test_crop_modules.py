@@ -144,11 +144,15 @@ def test_what_a_module_keeps_does_not_grow_with_the_map() -> None:
 
 
 def test_a_map_leaves_later_threads_their_number(image: Path, tmp_path: Path) -> None:
-    """torch gives the number of one thread to those that begin later."""
+    """torch gives the number of one thread to those that begin later. Inside, also where the module is looked at first,
+    a kernel has one."""
+    module, seen = fixed_size(), set()
+    module.register_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        tiledseg.predict_raster(fixed_size(), image, tmp_path / "map.tif", window=SIDE)
+        tiledseg.predict_raster(module, image, tmp_path / "map.tif", window=SIDE)
+        assert seen == {1}
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(torch.get_num_threads).result() == 2
     finally:

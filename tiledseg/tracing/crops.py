@@ -57,7 +57,7 @@ def crops_network(
     weight = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
     draw = torch.Generator().manual_seed(0)
     first_BCHW, next_BCHW = torch.randn(2, 1, bands, side, side, generator=draw).to(weight.device, weight.dtype)
-    with in_mode(module, False), kept_state(module) as changes, torch.no_grad():
+    with _one_thread(), in_mode(module, False), kept_state(module) as changes, torch.no_grad():
         before = generators()
         one = scores_of(module, first_BCHW.clone())  # a module may write over its input
         scores_of(module, next_BCHW)
@@ -148,17 +148,13 @@ class CropModule(BlockModule):
                 return scores_of(self.module, x_BCHW.contiguous(memory_format=self.layout))
         if self.kept and sum(each.nbytes for each in self.kept.values()) > _KEPT_BYTES // 2:
             give_back_freed()  # else ever more of it lies between kept scores
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # of a kernel: its sums then have one order
-        try:
+        with _one_thread() as threads:
             self._choose_batch(x_BCHW[0])  # before copies are made: a first call may set attributes
             copies, before = self._copies or self._copied(threads if x_BCHW.device.type == "cpu" else 1), generators()
             self._copies = copies if self.kept is not None else ()
             with ExitStack() as stack:
                 changes = [stack.enter_context(kept_state(each)) for each in copies]
                 blended = [self._blended(self.rows.grid, place, x_CHW, copies) for x_CHW in x_BCHW]
-        finally:
-            torch.set_num_threads(threads)
         moved = [f"changes '{name}'" for each in changes for name in (*each.attributes, *each.buffers)]
         if moved or generators() != before:
             what = f"{type(self.module).__name__} {[*moved, 'draws random numbers'][0]} in evaluation for some crops"
@@ -262,6 +258,17 @@ class CropModule(BlockModule):
         """Return an uninitialised batch of crops in the dtype and on the device of a tile."""
         shape = number, len(x_CHW), *self._weights_HW.shape
         return torch.empty(shape, dtype=x_CHW.dtype, device=x_CHW.device, memory_format=self.layout)
+
+
+@contextmanager
+def _one_thread() -> Iterator[int]:
+    """Give kernels one thread inside, so that their sums have one order. Yield the number of threads outside."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager
