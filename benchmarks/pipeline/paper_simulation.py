@@ -14,7 +14,6 @@ from tiledseg.pipeline.balance import cuts, parse_balance
 from tiledseg.planning.run.pipeline import LayerTimes, PipelineCase, choose, stage
 from tiledseg.planning.walk.cost import FLOPS_PER_MULTIPLY_ADD, tile_walk
 from tiledseg.planning.walk.cost_model import Machine
-from tiledseg.planning.walk.rank_steps import SentBytes
 
 BY_HAND_STAGES = 6
 VALUE_BYTES = 4
@@ -75,7 +74,7 @@ class Simulated:
 
     def row(self, schedule: str, stages: int, by_hand: tuple[int, ...] | None = None) -> Row:
         """A step with the balance given, or with ours."""
-        times = LayerTimes(self.forward, self.backward, lambda size: self.machine.message_seconds(SentBytes(1, size)))
+        times = LayerTimes(self.forward, self.backward, lambda size: self.machine.message_seconds([size]))
         case = PipelineCase(schedule, ("never",) * stages, self.micro_batches, self.walk, times, None)
         staged = stage(case, by_hand) if by_hand else choose(case)
         free, real = staged.timeline(transfers=False).makespan, staged.timeline().makespan

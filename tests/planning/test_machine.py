@@ -19,7 +19,6 @@ from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.planning.walk.cost_model import CopyRates, Machine
-from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.units import parse_bytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_from, shipped_machines
 
@@ -73,14 +72,14 @@ def test_a_measured_machine() -> None:
     assert (machine.measured, machine.base, machine.disk) == (True, 1000, None)
     assert (machine.taking_turns(2), machine.taking_turns(4)) == (1, 1), "two ranks a host have a core each"
     assert machine_from("m.yaml", changed("host.ranks", 4)).taking_turns(4) == 2
-    assert machine.message_seconds(SentBytes(1, 10**8), 2) == pytest.approx(1 + 1e-4)
+    assert machine.message_seconds([10**8], 2) == pytest.approx(1 + 1e-4)
     assert machine.all_reduce_seconds(1, 10**9, 1) == 0
     assert Machine(latency=1e-5, bandwidth=1e9).all_reduce_seconds(1, 10**9, 4) == pytest.approx(1.5 + 4e-5)
     assert machine_from("m.yaml", changed("figures.launch", "1e-3")) == machine, "which YAML takes for a word"
     assert [machine.computing(each).flops for each in ("fp32", "bf16", "fp16")] == [2e9, 1e9, 2e9]
     shared = machine_from("m.yaml", changed("figures.links.network", {"latency": 1.0, "bandwidth": 1e6}))
-    assert shared.message_seconds(SentBytes(1, 0), 2) == pytest.approx(1e-4)
-    assert shared.message_seconds(SentBytes(1, 10**6), 3) == pytest.approx(1 + 2), "ranks of a host share its network"
+    assert shared.message_seconds([0], 2) == pytest.approx(1e-4)
+    assert shared.message_seconds([10**6], 3) == pytest.approx(1 + 2), "ranks of a host share its network"
     rates = {"written": 2e9, "read": 3e9}
     assert machine_from("m.yaml", changed("figures.stores", {"disk": rates})).disk == CopyRates(2e9, 3e9)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,35 +15,36 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.shapes import count_parameters, tensor_channels
-from tiledseg.geometry.sharing.decomposition import Partition, decompose
+from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, decompose
 from tiledseg.geometry.sharing.layer_windows import WHOLE
-from tiledseg.geometry.tiling import make_tiling
+from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.walk.cost import rank_walk, tile_walk
-from tiledseg.planning.walk.cost_model import Machine
+from tiledseg.planning.walk.cost_model import Machine, Prices
 from tiledseg.planning.walk.mode_cost import (
     DEPTHS,
-    Task,
     choose_fusion,
     exchange_cost,
     layer_cost,
     read_cost,
     settled,
 )
-from tiledseg.planning.walk.rank_steps import SentBytes, Traffic, rank_steps
+from tiledseg.planning.walk.rank_steps import rank_steps
 from tiledseg.planning.walk.step_memory import memory_of, training_memory
 
 MACHINE = Machine()
 
 
-def task_of(unet: UNet, size: tuple[int, int], grid: tuple[int, int], mesh: tuple[int, int] | None = None) -> Task:
-    layers = unet.graph()
-    tiling = make_tiling(size, grid, network_footprint(layers))
-    return Task(layers, unet.bands, decompose(tiling, mesh or grid))
+def cut_of(unet: UNet, size: tuple[int, int], grid: tuple[int, int], mesh: tuple[int, int]) -> Decomposition:
+    return decompose(make_tiling(size, grid, network_footprint(unet.graph())), mesh)
 
 
-def pixels_of_raster(task: Task, box: Box) -> int:
+def prices_of(unet: UNet, ranks: int) -> Prices:
+    return Prices(unet.graph(), unet.bands, 4, MACHINE, ranks)
+
+
+def pixels_of_raster(tiling: Tiling, box: Box) -> int:
     """How many pixels of a box the raster has, one by one."""
-    height, width = task.decomposition.tiling.raster
+    height, width = tiling.raster
     rows = sum(0 <= row < height for row in range(box.row.start, box.row.stop))
     return rows * sum(0 <= col < width for col in range(box.col.start, box.col.stop))
 
@@ -61,31 +61,31 @@ def test_layer_mode_sends_the_volume_of_the_formula(levels: int, base: int) -> N
     q, unet = 512, UNet(levels, base_channels=base)
     layers, partition = unet.graph(), Partition.even(3 * q, 3)
     steps = rank_steps(layers, partition)[1]
-    traffic, exchanges = rank_walk(layers, unet.bands, steps, steps, 9, 4).traffic, 2 * (2 * levels - 1)
+    walk, exchanges = rank_walk(layers, unet.bands, steps, steps, 9, 4), 2 * (2 * levels - 1)
     channels = tensor_channels(layers, unet.bands)
     sources = [(layers.sources[k][0], step.inputs[0]) for k, step in enumerate(steps)]
     corners = 4 * sum(channels[source] for source, step in sources if step.moves)
     volume = 4 * q * (unet.bands + base * (1 + 4.5 * (levels - 1)))
-    assert traffic.forward == SentBytes(8 * exchanges, 4 * int(volume + corners))
+    assert (len(walk.sent), sum(walk.sent)) == (8 * exchanges, 4 * int(volume + corners))
     of_input = 4 * unet.bands * (4 * q + 4)
-    assert traffic.backward == SentBytes(8 * (exchanges - 1), traffic.forward.bytes - of_input)
+    assert (len(walk.returned), sum(walk.returned)) == (8 * (exchanges - 1), sum(walk.sent) - of_input)
 
 
 def test_exchange_mode_sends_the_volume_of_the_formula() -> None:
     """An interior tile: c_in ((q + 2h)^2 - q^2) values, once."""
     q, h = 512, 96
-    cost = exchange_cost(task_of(UNet(), (3 * q, 3 * q), (3, 3)), MACHINE)
-    assert cost.busiest == Traffic(SentBytes(8, 4 * 4 * ((q + 2 * h) ** 2 - q**2)), SentBytes())
+    cost = exchange_cost(prices_of(UNet(), 9), cut_of(UNet(), (3 * q, 3 * q), (3, 3), (3, 3)))
+    assert (cost.messages_rank, cost.bytes_rank) == (8, 4 * 4 * ((q + 2 * h) ** 2 - q**2))
 
 
 @pytest.mark.parametrize(("padding", "upsampling"), [("same", "bilinear"), ("valid", "transposed")])
 def test_layer_mode_computes_nothing_twice(padding: str, upsampling: str) -> None:
     """E is exactly 1 with a fusion of 1, and rises with the fusion."""
     unet = UNet(3, base_channels=2, padding=padding, upsampling=upsampling)
-    task = task_of(unet, (203, 331), (3, 4))
-    costs = [layer_cost(task, MACHINE, fusion) for fusion in (1, 2, WHOLE)]
-    assert work(unet, task.decomposition.whole.shape) == costs[0].work < costs[1].work < costs[2].work
-    assert costs[0].traffic.step.messages > costs[1].traffic.step.messages > costs[2].traffic.step.messages
+    cut = cut_of(unet, (203, 331), (3, 4), (3, 4))
+    costs = [layer_cost(prices_of(unet, 12), cut, fusion) for fusion in (1, 2, WHOLE)]
+    assert work(unet, cut.whole.shape) == costs[0].work < costs[1].work < costs[2].work
+    assert costs[0].messages > costs[1].messages > costs[2].messages
 
 
 @settings(derandomize=True, max_examples=25, deadline=None)
@@ -102,46 +102,41 @@ def test_costs_are_sums_and_maxima_over_all_ranks(
     """What kinds of ranks give, each rank and tile gives when counted one by one."""
     unet = UNet(3, base_channels=2, padding=padding)
     mesh = 1 + round(share * (grid[0] - 1)), 1 + round((1 - share) * (grid[1] - 1))
-    task = task_of(unet, size, grid, mesh)
+    cut, graph, ranks = cut_of(unet, size, grid, mesh), unet.graph(), mesh[0] * mesh[1]
     places = list(itertools.product(range(mesh[0]), range(mesh[1])))
 
-    tiles = {at: [tile.context.shape for tile in task.decomposition.tiles(*at)] for at in places}
-    tiling = task.decomposition.tiling
-    whole = replace(task, decomposition=decompose(tiling, (1, 1)), images=2)
-    read, exchange = read_cost(whole, MACHINE, 3), exchange_cost(task, MACHINE)
+    tiles, tiling = {at: [tile.context.shape for tile in cut.tiles(*at)] for at in places}, cut.tiling
+    read, exchange = read_cost(prices_of(unet, 3), tiling, 2), exchange_cost(prices_of(unet, ranks), cut)
     assert read.work == exchange.work == sum(work(unet, shape) for shapes in tiles.values() for shape in shapes)
-    assert read.memory == max(training_memory(task.graph, 4, s).total for shapes in tiles.values() for s in shapes)
+    assert read.memory == max(training_memory(graph, 4, s).total for shapes in tiles.values() for s in shapes)
     assert read.memory <= exchange.memory
-    assert read.read == sum(pixels_of_raster(task, tile.context) for tile in tiling.tiles)
+    assert read.read == sum(pixels_of_raster(tiling, tile.context) for tile in tiling.tiles)
 
-    cost = layer_cost(task, MACHINE, fusion)
-    cut_rows, cut_cols = settled(task.graph, task.decomposition)
-    rows, cols = (rank_steps(task.graph, cut, fusion) for cut in (cut_rows, cut_cols))
-    owned = {at: pixels_of_raster(task, task.decomposition.owned(*at)) for at in places}
+    cost = layer_cost(prices_of(unet, ranks), cut, fusion)
+    rows, cols = (rank_steps(graph, each, fusion) for each in settled(graph, cut))
+    owned = {at: pixels_of_raster(tiling, cut.owned(*at)) for at in places}
     assert (exchange.read, exchange.read_max) == (size[0] * size[1], max(owned.values()))
     assert cost.read == size[0] * size[1]
     assert cost.read_max >= cost.read / len(places)
-    walks = [rank_walk(task.graph, 4, rows[i], cols[j], task.ranks, 4) for i, j in places]
-    works, traffics = [walk.work for walk in walks], [walk.traffic for walk in walks]
+    walks = [rank_walk(graph, 4, rows[i], cols[j], ranks, 4) for i, j in places]
+    works, sent = [walk.work for walk in walks], [walk.sent + walk.returned for walk in walks]
     assert cost.work == sum(works)
-    assert cost.traffic == sum(traffics, Traffic())
-    assert cost.busiest.step.bytes == max(t.step.bytes for t in traffics)
-    assert cost.traffic.forward.messages >= cost.traffic.backward.messages
+    assert (cost.messages, cost.bytes) == (sum(map(len, sent)), sum(map(sum, sent)))
+    assert cost.bytes_rank == max(map(sum, sent))
+    assert all(len(walk.sent) >= len(walk.returned) for walk in walks)
     assert cost.memory == max(memory_of(walk).total + walk.besides for walk in walks)
-    seconds = [6 * w / MACHINE.flops + MACHINE.message_seconds(t.step) for w, t in zip(works, traffics, strict=True)]
-    assert cost.seconds == pytest.approx(
-        max(seconds) + MACHINE.all_reduce_seconds(1, 8 * count_parameters(task.graph, 4), task.ranks)
-    )
+    seconds = [6 * w / MACHINE.flops + MACHINE.message_seconds(s) for w, s in zip(works, sent, strict=True)]
+    reduced = MACHINE.all_reduce_seconds(1, 8 * count_parameters(graph, 4), ranks)
+    assert cost.seconds == pytest.approx(max(seconds) + reduced)
 
 
 def test_gradients_and_norms() -> None:
     unet = UNet(3, base_channels=4, norm="instance")
-    task = task_of(unet, (200, 200), (2, 2))
     channels = [4, 4, 8, 8, 16, 16, 8, 8, 4, 4]
-    forward = SentBytes(len(channels), 8 * 4 * sum(1 + 2 * c for c in channels))
-    expected = Traffic(forward, SentBytes(len(channels), 8 * sum(2 * c for c in channels)))
-    assert layer_cost(task, MACHINE, 1).norms == expected
-    assert layer_cost(task_of(unet, (200, 200), (2, 2), (1, 1)), MACHINE, 1).norms == Traffic()
+    forward, backward = 8 * 4 * sum(1 + 2 * c for c in channels), 8 * sum(2 * c for c in channels)
+    expected = 2 * len(channels), forward + backward
+    for mesh, norms in (((2, 2), expected), ((1, 1), (0, 0))):
+        assert layer_cost(prices_of(unet, 4), cut_of(unet, (200, 200), (2, 2), mesh), 1).norms == norms
 
 
 @pytest.mark.parametrize(
@@ -155,9 +150,9 @@ def test_gradients_and_norms() -> None:
 def test_no_other_depth_takes_less_time(machine: Machine, expected: int | None) -> None:
     layers = UNet(4, base_channels=8).graph()
     decomposition = decompose(make_tiling((500, 700), (2, 3), network_footprint(layers)), (2, 3))
-    task = Task(layers, 4, decomposition)
+    prices = Prices(layers, 4, 4, machine, 6)
     fusion = choose_fusion(layers, *settled(layers, decomposition), 4, 4, machine)
-    seconds = {depth: layer_cost(task, machine, depth).seconds for depth in DEPTHS}
+    seconds = {depth: layer_cost(prices, decomposition, depth).seconds for depth in DEPTHS}
     assert seconds[fusion] == min(seconds.values())
     assert fusion == (expected or fusion)
     alone = Partition((0, 512))

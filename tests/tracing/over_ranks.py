@@ -44,7 +44,7 @@ from tiledseg.models.layers.block import tile_places
 from tiledseg.models.network import GraphNetwork
 from tiledseg.planning.walk.cost import rank_walk
 from tiledseg.planning.walk.mode_cost import statistic_sums
-from tiledseg.planning.walk.rank_steps import SentBytes, rank_steps
+from tiledseg.planning.walk.rank_steps import rank_steps
 from tiledseg.spatial.halo_exchange import part
 from tiledseg.spatial.network import SpatialNetwork
 
@@ -68,35 +68,40 @@ def uneven(size: int, parts: int) -> Partition:
 
 
 @contextmanager
-def counted(axes: Axes) -> Iterator[list[SentBytes]]:
-    """Count this rank's messages and collective calls meanwhile."""
-    totals, meter = [SentBytes(), SentBytes()], axes.point_to_point.meter
-    before, names = SentBytes(meter.messages, meter.bytes), ("broadcast", "all_reduce_sum")
+def counted(axes: Axes) -> Iterator[list[Pair]]:
+    """Count this rank's messages and collective calls meanwhile, and the bytes of both."""
+    totals, meter, calls = list[Pair](), axes.point_to_point.meter, list[int]()
+    before, names = (meter.messages, meter.bytes), ("broadcast", "all_reduce_sum")
 
     def call(original: Any, tensor: torch.Tensor, *more: int) -> Any:
-        totals[1] += SentBytes(1, tensor.nbytes)
+        calls.append(tensor.nbytes)
         return original(tensor, *more)
 
     for name in names:
         setattr(axes.image, name, partial(call, getattr(axes.image, name)))
     yield totals
-    totals[0] = SentBytes(meter.messages, meter.bytes) + before * -1
+    totals += [(meter.messages - before[0], meter.bytes - before[1]), (len(calls), sum(calls))]
     for name in names:
         delattr(axes.image, name)
 
 
-def planned(network: GraphNetwork, rows: Partition, cols: Partition, at: Pair, size: Pair) -> list[SentBytes]:
-    """Return the messages and collective calls that the plan has for the rank at (row, col), in a step."""
+def planned(
+    network: GraphNetwork, rows: Partition, cols: Partition, at: Pair, size: Pair, further: list[int]
+) -> list[Pair]:
+    """Return the messages and collective calls that the plan has for the rank at (row, col), in a step, and the bytes
+    of both. `further`: bytes of messages that no plan has."""
     graph = network.graph if network.training else network.graph.with_still_statistics()
     steps = rank_steps(graph, rows)[at[0]], rank_steps(graph.along_columns, cols)[at[1]]
     ranks = rows.parts * cols.parts
-    sums = statistic_sums(graph, network.bands, ranks, size, 8)
-    return [rank_walk(graph, network.bands, *steps, ranks, 8).traffic.step, sums.step]
+    forward, backward = statistic_sums(graph, network.bands, ranks, size, 8)
+    walk = rank_walk(graph, network.bands, *steps, ranks, 8)
+    sent = walk.sent + walk.returned + further
+    return [(len(sent), sum(sent)), (forward[0] + backward[0], forward[1] + backward[1])]
 
 
-def of_input(spatial: SpatialNetwork, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> SentBytes:
-    """Return the messages by which the gradient of the input goes back: a plan has none."""
-    total, sources = SentBytes(), spatial._rows.sources
+def of_input(spatial: SpatialNetwork, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> list[int]:
+    """Return the bytes of the messages by which the gradient of the input goes back: a plan has none."""
+    sizes, sources = list[int](), spatial._rows.sources
     for action, taken in zip(spatial._program(rows, cols), sources, strict=True):
         for bring, source in zip(action.inputs, taken, strict=True):
             if source == 0 and bring.exchange is not None:
@@ -104,8 +109,8 @@ def of_input(spatial: SpatialNetwork, x_BCHW: torch.Tensor, rows: Partition, col
                 sides = (side or size for side, size in zip(bring.exchange.window, own, strict=True))
                 window = torch.empty(*x_BCHW.shape[:2], *sides, device="meta", dtype=x_BCHW.dtype)
                 for patch in bring.exchange.receives.values():
-                    total += SentBytes(1, part(window, patch).nbytes)
-    return total
+                    sizes.append(part(window, patch).nbytes)
+    return sizes
 
 
 def in_blocks(network: GraphNetwork, x_BCHW: torch.Tensor, axes: Axes, y_shape: torch.Size) -> Result:
@@ -117,8 +122,8 @@ def in_blocks(network: GraphNetwork, x_BCHW: torch.Tensor, axes: Axes, y_shape: 
     with counted(axes) as totals:
         run = start(spatial, network, x_BCHW, rows, cols)
         run.backward(y_shape)
-    plan = planned(network, rows, cols, (at.row, at.col), size)  # type: ignore[arg-type]
-    plan[0] += of_input(spatial, run.part_BCHW, rows, cols)
+    further = of_input(spatial, run.part_BCHW, rows, cols)
+    plan = planned(network, rows, cols, (at.row, at.col), size, further)  # type: ignore[arg-type]
     found = run.finish(x_BCHW.shape, y_shape)
     assert totals == plan, f"messages {totals}, planned {plan}"
     return found

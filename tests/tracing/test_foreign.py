@@ -7,6 +7,7 @@ ranks and in stages, what they give on the whole.
 from __future__ import annotations
 
 import copy
+import math
 import os
 
 import pytest
@@ -30,8 +31,8 @@ from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.layers.times import TimeSeries
 from tiledseg.pipeline.partition import tensor_dtypes
 from tiledseg.planning.run.spread import exact_modes
-from tiledseg.planning.walk.cost_model import ASSUMED
-from tiledseg.planning.walk.mode_cost import Task, layer_cost, settled, whole_bytes
+from tiledseg.planning.walk.cost_model import ASSUMED, Prices
+from tiledseg.planning.walk.mode_cost import layer_cost, settled, whole_bytes
 from tiledseg.planning.walk.step_memory import fixed_memory
 from tiledseg.spatial.network import SpatialNetwork
 
@@ -138,7 +139,7 @@ def test_plans_count_what_a_rank_has_of_the_whole_image(name: str) -> None:
     graph, costs = traced(name).graph, []
     for mesh in (2, 1), (4, 2):
         cut = decompose(make_tiling((256, 192), mesh, network_footprint(graph)), mesh)
-        costs.append(layer_cost(Task(graph, 3, cut), ASSUMED, 1).memory)
+        costs.append(layer_cost(Prices(graph, 3, 4, ASSUMED, math.prod(mesh)), cut, 1).memory)
     least = whole_bytes(graph, 3, (256, 192))
     assert whole_bytes(graph, 3, (512, 384)) == 4 * least > 0
     assert costs[0] > costs[1] > least
@@ -151,7 +152,7 @@ def test_the_peak_of_a_leaf_of_the_whole_image_is_planned(meshes: dict[str, Mesh
     axes, graph = opened.of(2, 1), traced("Scanning").graph
     cut = decompose(make_tiling((256, 192), (2, 1), network_footprint(graph)), (2, 1))
     (rows, cols), x_BCHW = settled(graph, cut), image((1, 3, 256, 192), 5).float()
-    planned = layer_cost(Task(graph, 3, cut), ASSUMED, 1).memory - fixed_memory(graph, 3, 4)
+    planned = layer_cost(Prices(graph, 3, 4, ASSUMED, 2), cut, 1).memory - fixed_memory(graph, 3, 4)
     if axes.position is not None:
         part_BCHW = x_BCHW[:, :, rows.owned(axes.position.row).slice].clone()
         with AllocationMeter([*network.parameters(), part_BCHW]) as meter:

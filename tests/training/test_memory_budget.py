@@ -19,8 +19,8 @@ from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.walk.cost_model import Machine
-from tiledseg.planning.walk.mode_cost import Task, layer_cost
+from tiledseg.planning.walk.cost_model import Machine, Prices
+from tiledseg.planning.walk.mode_cost import layer_cost
 from tiledseg.training.offloading import suggesting_settings
 
 UNETS = UNet(3, base_channels=8, norm="instance"), UNet(4, base_channels=4, norm="none")
@@ -82,8 +82,8 @@ def test_a_plan_fits_the_memory_of_all_ranks_of_an_image(network: UNet, fusion: 
         assert plan.memory == plan.rebuilt.peak <= budget
         assert plan.rebuilt.kept == kept.memory
         by_policy = replace(network.graph(), memory=plan.rebuilt.policy)
-        task = Task(by_policy, network.bands, decompose(plan.tilings[0], (2, 3)))
-        again = layer_cost(task, Machine(), fusion)
+        prices = Prices(by_policy, network.bands, 4, Machine(), 6)
+        again = layer_cost(prices, decompose(plan.tilings[0], (2, 3)), fusion)
         assert again.memory == plan.memory
     overlapped = plan_run(replace(asked, memory=budget, parallel=replace(asked.parallel, overlap=True, fusion=1)))
     assert overlapped.rebuilt is None or set(overlapped.rebuilt.policy.inside) == {KEEP}

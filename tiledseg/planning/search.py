@@ -29,7 +29,6 @@ from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Parallelism, norm_fault, of_steps
 from tiledseg.planning.walk.cost_model import Prices
 from tiledseg.planning.walk.mode_cost import fusion_word, mode_words
-from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
 from tiledseg.units import size
 
@@ -235,7 +234,7 @@ def estimate(question: RunQuestion, prices: Prices, footprint: Footprint, candid
         return -(-turns // flush) * (sum(each) + (flush - 1) * pace) * machine.taking_turns(ranks)
     owned = math.prod(question.shape) // math.prod(grid)
     pixels = owned if layers else rows * cols / math.prod(grid) if turns > 1 else height * width
-    messages = machine.message_seconds(SentBytes(_MESSAGES * len(graph)), ranks) if layers else 0.0
+    messages = machine.message_seconds([0] * (_MESSAGES * len(graph)), ranks) if layers else 0.0
     time = prices.tile((height, width), owned).times(pixels / (height * width))
     time = time._replace(messages=messages).times(turns)
     return prices.seconds(prices.step(time, 1, time.backward)) * (_BLOCKS_MORE if candidate.blocks else 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,13 +11,13 @@ from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.memory_policy import homes
+from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import MicroBatchSize, Spread, of_steps
 from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.planning.walk.cost_model import LEAST, STAYING
 from tiledseg.planning.walk.items import price
-from tiledseg.planning.walk.mode_cost import Task
 from tiledseg.planning.walk.step_memory import fixed_memory, network_walk, training_memory
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def why_alone(graph: Graph, spread: Spread, wide: bool) -> str | None:
 
 
 def plan_rebuilt(
-    question: RunQuestion, spread: Spread, task: Task, tilings: Sequence[Tiling], needed: int, images: int
+    question: RunQuestion, spread: Spread, tilings: Sequence[Tiling], needed: int, images: int
 ) -> MemoryChoice | None:
     """Choose the tensors that are recomputed or offloaded so that a step fits the memory: one choice for the steps on
     all `tilings`.
@@ -100,9 +101,12 @@ def plan_rebuilt(
         return None
     from tiledseg.planning.walk.choice import block_choices, step_choices
 
-    graph, bands, value = task.graph, task.bands, task.value_bytes
+    graph, bands, value = question.graph, question.network.bands, question.value_bytes
     if spread.shares_layers:  # the steps of each kind of rank on the largest image
-        steps = block_choices(task, spread.fusion, spread.overlap, question.store)
+        largest_image = max(tilings, key=lambda tiling: math.prod(tiling.raster))
+        image = layer_blocks(largest_image, graph, (spread.mesh.rows, spread.mesh.cols))
+        cuts = image.rows, image.cols
+        steps = block_choices(graph, bands, cuts, value, spread.fusion, spread.overlap, question.store)
     else:
         contexts = {tiling.context_max for tiling in tilings}
         steps = [step_choices(graph, bands, context, value, question.store) for context in contexts]

@@ -38,7 +38,6 @@ from tiledseg.pipeline.simulation import Timeline, simulate
 from tiledseg.planning.run.spread import MicroBatchSize, Parallelism
 from tiledseg.planning.walk.cost import ForwardWalk, tile_walk
 from tiledseg.planning.walk.cost_model import Machine, Prices
-from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.planning.walk.step_memory import StepMemory, memory_of, network_walk
 
 if TYPE_CHECKING:
@@ -254,7 +253,7 @@ def layer_times(machine: Machine, graph: Graph, bands: int, largest: MicroBatchS
     prices = Prices(graph, bands, largest.value_bytes, machine, ranks)
     forward, backward = zip(*prices.nodes(largest.pixels), strict=True)  # while others wait, a rank has its core alone
     turns = machine.taking_turns(ranks)
-    return LayerTimes(forward, backward, lambda size: machine.message_seconds(SentBytes(1, size), ranks), turns)
+    return LayerTimes(forward, backward, lambda size: machine.message_seconds([size], ranks), turns)
 
 
 def plan_pipeline(

@@ -44,7 +44,6 @@ from tiledseg.planning.run.spread import (
 from tiledseg.planning.walk.cost_model import Prices, StepTime
 from tiledseg.planning.walk.mode_cost import (
     ModeCost,
-    Task,
     check_blocks,
     choose_fusion,
     exchange_cost,
@@ -136,10 +135,10 @@ def _plan(question: RunQuestion) -> RunPlan:
         check_statistics(graph, bands, held_out, "read", False, question.keyed)
         _inexact(validating, held_out, footprint, validation, "of the validation: ")
 
-    task, cost = step_cost(question, spread, cut, batch)
+    cost = step_cost(question, spread, cut, batch)
     needed = most = cost.memory
     if held_out:
-        most = max(most, step_cost(question, validation, held_out, batch)[1].memory)
+        most = max(most, step_cost(question, validation, held_out, batch).memory)
     contexts = max(cut, key=len).contexts * images  # of a step's tiles
     if question.tiles_per_step:
         contexts = [max(tiling.context_max for tiling in cut)] * question.tiles_per_step
@@ -159,7 +158,7 @@ def _plan(question: RunQuestion) -> RunPlan:
             )
         together = None  # images of a rank that go through the network together
         if spread.together:  # whole images are dealt by size: no rank has more pixels than so many of the largest
-            together = task.images if spread.shares_images else -(-question.items_per_step // question.ranks)
+            together = cost.images if spread.shares_images else -(-question.items_per_step // question.ranks)
         blocks = _blocks(question, settings, spread, tilings, together)
         if question.budgeted and blocks.memory > budget:
             raise BudgetError(
@@ -183,8 +182,8 @@ def _plan(question: RunQuestion) -> RunPlan:
             offloaded = plan_offload(question, spread, largest, needed, tiles)
             memory = offloaded.memory
         elif question.trains:
-            together = task.images if spread.together else tiles
-            rebuilt = plan_rebuilt(question, spread, task, cut, needed + further_bytes, together)
+            together = cost.images if spread.together else tiles
+            rebuilt = plan_rebuilt(question, spread, cut, needed + further_bytes, together)
             if rebuilt is not None:
                 memory, offloaded = rebuilt.peak, offload_by(rebuilt)
         if offloaded is not None:
@@ -254,35 +253,33 @@ def _balanced(question: RunQuestion, plan: RunPlan) -> RunPlan:
     return replace(plan, pipeline=pipeline, cost=cost, seconds=known, rebuilt=rebuilt)
 
 
-def step_cost(
-    question: RunQuestion, spread: Spread, tilings: Sequence[Tiling], batch: int = 1
-) -> tuple[Task, ModeCost]:
+def step_cost(question: RunQuestion, spread: Spread, tilings: Sequence[Tiling], batch: int = 1) -> ModeCost:
     """Predict a training step without stages on images like the largest of `tilings`. With stages each pipeline counts
     as one rank.
 
     `memory` is that of the tiling that needs most. It holds all images that go through the network together, in batches
     of `batch`.
     """
-    mesh, images, value, machine = spread.mesh, question.images_per_step, question.value_bytes, question.figures
-    of_network = question.graph, question.network.bands
+    mesh, images, value = spread.mesh, question.images_per_step, question.value_bytes
+    of_network, ranks = (question.graph, question.network.bands), question.ranks // mesh.stages
+    largest = max(tilings, key=lambda tiling: math.prod(tiling.raster))
     if spread.shares_images:
-        images = min(images, batch * -(-images // (batch * mesh.replicas)))
-    cut = decompose(max(tilings, key=lambda tiling: math.prod(tiling.raster)), (mesh.rows, mesh.cols))
-    task = Task(*of_network, cut, value, images, mesh.replicas)
+        images, ranks = min(images, batch * -(-images // (batch * mesh.replicas))), mesh.ranks // mesh.stages
+    prices = Prices(*of_network, value, question.figures, ranks)
     if spread.shares_layers:
-        cost = layer_cost(task, machine, spread.fusion)
+        cost = layer_cost(prices, decompose(largest, (mesh.rows, mesh.cols)), spread.fusion, images)
     elif spread.shares_images:
-        cost = exchange_cost(task, machine)
+        cost = exchange_cost(prices, decompose(largest, (mesh.rows, mesh.cols)), images)
     else:
         tiles = question.tiles_per_batch if question.trains and not spread.together else 1
-        cost = read_cost(task, machine, question.ranks // spread.mesh.stages, tiles or 1)
+        cost = read_cost(prices, largest, images, tiles or 1)
     if spread.shares_images and spread.together:
         weights, copies = fixed_memory(*of_network, value), weight_memory(*of_network, value).copies
         further = (-(-images // batch) - 1) * copies  # each batch casts the weights anew
-        return task, replace(cost, memory=images * cost.memory - (images - 1) * weights + further)
+        return replace(cost, memory=images * cost.memory - (images - 1) * weights + further)
     others = {tiling.context_max for tiling in tilings if not spread.shares_layers}
     needed = [training_memory(*of_network, context, value).total for context in others]
-    return task, replace(cost, memory=max([cost.memory, *needed]))
+    return replace(cost, memory=max([cost.memory, *needed]))
 
 
 def choose_spread(question: RunQuestion, tilings: Sequence[Tiling], batch: int = 1) -> Spread:

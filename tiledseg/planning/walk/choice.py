@@ -16,10 +16,11 @@ from functools import cached_property
 from itertools import product
 
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, WORDS, Graph, MemoryPolicy
+from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.planning.walk.cost import ForwardWalk, tile_walk
 from tiledseg.planning.walk.cost_model import ASSUMED, LEAST, STAYING, Machine, Store
 from tiledseg.planning.walk.items import BACKWARD, Walk, Words, price
-from tiledseg.planning.walk.mode_cost import Task, layer_ranks, settled
+from tiledseg.planning.walk.mode_cost import layer_ranks
 from tiledseg.planning.walk.step_memory import fixed_memory, network_walk
 
 SLACK = 0.1  # one start drops too much: it aims below the budget, by this share of the way to the least peak
@@ -205,16 +206,21 @@ def _walk_with_store(forward: ForwardWalk, store: Store | None, machine: Machine
     return replace(walk, items=tuple(items))
 
 
-def block_choices(task: Task, fusion: int, overlap: bool, store: Store | None = None) -> list[StepChoices]:
+def block_choices(
+    graph: Graph,
+    bands: int,
+    cuts: tuple[Partition, Partition],
+    value_bytes: int,
+    fusion: int,
+    overlap: bool,
+    store: Store | None = None,
+) -> list[StepChoices]:
     """Return the choices of each kind of rank that shares an image, layer by layer; tensors may be offloaded to
-    `store`. With `overlap` a window is never whole in memory, so that tensors inside layers are kept.
-
-    Raises GeometryError where a rank would own nothing of some tensor.
+    `store`. `cuts`: of the input, along rows and columns. With `overlap` a window is never whole in memory, so that
+    tensors inside layers are kept.
     """
-    rows, cols = settled(task.graph, task.decomposition)
-    fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
-    choices = []
-    for forward, _ in layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes):
+    fixed, choices = fixed_memory(graph, bands, value_bytes), []
+    for forward, _ in layer_ranks(graph, *cuts, fusion, bands, value_bytes):
         walk = _walk_with_store(forward, store)
         if overlap:
             items = [item if item.node is None else replace(item, rebuild=math.inf) for item in walk.items]

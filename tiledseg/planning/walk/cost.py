@@ -31,7 +31,7 @@ from tiledseg.geometry.layers.joins import ImageAttention, Join
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.shapes import tensor_channels
-from tiledseg.planning.walk.rank_steps import DimStep, InputStep, RankSteps, SentBytes, Traffic, pieces, whole_steps
+from tiledseg.planning.walk.rank_steps import DimStep, InputStep, RankSteps, pieces, whole_steps
 from tiledseg.units import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
 
 FLOPS_PER_MULTIPLY_ADD = 2
@@ -135,7 +135,8 @@ class ForwardWalk:
     """A forward pass, node by node, with the cost of each step.
 
     An exchange makes a new tensor, block and halo, which the convolution after it keeps. Where an activation comes
-    between, the window is its output. Padding at the image's border makes a new tensor too.
+    between, the window is its output. Padding at the image's border makes a new tensor too. `sent`, `returned`: bytes
+    of each message of exchanges, forward and backward.
     """
 
     def __init__(
@@ -150,7 +151,8 @@ class ForwardWalk:
         self.ran: dict[int, NodeRun] = {}
         self._counted: set[int] = set()  # ids of the kept tensors whose bytes are counted
         self._fresh = self._received = 0  # of the present node
-        self.traffic = Traffic()  # messages of exchanges
+        self.sent: list[int] = []
+        self.returned: list[int] = []
         self.besides = 0  # bytes of all strips that a step sends and receives: the most that are alive at once
 
     @cached_property
@@ -270,8 +272,8 @@ class ForwardWalk:
             back = pieces((kept[0], *row.swap.received), (kept[1], *col.swap.received))
             # The network's input, which has no gradient, is not cast before.
             pixel = made.channels * (made.tensor.value_bytes if source else wide_bytes(self.value_bytes))
-            backward = SentBytes(len(back), sum(back) * pixel) * passes
-            self.traffic += Traffic(SentBytes(len(out), sum(out) * pixel), backward)
+            self.sent += [pixels * pixel for pixels in out]
+            self.returned += [pixels * pixel for pixels in back if passes]
             self.besides += (sum(out) + sum(back)) * (1 + passes) * pixel
             self._received += made.channels * made.tensor.value_bytes * sum(back)
             # The gradient of the block may be a part of the window's.

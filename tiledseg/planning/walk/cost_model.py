@@ -12,7 +12,6 @@ from typing import NamedTuple
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.walk.cost import FLOPS_PER_MULTIPLY_ADD, ForwardWalk, LayerCost, tile_walk
-from tiledseg.planning.walk.rank_steps import SentBytes
 from tiledseg.units import DOUBLE_BYTES, wide_bytes
 
 
@@ -101,10 +100,11 @@ class Machine:
         """Return True if something can read and send while `ranks` compute: a core, or a device's whole host."""
         return self.cores is None or ranks * self.threads < self.cores
 
-    def message_seconds(self, sent: SentBytes, ranks: int = 1) -> float:
-        """Return the seconds of messages of one of `ranks` ranks, one after the other; computing hides none."""
+    def message_seconds(self, sizes: Sequence[int], ranks: int = 1) -> float:
+        """Return the seconds of messages of these bytes of one of `ranks` ranks, one after the other; computing hides
+        none."""
         latency, bandwidth, sharing = self._link(ranks)
-        return sent.messages * latency + sharing * sent.bytes / bandwidth
+        return len(sizes) * latency + sharing * sum(sizes) / bandwidth
 
     def all_reduce_seconds(self, calls: int, size: int, ranks: int) -> float:
         """Return the seconds of `calls` all-reduces of `size` bytes. Each byte leaves a rank 2 (n - 1) / n times, in 2
@@ -224,11 +224,11 @@ class Prices:
         return nodes
 
     def tile(self, context: tuple[int, int], owned: int) -> StepTime:
-        """Price a training step's work on one context of shape (height, width) that owns so many pixels."""
+        """Price a training step's work on one context of shape (height, width)."""
         return self.walked(tile_walk(self.graph, self.bands, context, self.width), owned)
 
     def walked(self, walk: ForwardWalk, owned: int) -> StepTime:
-        """Price a training step's work on a tile or on a rank's block, without messages."""
+        """Price a training step's work on a tile or on a rank's block that owns so many pixels, without messages."""
         height, width = walk.made[0].size
         reading, *loss = self._ends(height * width, owned)
         nodes = [self.machine.node(cost) for cost in walk.costs]

@@ -14,7 +14,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tiledseg.geometry.box import Box
@@ -24,115 +24,96 @@ from tiledseg.geometry.layers.pixelwise import Positions
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
-from tiledseg.geometry.tiling import TileSpan, deal
+from tiledseg.geometry.tiling import TileSpan, Tiling, deal
 from tiledseg.planning.walk.cost import ForwardWalk, rank_walk, tile_walk
 from tiledseg.planning.walk.cost_model import Machine, Prices, StepTime, sum_of
 from tiledseg.planning.walk.rank_steps import (
     RankSteps,
-    SentBytes,
     TensorShape,
-    Traffic,
     check_countable,
     pieces,
     rank_kinds,
     swaps,
 )
-from tiledseg.planning.walk.step_memory import memory_of, training_memory
+from tiledseg.planning.walk.step_memory import memory_of
 from tiledseg.units import DOUBLE_BYTES, SINGLE_BYTES, wide_bytes
 
 DEPTHS = (1, 2, 4, WHOLE)  # of fusion; depths between them change little
 
 
 @dataclass(frozen=True)
-class Task:
-    """A training step on `images` like that of `decomposition`: in mode `read` all images of the step, in other modes
-    those that each of `replicas` takes, one after the other. `value_bytes`: of a value that is sent or kept."""
-
-    graph: Graph
-    bands: int
-    decomposition: Decomposition
-    value_bytes: int = 4
-    images: int = 1
-    replicas: int = 1
-
-    @property
-    def ranks(self) -> int:
-        return self.decomposition.rows.parts * self.decomposition.cols.parts
-
-    def prices(self, machine: Machine, ranks: int | None = None) -> Prices:
-        """Return the prices with so many ranks at work, all that share images unless given."""
-        return Prices(self.graph, self.bands, self.value_bytes, machine, ranks or self.replicas * self.ranks)
-
-
-@dataclass(frozen=True)
 class ModeCost:
     """The cost of a training step in a mode. `fusion`: 0 in other modes than `layer`. `ranks`: those that have work.
+    `images`: of the step in mode `read`, else those that a rank takes part in, one after the other.
 
-    Of all ranks on one image: `work`, multiply-adds of a forward pass; `traffic`; `read`, pixels of the raster. Of a
-    step: `busiest`, the messages of the rank that sends most bytes; `read_max`, the pixels of the rank that reads most;
-    `memory`, peak bytes on the rank that needs most; `seconds`, predicted, the all-reduce of gradients included;
-    `time`, the parts of `seconds` on the rank that takes longest, with cores of its own. `norms`: all-reduces of norm
-    statistics on one image, calls and bytes a rank.
+    Of all ranks on one image: `work`, multiply-adds of a forward pass; `messages` and `bytes` sent, forward and
+    backward; `read`, pixels of the raster. Of a step: `messages_rank` and `bytes_rank`, of the rank that sends most
+    bytes; `read_max`, the pixels of the rank that reads most; `memory`, peak bytes on the rank that needs most;
+    `seconds`, predicted, the all-reduce of gradients included; `time`, the parts of `seconds` on the rank that takes
+    longest, with cores of its own. `norms`: all-reduces of norm statistics on one image, calls and bytes a rank.
     """
 
     mode: str
     ranks: int
+    images: int
     work: int
-    traffic: Traffic
-    busiest: Traffic
+    messages: int
+    bytes: int
+    messages_rank: int
+    bytes_rank: int
     memory: int
     seconds: float
     time: StepTime
     read: int
     read_max: int
     fusion: int = 0
-    norms: Traffic = field(default_factory=Traffic)
+    norms: tuple[int, int] = (0, 0)
 
 
 class RankCost(NamedTuple):
     """The cost of each of `number` equal ranks on one image, in mode `read` of a step: multiply-adds of a forward pass,
-    peak bytes of a training step, its seconds, its messages, and how many backward passes it has."""
+    peak bytes of a training step, its seconds, the bytes of each message that it sends, and its backward passes."""
 
     work: int
     memory: int
     time: StepTime
-    traffic: Traffic = Traffic()
+    sent: Sequence[int] = ()
     number: int = 1
     passes: int = 1
 
 
-def read_cost(task: Task, machine: Machine, ranks: int, batch: int = 1) -> ModeCost:
-    """Return the cost of a step in mode `read`, whose tiles are dealt to `ranks` as a run deals them, in batches of
-    `batch`. Beyond the raster's border contexts are mirrored: only pixels inside are read."""
-    tiling, number = task.decomposition.tiling, len(task.decomposition.tiling)
-    raster, tiles = Box.of_shape(tiling.raster), _tiles_of(tiling.rows, tiling.cols)
+def read_cost(prices: Prices, tiling: Tiling, images: int, batch: int = 1) -> ModeCost:
+    """Return the cost of a step on `images` in mode `read`, whose tiles are dealt to the ranks as a run deals them, in
+    batches of `batch`. Beyond the raster's border contexts are mirrored: only pixels inside are read."""
+    raster, tiles, number = Box.of_shape(tiling.raster), _tiles_of(tiling.rows, tiling.cols), len(tiling)
     of_rows = [span.context.clip(raster.row).size for span in tiling.rows]
     of_cols = [span.context.clip(raster.col).size for span in tiling.cols]
     read = [height * width for height, width in itertools.product(of_rows, of_cols)]
-    shares = [share for share in deal(tiling.contexts * task.images, ranks, batch, task.graph.is_untraced) if share]
-    prices, costs = task.prices(machine, len(shares)), list[RankCost]()
+    dealt = deal(tiling.contexts * images, prices.ranks, batch, prices.graph.is_untraced)
+    shares, costs = [share for share in dealt if share], list[RankCost]()
+    prices = replace(prices, ranks=len(shares))
     kinds = Counter(tuple(sorted([tiles[tile % number] for tile in share])) for share in shares)
     for kind, count in kinds.items():  # ranks with tiles of the same sizes cost the same
         costs.append(_tiles_cost(prices, kind, tiling.whole.shape, batch)._replace(number=count))
     most = max([sum([read[tile % number] for tile in share]) for share in shares])
     cost = _join_ranks(prices, 1, costs, "read", (sum(read), most))
-    return replace(cost, work=cost.work // task.images)
+    return replace(cost, images=images, work=cost.work // images)
 
 
-def exchange_cost(task: Task, machine: Machine) -> ModeCost:
+def exchange_cost(prices: Prices, cut: Decomposition, images: int = 1) -> ModeCost:
     """Return the cost of mode `exchange`: one exchange of the input, which needs no gradient. Ranks also hold the
     window, where several contexts are cut from it, and the block, where that is not the window."""
-    bands, width, cut, ranks = task.bands, task.value_bytes, task.decomposition, list[RankCost]()
-    prices, (row_windows, col_windows) = task.prices(machine), cut.context_windows()
+    bands, width, ranks = prices.bands, prices.width, list[RankCost]()
+    row_windows, col_windows = cut.context_windows()
     of_tiles = functools.cache(lambda tiles: _tiles_cost(prices, tiles, cut.whole.shape))
-    for (i, j), messages in input_traffic(cut, bands, width):
+    for (i, j), sent in input_messages(cut, bands, width):
         rank = of_tiles(tuple(sorted(_tiles_of(cut.spans(0, i), cut.spans(1, j)))))
         window, owned = row_windows[i].size * col_windows[j].size, cut.owned(i, j).area
         held = window * (rank.passes > 1) + owned * (owned != window)
-        time = rank.time._replace(messages=machine.message_seconds(messages, prices.ranks))
+        time = rank.time._replace(messages=prices.machine.message_seconds(sent, prices.ranks))
         memory = rank.memory + held * bands * wide_bytes(width)
-        ranks.append(rank._replace(memory=memory, time=time, traffic=Traffic(messages)))
-    return _join_ranks(prices, task.images, ranks, "exchange", _blocks_read(task, cut.rows, cut.cols))
+        ranks.append(rank._replace(memory=memory, time=time, sent=sent))
+    return _join_ranks(prices, images, ranks, "exchange", _blocks_read(cut, images, cut.rows, cut.cols))
 
 
 def _tiles_of(rows: Sequence[TileSpan], cols: Sequence[TileSpan]) -> list[tuple[tuple[int, int], int]]:
@@ -146,25 +127,28 @@ def _tiles_cost(
 ) -> RankCost:
     """Return the cost of a rank that computes tiles of an image of (height, width), in batches."""
     of_network, counts = (prices.graph, prices.bands), Counter(tiles)
-    work = sum([tile_walk(*of_network, at, prices.width).work * count for (at, _), count in counts.items()])
-    memory = max([training_memory(*of_network, at, prices.width).total for at, _ in counts])
-    time = sum_of([prices.tile(*tile).times(count) for tile, count in counts.items()])
+    walks = [(tile_walk(*of_network, at, prices.width), owned, count) for (at, owned), count in counts.items()]
+    work = sum([walk.work * count for walk, _, count in walks])
+    memory = max([memory_of(walk).total for walk, _, _ in walks])
+    time = sum_of([prices.walked(walk, owned).times(count) for walk, owned, count in walks])
     return RankCost(work, memory + whole_bytes(*of_network, whole), time, passes=-(-len(tiles) // batch))
 
 
-def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
+def layer_cost(prices: Prices, cut: Decomposition, fusion: int, images: int = 1) -> ModeCost:
     """Return the cost of mode `layer`. Raises GeometryError where a rank would own nothing of some tensor."""
-    graph, bands, width, prices = task.graph, task.bands, task.value_bytes, task.prices(machine)
-    rows, cols = settled(graph, task.decomposition)
-    of_image = whole_bytes(graph, bands, (rows.size, cols.size))
-    norms, ranks = statistic_sums(graph, bands, task.ranks, (rows.size, cols.size), width), list[RankCost]()
-    sums = machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks)
+    graph, bands, width, ranks = prices.graph, prices.bands, prices.width, list[RankCost]()
+    rows, cols = settled(graph, cut)
+    size, sharing = (rows.size, cols.size), rows.parts * cols.parts
+    of_image = whole_bytes(graph, bands, size)
+    (calls, ahead), (calls_back, back) = statistic_sums(graph, bands, sharing, size, width)
+    norms = calls + calls_back, ahead + back
+    sums = prices.machine.all_reduce_seconds(*norms, sharing)
     for walk, number in layer_ranks(graph, rows, cols, fusion, bands, width):
         time = _rank_time(walk, prices)
         time = time._replace(messages=time.messages + sums)
         memory = memory_of(walk).total + walk.besides + of_image
-        ranks.append(RankCost(walk.work, memory, time, walk.traffic, number))
-    cost = _join_ranks(prices, task.images, ranks, "layer", _blocks_read(task, rows, cols))
+        ranks.append(RankCost(walk.work, memory, time, walk.sent + walk.returned, number))
+    cost = _join_ranks(prices, images, ranks, "layer", _blocks_read(cut, images, rows, cols))
     return replace(cost, fusion=fusion, norms=norms)
 
 
@@ -184,26 +168,25 @@ def whole_bytes(graph: Graph, bands: int, size: tuple[int, int]) -> int:
 
 def _rank_time(walk: ForwardWalk, prices: Prices) -> StepTime:
     """Return the time of one image on a rank, without all-reduces."""
-    messages = prices.machine.message_seconds(walk.traffic.step, prices.ranks)
+    messages = prices.machine.message_seconds(walk.sent + walk.returned, prices.ranks)
     return prices.walked(walk, math.prod(walk.made[len(walk.graph)].size))._replace(messages=messages)
 
 
 def _join_ranks(prices: Prices, images: int, ranks: Sequence[RankCost], mode: str, read: tuple[int, int]) -> ModeCost:
     """Join the costs of ranks, each of which takes `images`. `read`: pixels of the raster that all ranks read of an
     image, and the rank that reads most in a step."""
-    traffic, busiest, longest = Traffic(), Traffic(), ranks[0]
-    for rank in ranks:
-        of_step, most = rank.traffic.step, busiest.step
-        busiest = rank.traffic if (of_step.bytes, of_step.messages) > (most.bytes, most.messages) else busiest
-        longest = max(longest, rank, key=lambda each: sum(each.time))
-        traffic += rank.traffic * rank.number
+    busiest = max([rank.sent for rank in ranks], key=lambda sent: (sum(sent), len(sent)))
+    longest = max(ranks, key=lambda rank: sum(rank.time))
     time = prices.step(longest.time, images, longest.time.backward / longest.passes)
     return ModeCost(
         mode,
         prices.ranks,
+        images,
         work=sum([rank.work * rank.number for rank in ranks]),
-        traffic=traffic,
-        busiest=busiest * images,
+        messages=sum([len(rank.sent) * rank.number for rank in ranks]),
+        bytes=sum([sum(rank.sent) * rank.number for rank in ranks]),
+        messages_rank=len(busiest) * images,
+        bytes_rank=sum(busiest) * images,
         memory=max([rank.memory for rank in ranks]),
         seconds=prices.seconds(time),
         time=time,
@@ -238,46 +221,52 @@ def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, ba
     check_countable(largest, f"spread the image over more ranks than {rows.parts} x {cols.parts}")
 
 
-def input_traffic(
+def input_messages(
     decomposition: Decomposition, bands: int, value_bytes: int
-) -> Iterator[tuple[tuple[int, int], SentBytes]]:
-    """Yield the messages of the rank at each (row, col) in the one exchange of mode `exchange`. It has no backward
-    pass."""
+) -> Iterator[tuple[tuple[int, int], list[int]]]:
+    """Yield the bytes of each message of the rank at each (row, col) in the one exchange of mode `exchange`. It has no
+    backward pass."""
     row_windows, col_windows = decomposition.context_windows()
     rows, cols = swaps(decomposition.rows, row_windows), swaps(decomposition.cols, col_windows)
     for (i, row), (j, col) in itertools.product(enumerate(rows), enumerate(cols)):
         sent = pieces((row.kept, *row.sent), (col.kept, *col.sent))
-        yield (i, j), SentBytes(len(sent), sum(sent) * bands * wide_bytes(value_bytes))
+        yield (i, j), [pixels * bands * wide_bytes(value_bytes) for pixels in sent]
 
 
-def statistic_sums(graph: Graph, bands: int, ranks: int, size: tuple[int, int], value_bytes: int) -> Traffic:
-    """Return the collective calls of layers in one step of layer mode on an image of `size`: calls, and bytes a rank.
+def statistic_sums(
+    graph: Graph, bands: int, ranks: int, size: tuple[int, int], value_bytes: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the collective calls of layers, and their bytes a rank, in layer mode on an image of `size`: forward, then
+    backward.
 
     Each rank gives count, means and variances of a norm, in a slot of its own, in float64. Backward it gives the
     gradients of the mean and of the deviation, which are summed (`models.normalise`). Other layers say how many values
     they give. Attention broadcasts each rank's keys and values, forward and backward, and sums their gradients
     (`models.layers.attention`). A leaf that sees the whole image broadcasts its input, forward alone.
     """
-    channels, traffic = tensor_channels(graph, bands), Traffic()
-    for layer, sources in zip(graph.layers, graph.sources, strict=True):
-        if layer.sees_all and ranks > 1:
+    channels, calls, ahead, calls_back, back = tensor_channels(graph, bands), 0, 0, 0, 0
+    for layer, sources in zip(graph.layers, graph.sources, strict=True) if ranks > 1 else ():
+        if layer.sees_all:
             shapes = tensor_shapes(graph, bands, *size)
             passing = sum(math.prod(shapes[source]) for source in sources[1:] or sources)
-            once = SentBytes(ranks, passing * value_bytes)
-            traffic += Traffic(once, once * len(sources[1:2]) + SentBytes(ranks, passing * wide_bytes(value_bytes)))
-        elif layer.statistics and ranks > 1:
+            again = len(sources[1:2])  # keys and values are broadcast once more for their gradients
+            calls, ahead = calls + ranks, ahead + passing * value_bytes
+            calls_back += (again + 1) * ranks
+            back += passing * (again * value_bytes + wide_bytes(value_bytes))
+        elif layer.statistics:
             forward, backward = layer.shared_values(channels[sources[0]], ranks)
-            traffic += Traffic(SentBytes(1, forward * DOUBLE_BYTES), SentBytes(1, backward * DOUBLE_BYTES))
-    return traffic
+            calls, ahead = calls + 1, ahead + forward * DOUBLE_BYTES
+            calls_back, back = calls_back + 1, back + backward * DOUBLE_BYTES
+    return (calls, ahead), (calls_back, back)
 
 
-def _blocks_read(task: Task, rows: Partition, cols: Partition) -> tuple[int, int]:
+def _blocks_read(cut: Decomposition, images: int, rows: Partition, cols: Partition) -> tuple[int, int]:
     """Return the pixels of the raster that all ranks read of an image, and the rank that reads most in a step, as
     blocks of the input."""
-    origin, raster = task.decomposition.whole, Box.of_shape(task.decomposition.tiling.raster)
+    origin, raster = cut.whole, Box.of_shape(cut.tiling.raster)
     of_rows = [block.shift(origin.row.start).clip(raster.row).size for block in rows.blocks]
     of_cols = [block.shift(origin.col.start).clip(raster.col).size for block in cols.blocks]
-    return sum(of_rows) * sum(of_cols), task.images * max(of_rows) * max(of_cols)
+    return sum(of_rows) * sum(of_cols), images * max(of_rows) * max(of_cols)
 
 
 def choose_fusion(

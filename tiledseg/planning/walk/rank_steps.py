@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -34,39 +33,6 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_shapes, tensor_sizes
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import NodeWindows, layer_windows
-
-
-@dataclass(frozen=True)
-class SentBytes:
-    """Messages and bytes."""
-
-    messages: int = 0
-    bytes: int = 0
-
-    def __add__(self, other: SentBytes) -> SentBytes:
-        return SentBytes(self.messages + other.messages, self.bytes + other.bytes)
-
-    def __mul__(self, times: int) -> SentBytes:
-        return SentBytes(self.messages * times, self.bytes * times)
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Messages of one rank, or of all together, in the forward and in the backward pass of one image."""
-
-    forward: SentBytes = SentBytes()
-    backward: SentBytes = SentBytes()
-
-    @property
-    def step(self) -> SentBytes:
-        """Both passes: the messages of training. Validation and prediction send `forward` alone."""
-        return self.forward + self.backward
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.forward + other.forward, self.backward + other.backward)
-
-    def __mul__(self, times: int) -> Traffic:
-        return Traffic(self.forward * times, self.backward * times)
 
 
 class Swap(NamedTuple):
