@@ -18,7 +18,7 @@ from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError, install, renamed
 from tiledseg.geometry.layers.declared import CropGrid
 from tiledseg.planning.answer.report import formula, plan
-from tiledseg.planning.jobs.job import Job, Site, batch_script, find_site, parse_minutes, planned_job, searched_job
+from tiledseg.planning.jobs.job import Site, find_site, parse_minutes, planned_script, searched_script
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism, parallelism
 from tiledseg.planning.walk.cost_model import Machine
@@ -62,7 +62,7 @@ def answered(flags: Namespace) -> tuple[dict[str, Any], str]:
             raise ConfigError(f"--plot needs {error.name}, which is not installed: {install('plot')}") from None
         draw(flags.plot, question, planned.tiling)
     if site_and_minutes is not None:
-        return planned.values, _script(*site_and_minutes, planned_job(question, planned, budget, flags.halo))
+        return planned.values, planned_script(*site_and_minutes, question, planned, budget, flags.halo)
     return planned.values, planned.text(flags.show)
 
 
@@ -83,15 +83,8 @@ def _searched(flags: Namespace) -> tuple[dict[str, Any], str]:
     site_and_minutes, question = _site_and_minutes(flags), searchable(_question(flags))
     found = search(question, question.figures.ranks_per_host, flags.halo)
     part = search_part(question, found, flags.images > 1 and flags.images_per_step is None)
-    text = part.text if site_and_minutes is None else _script(*site_and_minutes, searched_job(question, found.winner))
+    text = part.text if site_and_minutes is None else searched_script(*site_and_minutes, question, found.winner)
     return {"search": part.values}, text
-
-
-def _script(site: Site, minutes: int, job: Job) -> str:
-    """Return the batch script, and print its warnings."""
-    for line in job.about[4:]:
-        say(f"warning: {line}")
-    return batch_script(site, job, minutes)
 
 
 def _site_and_minutes(flags: Namespace) -> tuple[Site, int] | None:

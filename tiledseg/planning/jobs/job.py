@@ -14,18 +14,19 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tiledseg.errors import ConfigError
+from tiledseg.planning.answer.modes import ModePlans
+from tiledseg.planning.answer.report import Planned
+from tiledseg.planning.answer.text import DEFAULTS, PlannedStep, machine_words, network_text, slow_precision, step_of
+from tiledseg.planning.run.plan import RunPlan, plan_run
+from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.run.spread import Parallelism
 from tiledseg.planning.walk.mode_cost import fusion_word
-from tiledseg.system.console import counted
+from tiledseg.system.console import counted, say
 
 if TYPE_CHECKING:
-    from tiledseg.planning.answer.modes import ModePlans
-    from tiledseg.planning.answer.report import Planned
-    from tiledseg.planning.answer.text import PlannedStep
-    from tiledseg.planning.run.plan import RunPlan
-    from tiledseg.planning.run.question import RunQuestion
     from tiledseg.planning.search import Priced
 
 _WIDTH = 80  # columns of a script
@@ -78,30 +79,15 @@ def find_site(system: str, name: str) -> Site:
     return sites[name]
 
 
-class Job(NamedTuple):
-    """A job of `per_node` ranks on each of its `nodes`, which have `gpus` GPUs. `flags`: of `train`. `about`: comments
-    of its script. `network`: in words. `memory`: bytes of a GPU, None where they are not known."""
-
-    nodes: int
-    per_node: int
-    gpus: int
-    flags: Sequence[str]
-    about: Sequence[str]
-    network: str
-    memory: int | None
-
-
-def planned_job(question: RunQuestion, planned: Planned, budget: int | None, halo: str | None) -> Job:
-    """Return the job of a plan: of its pipelines, of the mode `halo`, or of the mode that the plan chose. `budget`:
+def planned_script(
+    site: Site, minutes: int, question: RunQuestion, planned: Planned, budget: int | None, halo: str | None
+) -> str:
+    """Return the script of a plan: of its pipelines, of the mode `halo`, or of the mode that the plan chose. `budget`:
     bytes of a step.
 
     The ranks are at most the GPUs of the question, by default one for each tile. They fill nodes, and share images or
     pipelines evenly. Raises ConfigError where no mode was chosen, or where the GPUs do not suffice for one image.
     """
-    from tiledseg.planning.answer.text import step_of
-    from tiledseg.planning.run.plan import plan_run
-    from tiledseg.planning.run.spread import Parallelism
-
     assert planned.tiling is not None, "the command refuses other strides"
     assert planned.modes is not None, "a tiling has modes"
     grid = planned.tiling.grid
@@ -131,13 +117,12 @@ def planned_job(question: RunQuestion, planned: Planned, budget: int | None, hal
         raise ConfigError(f"--halo is {halo}, but the plan of --stages is in mode read; leave one of them out")
     flags = [*_flags({key: value for key, value in keys.items() if value is not None}), *_flags(more)]
     words = f": {grid[0]} x {grid[1]} tiles an image, {words}."
-    return _job_of_step(replace(step, question=question, gpus=ranks), gpus, flags, words)
+    return _script(site, minutes, replace(step, question=question, gpus=ranks), gpus, flags, words)
 
 
-def searched_job(question: RunQuestion, priced: Priced) -> Job:
-    """Return the job of the winner of a search, on the GPUs that it keeps busy."""
+def searched_script(site: Site, minutes: int, question: RunQuestion, priced: Priced) -> str:
+    """Return the script of the winner of a search, on the GPUs that it keeps busy."""
     from tiledseg.planning.answer.search import memory_keys
-    from tiledseg.planning.answer.text import step_of
 
     memory, images = memory_keys(question, priced), question.images_per_step
     keys: dict[str, Any] = {"tiling.grid": priced.candidate.grid, "parallel.halo": priced.candidate.parallel.halo}
@@ -148,14 +133,18 @@ def searched_job(question: RunQuestion, priced: Priced) -> Job:
     keys |= {"train.tiles_per_step": "null", "train.images_per_step": images}
     words = f", {counted(images, 'image')} a step: {priced.candidate.in_words}."
     may_idle = priced.candidate.parallel.mesh is not None or priced.candidate.parallel.stages > 1
-    return _job_of_step(step_of(question, priced.plan), question.ranks, _flags(keys), words, may_idle)
+    return _script(site, minutes, step_of(question, priced.plan), question.ranks, _flags(keys), words, may_idle)
 
 
-def _job_of_step(step: PlannedStep, gpus: int, flags: Sequence[str], words: str, may_idle: bool = False) -> Job:
-    """Return the job of a step's ranks, equally many on each node. Where this takes more nodes than `gpus` fill, and
-    ranks `may_idle`, nodes are full instead, and the last ranks idle."""
-    from tiledseg.planning.answer.text import DEFAULTS, machine_words, network_text, slow_precision
+def _script(
+    site: Site, minutes: int, step: PlannedStep, gpus: int, flags: Sequence[str], words: str, may_idle: bool = False
+) -> str:
+    """Return a script for `sbatch` or `bsub`, ready to run, and print its warnings: `jobs/` has those of the paper's
+    setting. `flags`: of `train`. `words`: about the tiles.
 
+    The ranks of the step are equally many on each node. Where this takes more nodes than `gpus` fill, and ranks
+    `may_idle`, nodes are full instead, and the last ranks idle.
+    """
     question, ranks = step.question, step.gpus
     node_gpus = question.figures.ranks_per_host
     most = min(node_gpus, ranks)
@@ -171,10 +160,45 @@ def _job_of_step(step: PlannedStep, gpus: int, flags: Sequence[str], words: str,
         f"Planned for {network}, {question.precision}: the configuration must have the same.",
         f"Memory: {'' if step.rebuilt and step.rebuilt.items else policy}{step.memory_words}.",
         f"Predicted: a step {step.duration}, an epoch {step.epoch_words()}; {machine_words(question)}.",
-        *([f"GPUs: {step.gpu_words}."] if question.ranks > ranks else []),
-        *([f"Precision: {slow}."] if (slow := slow_precision(question)) else []),
     ]
-    return Job(nodes, per_node, node_gpus, flags, about, network.removesuffix(DEFAULTS), question.limit)
+    slow = slow_precision(question)
+    warnings = [f"GPUs: {step.gpu_words}."] * (question.ranks > ranks) + [f"Precision: {slow}."] * bool(slow)
+    for line in warnings:
+        say(f"warning: {line}")
+    slurm = site.system == "slurm"
+    threads = f"{site.cores} CPUs a rank, of {site.cores * node_gpus} for {node_gpus} GPUs a node"
+    if site.machine is None:
+        threads += f"; give those of your nodes ({'--cpus-per-task' if slurm else 'TILEDSEG_CORES_PER_GPU'})"
+    whole = per_node == node_gpus
+    if slurm:
+        yours, booked = "--account, --partition", ["--exclusive", "--mem=0"] if whole else []
+        shares = "--mem"
+    else:
+        yours, shares = "-q", f'-R "affinity[core({site.cores})] rusage[mem=...]"'
+        booked = [f"-n {nodes * per_node}", f'-R "span[ptile={per_node}]"', f'-gpu "num={per_node}"']
+        booked = [f"-nnodes {nodes}"] if site.launcher == "jsrun" else [*booked, *["-x"] * whole]
+    yours += f", the modules and the environment of the shell{'' if whole else f', {shares}: nodes are shared'}"
+    sizes = f"-n {nodes * per_node} \\\n        --gpus-per-node {per_node}"
+    sizes += "" if question.limit is None else f" --gpu-memory {question.limit / 2**30:.12g}GiB"
+    shown = textwrap.wrap(re.sub(r'([\\"$`])', r"\\\1", network.removesuffix(DEFAULTS)), 55, break_on_hyphens=False)
+    values = {"nodes": str(nodes), "per_node": str(per_node), "minutes": str(minutes)}
+    values |= {
+        "cores": str(site.cores),
+        "local": site.local,
+        "time": f"{minutes // 60:02}:{minutes % 60:02}:00" if slurm else f"{minutes // 60}:{minutes % 60:02}",
+        "about": "\n".join(_comment(line) for line in (*about, *warnings)),
+        "ranks": sizes,
+        "network": "\n".join(shown),
+        "yours": _comment(f"Yours to give: {yours}."),
+        "flags": "\n".join(f"    {each}" for each in flags),
+        "directives": "\n".join(f"#{'SBATCH' if slurm else 'BSUB'} {each}" for each in (*booked, *site.directives)),
+        "exports": "\n".join(f"export {each}" for each in site.exports),
+        "threads": _comment(f"Threads: {threads}."),
+    }
+    text = _template(site.system, site.launcher)
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip()
 
 
 def _precision_key(question: RunQuestion) -> dict[str, Any]:
@@ -226,44 +250,6 @@ def _flags(keys: Mapping[str, Any]) -> list[str]:
     """Return keys as flags that a shell takes: brackets are the shell's."""
     lists = {key: f"'[{','.join(map(str, value))}]'" for key, value in keys.items() if isinstance(value, list | tuple)}
     return [f"--{key} {value}" for key, value in {**keys, **lists}.items()]
-
-
-def batch_script(site: Site, job: Job, minutes: int) -> str:
-    """Return a script for `sbatch` or `bsub`, ready to run: `jobs/` has those of the paper's setting."""
-    slurm = site.system == "slurm"
-    threads = f"{site.cores} CPUs a rank, of {site.cores * job.gpus} for {job.gpus} GPUs a node"
-    if site.machine is None:
-        threads += f"; give those of your nodes ({'--cpus-per-task' if slurm else 'TILEDSEG_CORES_PER_GPU'})"
-    whole = job.per_node == job.gpus
-    if slurm:
-        yours, booked = "--account, --partition", ["--exclusive", "--mem=0"] if whole else []
-        shares = "--mem"
-    else:
-        yours, shares = "-q", f'-R "affinity[core({site.cores})] rusage[mem=...]"'
-        booked = [f"-n {job.nodes * job.per_node}", f'-R "span[ptile={job.per_node}]"', f'-gpu "num={job.per_node}"']
-        booked = [f"-nnodes {job.nodes}"] if site.launcher == "jsrun" else [*booked, *["-x"] * whole]
-    yours += f", the modules and the environment of the shell{'' if whole else f', {shares}: nodes are shared'}"
-    ranks = f"-n {job.nodes * job.per_node} \\\n        --gpus-per-node {job.per_node}"
-    ranks += "" if job.memory is None else f" --gpu-memory {job.memory / 2**30:.12g}GiB"
-    network = textwrap.wrap(re.sub(r'([\\"$`])', r"\\\1", job.network), 55, break_on_hyphens=False)
-    words = {"nodes": str(job.nodes), "per_node": str(job.per_node), "minutes": str(minutes)}
-    words |= {
-        "cores": str(site.cores),
-        "local": site.local,
-        "time": f"{minutes // 60:02}:{minutes % 60:02}:00" if slurm else f"{minutes // 60}:{minutes % 60:02}",
-        "about": "\n".join(_comment(line) for line in job.about),
-        "ranks": ranks,
-        "network": "\n".join(network),
-        "yours": _comment(f"Yours to give: {yours}."),
-        "flags": "\n".join(f"    {each}" for each in job.flags),
-        "directives": "\n".join(f"#{'SBATCH' if slurm else 'BSUB'} {each}" for each in (*booked, *site.directives)),
-        "exports": "\n".join(f"export {each}" for each in site.exports),
-        "threads": _comment(f"Threads: {threads}."),
-    }
-    text = _template(site.system, site.launcher)
-    for name, value in words.items():
-        text = text.replace(f"@{name}@", value)
-    return re.sub(r"\n{3,}", "\n\n", text).rstrip()
 
 
 def _comment(text: str) -> str:
