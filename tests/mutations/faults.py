@@ -234,7 +234,7 @@ a map is shifted by a pixel at each tile
 messages of two peers are swapped
 -incoming = [message(*each) for each in zip(receives, strips_BHWC, strict=True)]
 +incoming = [message(*each) for each in zip(reversed(list(receives)), strips_BHWC, strict=True)]
-== training/saving.py | training/test_stop.py test_signals.py
+== training/trainer.py | training/test_stop.py test_signals.py
 a signal in training is not acted on
 -return is_met() or (
 +return (

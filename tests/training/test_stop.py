@@ -9,8 +9,8 @@ import pytest
 
 from tiledseg.errors import ConfigError
 from tiledseg.system.signals import deferring
-from tiledseg.training import saving
-from tiledseg.training.saving import StopFlag, end_of_job
+from tiledseg.training import trainer
+from tiledseg.training.trainer import StopFlag, end_of_job
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
@@ -34,8 +34,8 @@ def test_a_signal_sets_the_flag(number: signal.Signals) -> None:
 
 def test_the_end_of_the_job_is_kept_clear_by_two_of_the_longest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(saving.time, "time", lambda: now[0])
-    monkeypatch.setattr(saving, "is_met", lambda: False)
+    monkeypatch.setattr(trainer.time, "time", lambda: now[0])
+    monkeypatch.setattr(trainer, "is_met", lambda: False)
     flag, seen = StopFlag(end=1200), []
     for step in (10, 40, 10, 10, 10, 10):
         seen.append(flag.is_set)

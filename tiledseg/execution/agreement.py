@@ -1,4 +1,5 @@
-"""Agreement of the ranks on the network: buffers are averaged where they may differ, weights are checked."""
+"""Agreement of the ranks on the network: buffers are averaged where they may differ, weights are checked, and the parts
+of stages are collected for a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import hashlib
 import torch
 from torch import nn
 
+from tiledseg.checkpoint.folder import Contents
 from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import mark_agreed
-from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.mesh import Axes, Mesh
+from tiledseg.comm.point_to_point import Message
 from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.models.network import GraphNetwork
 
@@ -36,31 +39,21 @@ def agree_on_buffers(network: GraphNetwork, communicator: Communicator, speaks: 
         buffer.copy_(mean if buffer.is_floating_point() else mean.floor())
 
 
-def check_agreement(network: nn.Module, mesh: Mesh, holders: Communicator) -> None:
-    """Raise TiledsegError on every rank unless all `holders` of the same layers have the same bits. Collective."""
-    if holders.size == 1:
+def check_agreement(network: nn.Module, mesh: Mesh, holders: Communicator, build: str | None = None) -> None:
+    """Raise TiledsegError on every rank unless all `holders` of the same layers have the same bits; ConfigError if the
+    user's function `build` has just made them. Collective."""
+    digests = holders.gather_objects((mesh.rank, _digest(network))) if holders.size > 1 else []
+    other = next((rank for rank, digest in digests if digest != digests[0][1]), None)
+    if other is None:
         return
-    digests = holders.gather_objects((mesh.rank, _digest(network)))
-    different = [rank for rank, digest in digests if digest != digests[0][1]]
-    if different:
-        raise TiledsegError(
-            f"the weights of rank {different[0]} differ from those of rank {digests[0][0]}: the transport "
-            f"{mesh.transport} or the hardware gave the ranks different sums; try another parallel.transport"
-        )
-
-
-def check_drawn_alike(network: nn.Module, mesh: Mesh, build: str) -> None:
-    """Raise ConfigError on every rank unless the user's function `build` gave all ranks the same weights.
-    Collective."""
-    digests = mesh.communicator.gather_objects(_digest(network))
-    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
-    if other is not None:
-        raise mark_agreed(
-            ConfigError(
-                f"{build} gives rank {other} other weights than rank 0, from one seed; let it draw them with torch, "
-                "and read nothing that differs between ranks"
-            )
-        )
+    ranks = f"rank {other} has other weights than rank {digests[0][0]}"
+    if build is not None:
+        remedy = "let it draw them with torch, and read nothing that differs between ranks"
+        raise mark_agreed(ConfigError(f"{ranks}, from {build} and one seed; {remedy}"))
+    raise TiledsegError(
+        f"{ranks}: the transport {mesh.transport} or the hardware gave the ranks different sums; try another "
+        "parallel.transport"
+    )
 
 
 def check_finite(network: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh, step: int) -> None:
@@ -82,6 +75,30 @@ def check_finite(network: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mes
             f"{found[0]} is not finite after step {step}; its checkpoint is not written, the last good one is kept: "
             "lower optimizer.lr and run again"
         )
+
+
+def collect(own: Contents, axes: Axes) -> Contents | None:
+    """Return the contents of all stages on the rank of stage 0; None on the others. Collective over a pipeline.
+
+    No deadlock: stage 0 receives tensor by tensor in the order of stages and names, which all stages know, and the
+    other stages only send, in that order.
+    """
+    if axes.shape.stages == 1 or axes.position is None:
+        return own
+    named = {(file, name): tensor for file, tensors in own.items() for name, tensor in tensors.items()}
+    heads = axes.pipeline.gather_objects([(key, tensor.shape, tensor.dtype) for key, tensor in named.items()])
+    if axes.position.stage > 0:
+        for tensor in named.values():
+            axes.stage_messages.start([Message(axes.rank_of_stage(0), tensor)], []).wait()
+        return None
+    for stage, theirs in enumerate(heads[1:], start=1):
+        for key, shape, dtype in theirs:
+            named[key] = torch.empty(shape, dtype=dtype)
+            axes.stage_messages.start([], [Message(axes.rank_of_stage(stage), named[key])]).wait()
+    whole: Contents = {file: {} for file in own}
+    for (file, name), tensor in named.items():
+        whole.setdefault(file, {})[name] = tensor
+    return whole
 
 
 def own_state(network: nn.Module) -> dict[str, torch.Tensor]:

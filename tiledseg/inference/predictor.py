@@ -28,7 +28,7 @@ from tiledseg.inference.request import IMAGE, Request, chosen_classes, plan_maps
 from tiledseg.inference.trained import Mapper
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.geopackage import begin, publish_polygons, write_polygons
-from tiledseg.raster.info import RasterInfo, code_notes, is_placed, reference_notes
+from tiledseg.raster.info import RasterInfo, code_notes, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.map_writer import RasterLayout, begin_chunks, lay_out, pack_layout, publish
 from tiledseg.raster.reader import identify, written_since
@@ -184,7 +184,11 @@ def _make_map(
             made[:] = mesh.on_root(lambda: _lay_out_files(request, info, legend, ignored, made))
             rasters = [file for file in made if isinstance(file, RasterLayout)]
             mesh.on_root(lambda: _claim(made, held))
-            warn(_notes(request, info, rasters))
+            warn(rasters[0].notes)  # on georeferencing that a map cannot keep
+            for layout in rasters:
+                if layout.takes_style and layout.style is None:
+                    style = f"the style beside {layout.path} stays as it was; remove it for one of this map's classes"
+                    warn([style])
             map_windows(share, mapper, rasters, mesh, advance)
             mesh.communicator.barrier()  # every writer is closed: all pixels are written
             if request.packing.format == ZARR:
@@ -220,15 +224,6 @@ def _claim(made: Sequence[UnfinishedFile], held: ExitStack) -> None:
     """Keep other processes from writing the files until `held` is closed."""
     for file in made:
         held.enter_context(claimed(file.temporary, file.path))
-
-
-def _notes(request: Request, info: RasterInfo, rasters: Sequence[RasterLayout]) -> tuple[str, ...]:
-    """Return warnings on georeferencing that a map cannot keep, and on older styles that stay beside it."""
-    styles = [layout.path for layout in rasters if layout.takes_style and layout.style is None]
-    stays = [f"the style beside {path} stays as it was; remove it for one of this map's classes" for path in styles]
-    if request.polygons is not None and not is_placed(info.transform):
-        stays.append(f"polygons of {info.path}, which has no transform, are in pixels (col, row) without a CRS")
-    return (*rasters[0].notes, *stays)
 
 
 def _finish(

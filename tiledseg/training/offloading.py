@@ -5,9 +5,8 @@ A CPU's tensors go to a file on a local disk, a GPU's to the memory of its host.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ import torch
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, InputError, MemoryLimitError, first_line
 from tiledseg.execution.memory import free_memory
-from tiledseg.geometry.tiling import finest_grid
 from tiledseg.memory.device import CPU
 from tiledseg.memory.mover import HOST
 from tiledseg.memory.saved import Hooks
@@ -99,29 +97,16 @@ def suggesting_settings(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
         limit = int(0.8 * min(plan.memory, question.memory))
         raise MemoryLimitError(
             f"memory has run out; a step was planned to take {plan.memory} bytes; "
-            f"{remedy(question, plan, limit, (1.0, 0.75, 0.5))} ({first_line(error)})"
+            f"{remedy(question, limit, (1.0, 0.75, 0.5))} ({first_line(error)})"
         ) from error
 
 
-def remedy(question: RunQuestion, plan: RunPlan, limit: int, shares: Sequence[float] = (1.0,)) -> str:
-    """Return advice by which a step needs at most `limit` bytes. Tried in order: a budget of each of the `shares` of
-    `limit`, then grids two, four, ... times as fine."""
+def remedy(question: RunQuestion, limit: int, shares: Sequence[float] = (1.0,)) -> str:
+    """Return advice by which a step needs at most `limit` bytes: the first budget of `shares` of it that can be
+    kept."""
     for share in shares:
         budget = int(share * limit)
-        if _plans(replace(question, budgeted=True, memory=budget)):
+        with suppress(InputError):
+            plan_run(replace(question, budgeted=True, memory=budget))
             return f"use memory.budget {budget}"
-    largest = max(plan.tilings, key=lambda tiling: math.prod(tiling.raster))
-    rows, cols = largest.grid
-    while not question.windows and (rows, cols) != (finest := finest_grid(largest.raster, plan.footprint)):
-        rows, cols = min(2 * rows, finest[0]), min(2 * cols, finest[1])
-        finer = _plans(replace(question, grid=(rows, cols)))
-        if finer is not None and finer.memory <= limit:
-            return f"use tiling.grid [{rows},{cols}]"
-    return "no budget and no tiling.grid does; use parallel.halo layer on more ranks, or a smaller model"
-
-
-def _plans(question: RunQuestion) -> RunPlan | None:
-    try:
-        return plan_run(question)
-    except InputError:
-        return None
+    return "no memory.budget does; use a finer tiling.grid, parallel.halo layer on more ranks, or a smaller model"

@@ -12,7 +12,7 @@ from tiledseg.architecture.presets import build_network
 from tiledseg.config.parallel import ALL, AUTO
 from tiledseg.config.run import Config, OptimizerConfig
 from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
-from tiledseg.config.words import Augmentation, augmentation
+from tiledseg.config.words import Augmentation, augmentation, class_of
 from tiledseg.errors import ConfigError, explained
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.memory_policy import named_policy
@@ -34,7 +34,6 @@ from tiledseg.training.choose_objective import choose_objective, given_weights, 
 from tiledseg.training.objective import Objective
 from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.raster_set import RasterSet, file_notes, inspect_files, split_of
-from tiledseg.training.saving import check_best
 from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_of
 
@@ -104,7 +103,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, on_cpu: bool = True) 
     learnt, held_out = inspect_files(data, label_map)
     with explained(learnt.infos[0].notes):
         network = known(build_network(config.model, learnt.infos[0].bands, label_map.count), config.model.freeze_norm)
-    check_best(train.best, label_map, held_out is not None)
+    _check_best(train.best, label_map, held_out is not None)
     weights = given_weights(train.class_weights, label_map)
     # Weights that are counted later are 1, so that faults show before the count.
     ones = (1.0,) * label_map.count if train.class_weights == MEDIAN_FREQUENCY else weights
@@ -284,6 +283,19 @@ def _store(config: Config, on_cpu: bool) -> Store | None:
     machine = machine_of(config.parallel.machine) or (find_machine(SOME_CPU) if on_cpu else ASSUMED)
     machine = machine.computing(config.train.precision)
     return (disk_of if memory.in_file else store_of)(machine) or replace(ASSUMED_STORE, machine=machine)
+
+
+def _check_best(score: str, label_map: LabelMap, validates: bool) -> None:
+    """Raise ConfigError for a score of `train.best` without validation data, or of an unknown class."""
+    if score != "none" and not validates:
+        raise ConfigError(
+            f"train.best is {score}, but nothing is validated on; give data.val_images, data.split, or a manifest with "
+            "a column split"
+        )
+    name = class_of(score)
+    if name is not None and name not in label_map.numbers:
+        names = ", ".join(record.name for record in label_map.classes)
+        raise ConfigError(f"train.best is {score}, but no class is '{name}'; give one of {names}, or its number")
 
 
 def _check_compiles(question: RunQuestion, plan: RunPlan) -> None:

@@ -1,5 +1,4 @@
-"""A run's folder: the check before the first write that it holds no foreign files; the reading of `metrics.jsonl`; and
-`validation/` with figures (step-XXXXXX.json) and a panel (step-XXXXXX.png) of each validation.
+"""A run's folder: the check before the first write that it holds no foreign files, and the reading of its files.
 
 Rank 0 alone writes. A run resumed from a checkpoint removes the validation files and metrics of later steps.
 """
@@ -10,22 +9,17 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import yaml
-from numpy.typing import NDArray
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import OutputError
-from tiledseg.raster.labels.classes import ClassRecord, in_hex
-from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.statistics import Normalization
 from tiledseg.system import run_lock
-from tiledseg.system.files import irregular_kind, write_whole, writing
+from tiledseg.system.files import irregular_kind
 from tiledseg.system.outputs import (
     CHECKPOINTS,
     CONFIG,
@@ -41,82 +35,8 @@ from tiledseg.system.outputs import (
     whole,
 )
 
-if TYPE_CHECKING:
-    from tiledseg.training.validation import Findings
-
-TITLES = ("image", "labels", "map", "missed", "false")
 _KEYS = {"step", "epoch", "mean_iou", "accuracy", "pixels", "classes", "confusion_matrix", "reliability", "panel"}
 _OWN = re.compile(r"\.?step-(\d{6,})\.(json|png)(\.part)?")
-
-
-def write_validation(
-    folder: Path,
-    step: int,
-    epoch: int,
-    findings: Findings,
-    labels: LabelMap,
-    images: Sequence[str],
-    dtype: str,
-    normalization: Normalization,
-) -> NDArray[np.uint8] | None:
-    """Write the files of one validation of `images`, of `dtype`; return its panel if one was drawn."""
-    from tiledseg.reporting.page import as_picture, can_draw, class_picture, draw_panel, error_picture, write_panel
-
-    place, panel = folder / VALIDATION, None
-    with writing(place):
-        place.mkdir(exist_ok=True)
-    if findings.views and can_draw():
-        pictures, colours = [], [colour for _, colour in labels.classes]
-        for seen in findings.views:  # columns 4 and 5 show wrong pixels: the class missed, and the class mapped instead
-            bands = len(seen.image_CHW)
-            mean, std = (np.array(of[:bands])[:, None, None] for of in (normalization.mean, normalization.std))
-            pixels_CHW = seen.image_CHW * std + mean
-            if dtype == "uint8":
-                pixels_CHW = np.clip(np.rint(np.nan_to_num(pixels_CHW)), 0, 255).astype(np.uint8)
-            pairs = (seen.labels_HW, seen.map_HW), (seen.map_HW, seen.labels_HW)
-            row = [as_picture(pixels_CHW, np.asarray(~np.isnan(seen.image_CHW).any(axis=0)))]
-            row += [class_picture(classes_HW, colours) for classes_HW, _ in pairs]
-            pictures.append(row + [error_picture(*pair, colours, labels.ignore_index) for pair in pairs])
-        panel = draw_panel(pictures, TITLES, labels.classes)
-        write_panel(place / f"step-{step:06d}.png", panel)
-    rows = [
-        {
-            "image": images[view.image],
-            "rows": [view.box.row.start, view.box.row.stop],
-            "cols": [view.box.col.start, view.box.col.stop],
-            "stride": view.stride,
-        }
-        for view in (seen.view for seen in findings.views)
-    ]
-    figures = {"step": step, "epoch": epoch, **figures_of(findings, labels.classes)}
-    figures["panel"] = None if panel is None else rows
-    write_whole(place / f"step-{step:06d}.json", json.dumps(figures, allow_nan=False) + "\n")
-    return panel
-
-
-def figures_of(findings: Findings, classes: Sequence[ClassRecord]) -> dict[str, Any]:
-    """Return a validation's figures for JSON: scores in all and of each class, confusion matrix, reliability."""
-    from tiledseg.execution.scores import reliability_json, scores  # here: a run's start does not wait for the import
-
-    matrix = findings.matrix_KK
-    score: dict[str, Any] = scores(matrix).to_json()
-    return {
-        "loss": findings.loss,
-        **{key: score[key] for key in ("accuracy", "mean_iou", "mean_f1", "pixels")},
-        "seconds": findings.seconds,
-        "classes": [
-            {
-                "name": name,
-                "colour": in_hex(colour),
-                **{key: score[key][k] for key in ("iou", "f1", "precision", "recall")},
-                "pixels": int(matrix[k].sum()),
-                "mapped": int(matrix[:, k].sum()),
-            }
-            for k, (name, colour) in enumerate(classes)
-        ],
-        "confusion_matrix": matrix.tolist(),
-        "reliability": reliability_json(findings.reliability),
-    }
 
 
 def own_files(folder: Path) -> list[tuple[int, Path]]:

@@ -40,8 +40,8 @@ from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.resuming import Beginning, begin
 from tiledseg.training.run_files import check_metrics, check_run_folder, own_files, read_json, read_metrics
 from tiledseg.training.run_journal import facts_of
-from tiledseg.training.saving import BestSoFar, end_of_job
-from tiledseg.training.trainer import Trainer
+from tiledseg.training.trainer import Trainer, end_of_job
+from tiledseg.training.validation import BestSoFar
 
 FEWEST_STEPS = 100
 """Steps of a run below which there is a warning."""

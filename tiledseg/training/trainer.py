@@ -21,7 +21,8 @@ from tiledseg.checkpoint.loading import load_average, load_network, load_optimiz
 from tiledseg.checkpoint.saved_state import LossScale
 from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_drawn_alike, check_finite
+from tiledseg.errors import ConfigError
+from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_finite, collect
 from tiledseg.execution.carrying import INPUT_DTYPES, PARAMETER_DTYPES, network_input
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
@@ -36,7 +37,7 @@ from tiledseg.raster.samples.sampling import Position
 from tiledseg.raster.statistics import Normalization
 from tiledseg.system.files import write_whole
 from tiledseg.system.outputs import CHECKPOINTS, PAGE, SUMMARY
-from tiledseg.system.signals import STOPPED, deferring
+from tiledseg.system.signals import STOPPED, deferring, is_met
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.offloading import hooks_of, in_words, moved_by_ranks, offload_to
 from tiledseg.training.optimizer import (
@@ -50,10 +51,38 @@ from tiledseg.training.optimizer import (
 from tiledseg.training.preparation import Preparation
 from tiledseg.training.raster_set import RasterSet
 from tiledseg.training.resuming import Beginning, rewritten_notes, sampling_fingerprint, sources_of
-from tiledseg.training.run_files import write_validation
 from tiledseg.training.run_journal import Journal, seconds_so_far
-from tiledseg.training.saving import BestSoFar, StopFlag, collect
 from tiledseg.training.step import Stepper
+from tiledseg.training.validation import BestSoFar, choose_views, validate, write_validation
+
+# The job's end in Unix seconds: set by our batch scripts, and by newer Slurm.
+_END_TIMES = ("TILEDSEG_END_TIME", "SLURM_JOB_END_TIME")
+_SPARE = 30.0  # seconds to write the last checkpoint and end all processes
+
+
+def end_of_job(environ: Mapping[str, str]) -> float | None:
+    """Return the job's end in Unix seconds; None if it is not set. Raises ConfigError if it is no number."""
+    for name in _END_TIMES:
+        if said := environ.get(name):
+            if said.isdecimal():
+                return float(said)
+            raise ConfigError(f"{name} is '{said}'; give Unix seconds, as date +%s prints them, or unset it")
+    return None
+
+
+class StopFlag:
+    """A flag that asks the run to stop: set by a deferred signal (`system.signals`), or when the job's `end` (Unix
+    seconds) is nearer than two of the longest steps so far. A run reads it once a step; the time of a step includes its
+    checkpoint and validation. Ranks may see it set at different steps: the step sums the flags of all ranks."""
+
+    def __init__(self, end: float | None = None) -> None:
+        self.end, self._before, self._longest = end, time.time(), 0.0
+
+    @property
+    def is_set(self) -> bool:
+        now = time.time()
+        self._before, self._longest = now, max(self._longest, now - self._before)
+        return is_met() or (self.end is not None and now + 2 * self._longest + _SPARE > self.end)
 
 
 class Trainer:
@@ -133,7 +162,7 @@ class Trainer:
         if checkpoint is not None:
             load_network(checkpoint, network, mesh=self.mesh)
         elif isinstance(plan.network, ForeignNetwork):
-            check_drawn_alike(network, self.mesh, plan.network.build)
+            check_agreement(network, self.mesh, self.mesh.communicator, plan.network.build)
         elif first_weights:
             network.load_state_dict(first_weights, strict=False)  # the file may have the encoder alone
         freeze(network, self.config.optimizer.lr_factors)
@@ -256,8 +285,6 @@ class Trainer:
 
     def _validate(self, held_out: Dataset, epoch: int) -> bool:
         """Validate; return True on all ranks if the score is the best so far."""
-        from tiledseg.training.validation import choose_views, validate
-
         label_map, config, rasters = self.preparation.label_map, self.config, self.preparation.validation
         assert rasters is not None, "there are rasters held out"
         shapes, counted = [tiling.raster for tiling in rasters.tilings], [part.boxes for part in rasters.parts]

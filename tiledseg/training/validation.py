@@ -2,16 +2,20 @@
 
 Views are a few places of the images that the panel shows. Each rank keeps its tiles' pixels of them, and the root joins
 them, so pictures do not depend on tiling, halo mode or number of ranks. A view has at most `SIDE` pixels a side: a few
-hundred KiB a rank.
+hundred KiB a rank. The root writes `validation/`: figures (step-XXXXXX.json) and a panel (step-XXXXXX.png) of each
+validation; and `train.best` names the best so far.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,23 +23,32 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from tiledseg.checkpoint.saved_state import Best
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
+from tiledseg.config.train import TrainConfig
+from tiledseg.config.words import LOSS, class_of
 from tiledseg.execution.halo_modes import Piece
 from tiledseg.execution.part_passes import Passes, read_ahead
 from tiledseg.execution.progress import Shown, unseen
-from tiledseg.execution.scores import confusion_matrix, empty_counts, reliability_counts, scores
+from tiledseg.execution.scores import confusion_matrix, empty_counts, reliability_counts, reliability_json, scores
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.memory.device import asked_back, sent
+from tiledseg.raster.labels.classes import ClassRecord, in_hex
+from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.samples.draws import drawn_number
-from tiledseg.raster.samples.sampling import TileReference
+from tiledseg.raster.samples.sampling import Position, TileReference
+from tiledseg.raster.statistics import Normalization
+from tiledseg.system.files import write_whole, writing
+from tiledseg.system.outputs import VALIDATION
 from tiledseg.training.objective import PixelTerm
 from tiledseg.training.step import logits_dtype
 
 SIDE = 256
 """Most pixels a side of a view's picture."""
 _BANDS = 3  # bands of an image in a picture
+_TITLES = ("image", "labels", "map", "missed", "false")
 _Slices = tuple[slice, slice]
 
 
@@ -55,18 +68,15 @@ class PanelView:
     def part(self, core: Box) -> tuple[_Slices, _Slices] | None:
         """Return the slices of the view's pixels in `core`, within the picture and within the core; None if there are
         none. Cores that cover a raster once fill the picture once."""
-        rows = _side(self.box.row, core.row, self.stride)
-        cols = _side(self.box.col, core.col, self.stride)
-        return None if rows is None or cols is None else ((rows[0], cols[0]), (rows[1], cols[1]))
-
-
-def _side(view: Interval, core: Interval, stride: int) -> _Slices | None:
-    common = core.clip(view)
-    first, stop = -(-(common.start - view.start) // stride), -(-(common.stop - view.start) // stride)
-    if first >= stop:
-        return None
-    begin = view.start + first * stride - core.start
-    return slice(first, stop), slice(begin, begin + (stop - first - 1) * stride + 1, stride)
+        to, of = [], []
+        for view, own in (self.box.row, core.row), (self.box.col, core.col):
+            shown = range(view.start, view.stop, self.stride)
+            first, stop = bisect_left(shown, own.start), bisect_left(shown, own.stop)
+            if first == stop:
+                return None
+            to.append(slice(first, stop))
+            of.append(slice(shown[first] - own.start, shown[stop - 1] - own.start + 1, self.stride))
+        return (to[0], to[1]), (of[0], of[1])
 
 
 def choose_views(
@@ -236,3 +246,111 @@ def _measured(
     sums = PixelTerm(ignore_index).sums((core_BKHW,), target_BHW)
     map_HW, confidence_HW, sums = asked_back(*made, sums)()  # the host waits once for all
     return sums, map_HW.numpy(), confidence_HW.numpy()
+
+
+def write_validation(
+    folder: Path,
+    step: int,
+    epoch: int,
+    findings: Findings,
+    labels: LabelMap,
+    images: Sequence[str],
+    dtype: str,
+    normalization: Normalization,
+) -> NDArray[np.uint8] | None:
+    """Write the files of one validation of `images`, of `dtype`; return its panel if one was drawn."""
+    from tiledseg.reporting.page import as_picture, can_draw, class_picture, draw_panel, error_picture, write_panel
+
+    place, panel = folder / VALIDATION, None
+    with writing(place):
+        place.mkdir(exist_ok=True)
+    if findings.views and can_draw():
+        pictures, colours = [], [colour for _, colour in labels.classes]
+        for seen in findings.views:  # columns 4 and 5 show wrong pixels: the class missed, and the class mapped instead
+            bands = len(seen.image_CHW)
+            mean, std = (np.array(of[:bands])[:, None, None] for of in (normalization.mean, normalization.std))
+            pixels_CHW = seen.image_CHW * std + mean
+            if dtype == "uint8":
+                pixels_CHW = np.clip(np.rint(np.nan_to_num(pixels_CHW)), 0, 255).astype(np.uint8)
+            pairs = (seen.labels_HW, seen.map_HW), (seen.map_HW, seen.labels_HW)
+            row = [as_picture(pixels_CHW, np.asarray(~np.isnan(seen.image_CHW).any(axis=0)))]
+            row += [class_picture(classes_HW, colours) for classes_HW, _ in pairs]
+            pictures.append(row + [error_picture(*pair, colours, labels.ignore_index) for pair in pairs])
+        panel = draw_panel(pictures, _TITLES, labels.classes)
+        write_panel(place / f"step-{step:06d}.png", panel)
+    rows = [
+        {
+            "image": images[view.image],
+            "rows": [view.box.row.start, view.box.row.stop],
+            "cols": [view.box.col.start, view.box.col.stop],
+            "stride": view.stride,
+        }
+        for view in (seen.view for seen in findings.views)
+    ]
+    figures = {"step": step, "epoch": epoch, **figures_of(findings, labels.classes)}
+    figures["panel"] = None if panel is None else rows
+    write_whole(place / f"step-{step:06d}.json", json.dumps(figures, allow_nan=False) + "\n")
+    return panel
+
+
+def figures_of(findings: Findings, classes: Sequence[ClassRecord]) -> dict[str, Any]:
+    """Return a validation's figures for JSON: scores in all and of each class, confusion matrix, reliability."""
+    matrix = findings.matrix_KK
+    score: dict[str, Any] = scores(matrix).to_json()
+    return {
+        "loss": findings.loss,
+        **{key: score[key] for key in ("accuracy", "mean_iou", "mean_f1", "pixels")},
+        "seconds": findings.seconds,
+        "classes": [
+            {
+                "name": name,
+                "colour": in_hex(colour),
+                **{key: score[key][k] for key in ("iou", "f1", "precision", "recall")},
+                "pixels": int(matrix[k].sum()),
+                "mapped": int(matrix[:, k].sum()),
+            }
+            for k, (name, colour) in enumerate(classes)
+        ],
+        "confusion_matrix": matrix.tolist(),
+        "reliability": reliability_json(findings.reliability),
+    }
+
+
+ROUNDING = 1e-9
+"""Relative difference of two losses below which they count as equal: sums in float64 depend on their order."""
+
+
+class BestSoFar:
+    """The best validation of a run by `train.best`, and the `best` so far."""
+
+    def __init__(self, train: TrainConfig, label_map: LabelMap, best: Best | None) -> None:
+        name = class_of(train.best)
+        self._train, self._number, self.best = train, None if name is None else label_map.numbers[name], best
+
+    def takes(self, findings: Findings, step: int, epoch: int) -> bool:
+        """Return True and keep the validation as the best if it is better than the best so far."""
+        score = self._train.best
+        value = None if score == "none" else self._value(findings, score)
+        if value is None:
+            return False
+        if self.best is not None:  # all ranks decide alike
+            limit = self.best.value - ROUNDING * abs(self.best.value)
+            if value >= limit if score == LOSS else value <= self.best.value:
+                return False
+        self.best = Best(score, value, step, epoch)
+        return True
+
+    def gives_up(self, position: Position) -> bool:
+        """Return True at an epoch's end if the best validation is `train.early_stop` epochs ago."""
+        patience, epoch = self._train.early_stop, position.epoch - 1
+        if patience is None or self.best is None or position.step or position.epoch % self._train.validate_every:
+            return False
+        return epoch - self.best.epoch >= patience
+
+    def _value(self, findings: Findings, score: str) -> float | None:
+        """Return the value of the score; None if it is undefined."""
+        if score == LOSS:
+            return findings.loss
+        of_matrix = scores(findings.matrix_KK)
+        value = float(of_matrix.iou[self._number] if self._number is not None else getattr(of_matrix, score))
+        return None if math.isnan(value) else value
