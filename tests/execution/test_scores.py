@@ -126,14 +126,6 @@ def counted(probabilities: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
     return reliability_counts(confidence.numpy(), mapped.numpy(), right, probabilities.shape[1])
 
 
-def test_the_calibration_error_is_that_of_torchmetrics() -> None:
-    from torchmetrics.functional.classification import multiclass_calibration_error
-
-    probabilities, labels = drawn()
-    expected = multiclass_calibration_error(probabilities, labels, num_classes=3, n_bins=BINS)
-    assert calibration_error(counted(probabilities, labels)) == pytest.approx(float(expected), abs=1e-6)
-
-
 def test_each_pixel_is_in_the_bin_of_its_confidence() -> None:
     confidence = np.array([0.5, 0.549, 0.55, 0.999, 1.0], np.float32)
     counts = reliability_counts(

@@ -13,11 +13,9 @@ from tiledseg.architecture.gated_scnn import GRADIENTS, GatedSCNN
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.run import TrainConfig
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.training.choose_objective import choose_objective, given_weights, weighted
-from tiledseg.training.objective import BoundaryTerm, EdgesTerm, Objective, PixelTerm, edges_of, signed_distances
+from tiledseg.training.objective import EdgesTerm, Objective, PixelTerm, edges_of, signed_distances
 
 K, IGNORED, SHAPE = 3, 255, (41, 37)
 
@@ -30,43 +28,14 @@ def labels_HW() -> NDArray[np.uint8]:
 
 
 def outputs(seed: int) -> tuple[torch.Tensor, ...]:
-    """Scores, edges, and gradients of the scores' probabilities, of the whole raster, as leaves."""
+    """Scores, edges, and gradients of the scores' probabilities, of the whole raster."""
     generator = torch.Generator().manual_seed(seed)
     scores_BKHW, edges_BCHW = (
         3 * torch.randn(1, count, *SHAPE, generator=generator, dtype=torch.float64) for count in (K, 1)
     )
     filters = torch.tensor(GRADIENTS, dtype=torch.float64)[:, None].repeat(K, 1, 1, 1)
     gradients_BCHW = torch.nn.functional.conv2d(scores_BKHW.softmax(1), filters, padding=3, groups=K)
-    return tuple(tensor.requires_grad_() for tensor in (scores_BKHW, edges_BCHW, gradients_BCHW))
-
-
-def sums(grid: tuple[int, int], objective: Objective, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Over all tiles, with gradients added up in `given`."""
-    total, margin = torch.zeros(objective.size, dtype=torch.float64), objective.margin
-    padded_BHW = torch.from_numpy(np.pad(labels_HW().astype(np.int16), margin, constant_values=-1))[None]
-    for tile in make_tiling(SHAPE, grid, Footprint(1, 2, 2)).tiles:
-        rows, cols = (slice(side.start, side.stop + 2 * margin) for side in (tile.core.row, tile.core.col))
-        own = objective.sums(tuple(tensor[(..., *tile.core.slices)] for tensor in given), padded_BHW[:, rows, cols])
-        own[0].backward(retain_graph=True)
-        total += own.detach()
-    return total
-
-
-@pytest.mark.parametrize("radius", [1, 5])
-def test_tiles_have_the_sums_and_gradients_of_the_raster(radius: int) -> None:
-    terms = (
-        PixelTerm(IGNORED, attention=1.0),
-        EdgesTerm(IGNORED, radius=radius),
-        BoundaryTerm(IGNORED, 0.5, radius=radius),
-    )
-    objective, whole, tiled = Objective(terms), outputs(1), outputs(1)
-    expected, found = sums((1, 1), objective, whole), sums((5, 3), objective, tiled)
-    assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-13)
-    assert expected[1] == (labels_HW() != IGNORED).sum()
-    for one, other in zip(whole, tiled, strict=True):
-        assert one.grad is not None
-        assert one.grad.abs().sum() > 0
-        assert torch.equal(one.grad, other.grad)
+    return scores_BKHW, edges_BCHW, gradients_BCHW
 
 
 def phi_KHW(labels_HW: NDArray[np.uint8], radius: int) -> NDArray[np.float64]:
@@ -133,7 +102,9 @@ def chosen(weights: tuple[float, ...] = (), loss: Any = "cross_entropy") -> Obje
 
 def loss_of(objective: Objective, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Of the whole raster."""
-    value = objective.value(sums((1, 1), objective, given))
+    margin = objective.margin
+    padded_BHW = torch.from_numpy(np.pad(labels_HW().astype(np.int16), margin, constant_values=-1))[None]
+    value = objective.value(objective.sums(given, padded_BHW).detach())
     assert value is not None
     return value
 
@@ -145,7 +116,7 @@ def test_weights_and_losses_of_classes_go_with_the_edges() -> None:
     known_P = target_P != IGNORED
     weights_K = torch.tensor(WEIGHTS, dtype=torch.float64)
     entropies_P = functional.cross_entropy(scores_PK, target_P, weights_K, ignore_index=IGNORED, reduction="none")
-    sure_P = torch.sigmoid(given[1].detach()).reshape(-1) > 0.8
+    sure_P = torch.sigmoid(given[1]).reshape(-1) > 0.8
     attention = (entropies_P * sure_P).sum() / weights_K[target_P[known_P]].sum()
     edges = loss_of(Objective((EdgesTerm(IGNORED),)), given)
     smoothed = {"name": "cross_entropy", "smoothing": 0.1}

@@ -9,7 +9,6 @@ import pytest
 
 import tiledseg
 from tests.crash.runs import Material, step_losses
-from tiledseg.errors import ConfigError
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "segnet": {"levels": 3, "base_channels": 8, "norm": "batch"},
@@ -49,10 +48,3 @@ def test_a_band_of_edges_is_told_apart(material: Material, tmp_path: Path) -> No
     network = tiledseg.load(run).network
     assert network.layers["conv1"].weight.shape[1] == 2, "of three bands the encoder sees two"
     tiledseg.predict_raster(run, material.root / "held-out.tif", tmp_path / "map.tif", grid=1)
-    config["model"] = {"name": "unet"}
-    config["run"]["output"] = str(tmp_path / "other")
-    with pytest.raises(
-        ConfigError, match=r"train.loss: edges.radius is 3, but only gated_scnn gives edges; leave it out"
-    ):
-        tiledseg.train_network(config)
-    assert not (tmp_path / "other").exists()

@@ -132,11 +132,6 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mes
 
 
 _WRAPPED = ("state_dict", "model_state_dict", "model")  # keys under which training scripts save a state dict
-_KINDS = (
-    (torch.float32, torch.float16, torch.bfloat16, torch.float64),  # not float8, whose scales are separate
-    (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
-    (torch.complex64, torch.complex128),
-)
 _CLASSIFIER = ("classifier.", "fc.")  # the published networks' last layers, which ours do not have
 _COUNTER = "num_batches_tracked"  # missing in older files; no result depends on it
 _PREFIX = re.compile(r"^(module|model|backbone|encoder)\.")  # prefixes of wrappers
@@ -175,17 +170,13 @@ def check_kind(path: str, name: str, found: torch.Tensor, wanted: torch.Tensor) 
     """Raise CheckpointError for a tensor whose copy to `wanted` would change values: complex, integer or quantised for
     real numbers, or not dense (sparse, nested, on the meta device)."""
     dense = found.layout == torch.strided and not (found.is_nested or found.is_quantized or found.is_meta)
-    kind = next((kind for kind in _KINDS if wanted.dtype in kind), (wanted.dtype,))
-    if not dense or found.dtype not in kind:
-        layout = "nested" if found.is_nested else "meta" if found.is_meta else _word(found.layout)
+    kinds = {(each.is_floating_point(), each.is_complex(), each.dtype == torch.bool) for each in (found, wanted)}
+    scaled = found.is_floating_point() and found.element_size() == 1  # float8, whose scales are separate
+    if not dense or len(kinds) > 1 or scaled:
+        layout = "nested" if found.is_nested else "meta" if found.is_meta else found.layout
         raise CheckpointError(
-            f"{path}: '{name}' is {_word(found.dtype)}, {layout}, of the network's {_word(wanted.dtype)}, strided; "
-            f"give it as {' or '.join(map(_word, kind))}, strided"
+            f"{path}: '{name}' is {found.dtype}, {layout}, of the network's {wanted.dtype}; give a dense tensor of that"
         )
-
-
-def _word(of_torch: torch.dtype | torch.layout) -> str:
-    return str(of_torch).removeprefix("torch.")
 
 
 def check_finite(path: str, name: str, weight: torch.Tensor) -> None:

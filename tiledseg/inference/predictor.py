@@ -183,7 +183,8 @@ def _make_map(
         try:
             made[:] = mesh.on_root(lambda: _lay_out_files(request, info, legend, ignored, made))
             rasters = [file for file in made if isinstance(file, RasterLayout)]
-            mesh.on_root(lambda: _claim(made, held))
+            for file in made:  # no other process writes them
+                mesh.on_root(partial(held.enter_context, claimed(file.temporary, file.path)))
             warn(rasters[0].notes)  # on georeferencing that a map cannot keep
             for layout in rasters:
                 if layout.takes_style and layout.style is None:
@@ -218,12 +219,6 @@ def _lay_out_files(
     if request.polygons is not None:
         made.append(begin(request.polygons))
     return made
-
-
-def _claim(made: Sequence[UnfinishedFile], held: ExitStack) -> None:
-    """Keep other processes from writing the files until `held` is closed."""
-    for file in made:
-        held.enter_context(claimed(file.temporary, file.path))
 
 
 def _finish(

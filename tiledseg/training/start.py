@@ -23,7 +23,6 @@ from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.progress import StepProgress
 from tiledseg.execution.survey import Survey, survey, survey_content
 from tiledseg.memory.device import is_gpu
-from tiledseg.planning.run.question import RunQuestion
 from tiledseg.raster.labels.label_map import median_frequency_weights
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.content import Content, square_units, tile_units
@@ -228,22 +227,16 @@ def _opening_lines(preparation: Preparation, beginning: Beginning, warnings: Seq
     if plan.offloaded is not None:
         lines.append(f"offload: {plan.offloaded.in_words(store_in_words(preparation.config.memory.store))}")
     if plan.blocks is not None:
-        lines.append(f"blocks: {plan.blocks.in_words}, {_basis(question)}")
+        lines.append(f"blocks: {plan.blocks.in_words}")
     if plan.pipeline is not None:
         lines.append(f"pipeline of {plan.pipeline.in_words}, mesh {plan.spread.mesh}")
     if plan.rebuilt is not None:
-        lines.append(f"{plan.rebuilt.in_words}, {_basis(question)}")
+        lines.append(plan.rebuilt.in_words)
     if preparation.class_weights:
         lines.append(f"weights of the classes: {', '.join(f'{weight:.4g}' for weight in preparation.class_weights)}")
     if beginning.checkpoint is not None:
         lines.append(f"resuming from {beginning.checkpoint.path}")
     return lines
-
-
-def _basis(question: RunQuestion) -> str:
-    """Return the basis of a predicted time: measured or assumed speed."""
-    measured = question.store or (question.blocks and question.blocks.store)
-    return f"by the {'measured' if measured else 'assumed'} speed of a rank"
 
 
 # Red, green and blue of ImageNet, scaled to 0..1, from torchvision's documentation of its weights.
