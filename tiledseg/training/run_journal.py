@@ -75,6 +75,11 @@ class Journal:
             with writing(self._folder / EVENTS):
                 self._events.add_image("val/panel", panel, step, dataformats="HWC")
         score = "-" if scores["mean_iou"] is None else f"{scores['mean_iou']:.4f}"
+        pairs = zip(scores.get("iou", ()), self._started.get("classes", ()), strict=False)
+        scored = [(iou, record["name"]) for iou, record in pairs if iou is not None]
+        if len(scored) > 1:
+            iou, name = min(scored)
+            score += f", weakest {name} {iou:.4f}"
         self.progress.say(f"epoch {epoch}: validation mean IoU {score}")
 
     def _write(self, line: dict[str, Any], numbers: Mapping[str, float]) -> None:
