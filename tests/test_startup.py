@@ -34,7 +34,6 @@ NOT_FOR_A_STEP = {
     "mpi4py.MPI",
     "tiledseg.comm.watch",
     "tiledseg.execution.block_passes",
-    "tiledseg.execution.scores",
     "tiledseg.execution.pipeline_passes",
     "tiledseg.memory.offload",
     "tiledseg.models.rebuild",
@@ -43,7 +42,6 @@ NOT_FOR_A_STEP = {
     "tiledseg.raster.labels.polygons",
     "tiledseg.reporting.page",
     "tiledseg.spatial.network",
-    "tiledseg.training.validation",
 }
 
 

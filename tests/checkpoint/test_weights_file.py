@@ -79,9 +79,7 @@ def test_tensors_that_copying_would_change_are_refused_by_name(tmp_path: Path, k
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2))
     path = tmp_path / "a.pth"
     torch.save({**module.state_dict(), "0.weight": _odd_tensors()[kind]}, path)
-    words = (
-        rf"a.pth: '0.weight' is torch.{kind.replace(' ', ' (torch.)?')}, of the network's torch.float32; give"
-    )
+    words = rf"a.pth: '0.weight' is torch.{kind.replace(' ', ' (torch.)?')}, of the network's torch.float32; give"
     if "nested" in kind and torch.__version__ >= "2.15":
         words = "a.pth cannot be read as weights"  # newer loaders take none
     with pytest.raises(CheckpointError, match=words):
