@@ -56,10 +56,9 @@ test-serial: setup
 
 # The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail. Four ranks run all but
 # broken inputs; three and two the law, what communicates, and what shows something of its own there (all at night,
-# TILEDSEG_NIGHTLY=1). On nine, a mesh with a middle; on six, pipelines of the paper's length; on sixteen, at night, the
-# acceptance case of 4 x 4 (by day: sixteen forks in tests/benchmarks). One session a number of ranks; the long ones
-# first, since two run at a time. A rank that hangs in a message cannot be interrupted: after ten minutes in one test its
-# process prints where each thread stands, and ends.
+# TILEDSEG_NIGHTLY=1). On nine, a mesh with a middle; on six, pipelines of the paper's length. One session a number of
+# ranks; the long ones first, since two run at a time. A rank that hangs in a message cannot be interrupted: after ten
+# minutes in one test its process prints where each thread stands, and ends.
 END_HANGING := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 COMMUNICATING := $(CURDIR)/$(BIN)/python -m pytest --only-mpi -q --color=no $(END_HANGING) --durations 12
 COMMUNICATE := tests/law tests/comm tests/spatial tests/test_gradients.py
@@ -69,9 +68,8 @@ CASES_2 := -m mpi $(if $(TILEDSEG_NIGHTLY),--ignore tests/bad_input,$(COMMUNICAT
 CASES_6 := -m six tests/law
 CASES_1 := -m mpi tests/comm $(if $(TILEDSEG_NIGHTLY),tests/law,tests/law/test_arrays.py)
 CASES_9 := -m nine tests/law tests/spatial
-CASES_16 := -m sixteen tests/spatial
 
-test-mpi: $(addprefix test-on-, 4 2 3 9 6 1 $(if $(TILEDSEG_NIGHTLY),16))
+test-mpi: $(addprefix test-on-, 4 2 3 9 6 1)
 
 test-on-%: setup
 	timeout 1800 $(MPIRUN) $(OVERSUBSCRIBE) -n $* $(COMMUNICATING) $(CASES_$*)

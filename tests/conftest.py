@@ -22,7 +22,7 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1")
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1")))
 
-# What carries messages changes no result: both do so in all tests on two ranks, six, nine and sixteen, and on three and
+# What carries messages changes no result: both do so in all tests on two ranks, six and nine, and on three and
 # four in tests/comm; one rank has none to carry.
 TRANSPORTS = ("gloo",) if SIZE in (1, 3, 4) else ("gloo", "mpi")
 

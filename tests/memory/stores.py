@@ -13,7 +13,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tiledseg.memory.file_store import Bytes, FileStore
-from tiledseg.memory.mover import Copying, Mover, Sent, Slot
+from tiledseg.memory.mover import Copy, Mover, Slot
 from tiledseg.memory.offload import Offload
 
 ROOM = 1 << 28
@@ -42,24 +42,23 @@ class LateMover(Mover):
         self.store_P = torch.full((0,), 0xA5, dtype=torch.uint8)
         self.lanes: tuple[list[LateCopy], list[LateCopy]] = [], []
 
-    def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
+    def _start(self, slot: Slot, flat_P: torch.Tensor, sent: Copy | None) -> Copy:
+        if isinstance(sent, LateCopy):
+            flat_P.data.fill_(0xA5)
+            return LateCopy(self, 1, slot, flat_P, [sent, *self.lanes[1]])
         missing = slot.stop - len(self.store_P)
         self.store_P = torch.cat([self.store_P, self.store_P.new_full((max(0, missing),), 0xA5)])
         return LateCopy(self, 0, slot, flat_P, [*self.lanes[0]])
 
-    def _back(self, sent: Sent, flat_P: torch.Tensor) -> Copying:
-        assert isinstance(sent.copying, LateCopy)
-        flat_P.data.fill_(0xA5)
-        return LateCopy(self, 1, sent.slot, flat_P, [sent.copying, *self.lanes[1]])
 
-
-class LateCopy:
+class LateCopy(Copy):
     """A copy on lane 0, out, or 1, in, made after others."""
 
     def __init__(
         self, mover: LateMover, lane: int, slot: Slot, flat_P: torch.Tensor, after: Sequence[LateCopy]
     ) -> None:
-        self._mover, self._lane, self._slot, self._after = mover, lane, slot, after
+        super().__init__(slot)
+        self._mover, self._lane, self._after = mover, lane, after
         self._storage, self._made = StorageWeakRef(flat_P.untyped_storage()), False
         mover.lanes[lane].append(self)
 
@@ -71,7 +70,7 @@ class LateCopy:
             before.wait()
         storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
         assert storage is not None, "memory was given back before a copy had ended, and nobody had waited for it"
-        there_P = self._mover.store_P[self._slot.offset :][: self._slot.size]
+        there_P = self._mover.store_P[self.slot.offset :][: self.slot.size]
         memory_P = torch.empty(0, dtype=torch.uint8).set_(storage)
         source_P, target_P = (there_P, memory_P) if self._lane else (memory_P, there_P)
         target_P.copy_(source_P)

@@ -16,7 +16,7 @@ import torch
 
 from tiledseg.errors import ConfigError, MemoryLimitError, WriteError
 from tiledseg.memory.file_store import FileStore
-from tiledseg.memory.mover import PAGE, Copying, Mover, Sent, Slot
+from tiledseg.memory.mover import PAGE, Copy, Mover, Slot
 
 MEBI = 1 << 20
 pytestmark = pytest.mark.usefixtures("everything_is_given_back")
@@ -27,8 +27,8 @@ def drawn(size: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, size, np.uint8))
 
 
-def equal(store: FileStore, sent: object, data_P: torch.Tensor) -> bool:
-    flat_P, copying = store.bring(sent)  # type: ignore[arg-type]
+def equal(store: FileStore, sent: Copy, data_P: torch.Tensor) -> bool:
+    flat_P, copying = store.bring(sent)
     copying.wait()
     return torch.equal(flat_P, data_P)
 
@@ -92,7 +92,7 @@ def test_nothing_holds_what_is_copied_or_stopped(tmp_path: Path, held: threading
     with closing(FileStore(tmp_path, 64 * MEBI)) as store:
         copied, stopped = drawn(MEBI), drawn(MEBI)
         ends = [weakref.ref(copied.untyped_storage()), weakref.ref(stopped.untyped_storage())]
-        running, waiting = (store.send(each).copying for each in (copied, stopped))
+        running, waiting = (store.send(each) for each in (copied, stopped))
         waiting.stop()
         del stopped
         assert ends[1]() is None, "though its thread is at the other still"
@@ -103,7 +103,7 @@ def test_nothing_holds_what_is_copied_or_stopped(tmp_path: Path, held: threading
         held.clear()
         later = threading.Timer(0.05, held.set)
         later.start()
-        writes = [store.send(drawn(MEBI)).copying for _ in range(4)]
+        writes = [store.send(drawn(MEBI)) for _ in range(4)]
     store.close()
     later.join()
     assert all(write.done() for write in writes)
@@ -127,10 +127,10 @@ def test_a_copy_that_fails_is_an_error_of_its_wait(
         sent = store.send(drawn(MEBI))
         words = "No space left on device" if moved is None else "Input/output error"
         with pytest.raises(WriteError, match=rf"{name} of 1048576 bytes at 0 failed: {words}; \d+ bytes are free on"):
-            store.bring(sent).copying.wait()
+            store.bring(sent)[1].wait()
         if name == "pwritev":
             with pytest.raises(WriteError, match=words):
-                sent.copying.wait()
+                sent.wait()
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "file"])
@@ -143,15 +143,12 @@ def test_a_folder_that_takes_no_file_is_refused(tmp_path: Path, folder: str) -> 
 def test_drawn_slots_agree_with_a_list_of_pages() -> None:
     """The lowest place that holds one; gaps beside each other are one. The error of one beyond the limit says so."""
 
-    class Ended:
-        def stop(self) -> None: ...
-
     draw = random.Random(4)
     store, held, pages = Mover("a store", 40 * PAGE), list[Slot](), set[int]()
     for _ in range(3000):
         if held and draw.random() < 0.48:
             slot = held.pop(draw.randrange(len(held)))
-            store.drop(Sent(slot, Ended()))  # type: ignore[arg-type]
+            store.drop(Copy(slot))
             pages -= _pages(slot)
         else:
             size = draw.randrange(1, 9 * PAGE)
@@ -169,7 +166,7 @@ def test_drawn_slots_agree_with_a_list_of_pages() -> None:
 
 def test_a_copy_that_cannot_begin_gives_its_slot_back() -> None:
     class Unpinned(Mover):
-        def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
+        def _start(self, slot: Slot, flat_P: torch.Tensor, sent: Copy | None) -> Copy:
             raise MemoryLimitError("nothing can be pinned")
 
     store = Unpinned("a store", PAGE)

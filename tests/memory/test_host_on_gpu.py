@@ -93,18 +93,18 @@ def test_bytes_go_out_and_come_back_while_the_gpu_computes() -> None:
     flat_P = data + 1  # made after the sleep, which the copy waits for
     expected_P = flat_P.clone()
     sent = mover.send(flat_P)
-    assert "PRETEND_GPU_DEVICES" in os.environ or not sent.copying.done()
-    brought = mover.bring(sent)
-    sent.copying.wait()
+    assert "PRETEND_GPU_DEVICES" in os.environ or not sent.done()
+    found_P, copying = mover.bring(sent)
+    sent.wait()
     flat_P.zero_()
     with torch.cuda.stream(side):
-        brought.copying.wait()
-        found_P = brought.flat_P.clone()
-    del brought
+        copying.wait()
+        kept_P = found_P.clone()
+    del found_P, copying
     torch.zeros_like(data)  # given the memory that came back
     mover.drop(sent)
     torch.cuda.synchronize()
-    assert torch.equal(found_P, expected_P)
+    assert torch.equal(kept_P, expected_P)
     mover.close()
 
 
@@ -116,14 +116,14 @@ def test_copies_wait_for_all_streams_that_compute() -> None:
         data = torch.arange(MIB // 8, device=device)
         assert mover.takes(data)
     sent = mover.send(data.view(torch.uint8))
-    sent.copying.wait()
+    sent.wait()
     with torch.cuda.stream(side):
         del data
         torch.zeros(MIB // 8, dtype=torch.int64, device=device)
-    brought = mover.bring(sent)
-    brought.copying.wait()
-    assert torch.equal(brought.flat_P.view(torch.int64).cpu(), torch.arange(MIB // 8))
-    mover.drop(mover.send(brought.flat_P))  # wanted before it has left
-    del brought
+    found_P, copying = mover.bring(sent)
+    copying.wait()
+    assert torch.equal(found_P.view(torch.int64).cpu(), torch.arange(MIB // 8))
+    mover.drop(mover.send(found_P))  # wanted before it has left
+    del found_P, copying
     torch.zeros(MIB, dtype=torch.uint8, device=device)
     mover.close()

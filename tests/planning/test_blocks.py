@@ -26,8 +26,8 @@ from tiledseg.planning.walk import segment_memory as segment_memory_module
 from tiledseg.planning.walk.cost_model import Machine, Store
 from tiledseg.planning.walk.segment_memory import BlockedStep
 from tiledseg.spatial.block_network import BlockNetwork
-from tiledseg.spatial.block_pass import BlockPass, Image
-from tiledseg.spatial.block_statistics import Together
+from tiledseg.spatial.block_pass import BlockPass, Together
+from tiledseg.spatial.image_pass import Image
 
 NETWORK = UNet(3, 2, 3, 8, norm="instance", bands=4, classes=3)
 SIDE = 256

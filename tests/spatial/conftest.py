@@ -24,11 +24,3 @@ def opened(request: pytest.FixtureRequest, meshes: dict[str, Mesh]) -> Iterator[
     axes = OpenAxes(meshes[request.param])
     yield axes
     axes.close()
-
-
-@pytest.fixture(scope="module")
-def opened_mpi(meshes: dict[str, Mesh]) -> Iterator[OpenAxes]:
-    """Over MPI alone: for what does not depend on what carries the messages."""
-    axes = OpenAxes(meshes["mpi"])
-    yield axes
-    axes.close()

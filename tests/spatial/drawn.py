@@ -12,7 +12,6 @@ from tests.geometry.drawn import CHANNELS, partitions
 from tests.geometry.drawn import networks as graphs
 from tests.spatial.twins import FLOOR, Network
 from tiledseg.geometry.sharing.decomposition import Partition
-from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.layers.pooling import MaxIndicesModule
 from tiledseg.models.network import build_network
 from tiledseg.models.norm import PixelNorm
@@ -20,14 +19,12 @@ from tiledseg.models.norm import PixelNorm
 
 @dataclass(frozen=True)
 class Case:
-    """One network and one image over one mesh."""
+    """One network and one image, and how it is cut."""
 
     network: Network
     x_BCHW: torch.Tensor
     rows: Partition
     cols: Partition
-    fusion: int = 1
-    overlap: bool = False
     floor: float = FLOOR
 
 
@@ -84,7 +81,7 @@ def networks(draw: st.DrawFn, shape: tuple[int, int]) -> Case:
     height, width = (4 * draw(st.integers(max(2, n), max(4, n + 1))) for n in shape)
     x_BCHW = image((draw(st.integers(1, 2)), CHANNELS, height, width), 5)
     rows, cols = draw(cuts(shape[0], height)), draw(cuts(shape[1], width))
-    return Case(network, x_BCHW, rows, cols, draw(st.sampled_from([1, 2, 3, WHOLE])), draw(st.booleans()), floor=1.0)
+    return Case(network, x_BCHW, rows, cols, floor=1.0)
 
 
 def may_tie(network: Network) -> bool:

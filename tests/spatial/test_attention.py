@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.spatial.drawn import Case, image, with_weights
-from tests.spatial.test_layers import check
-from tests.spatial.twins import OpenAxes, forward, refusal
+from tests.spatial.drawn import image, with_weights
+from tests.spatial.thread_ranks import ThreadCommunicator, on_ranks
+from tests.spatial.twins import check_on_ranks, forward, refusal
+from tiledseg.comm.mesh import Axes
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import ImageAttention, ImageProducts
@@ -22,8 +23,6 @@ from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.layers import attention
 from tiledseg.models.network import GraphNetwork
 from tiledseg.planning.walk.mode_cost import statistic_sums
-
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
 
 def attending(heads: int, ratio: tuple[int, int]) -> GraphNetwork:
@@ -79,19 +78,18 @@ CASES = [
 ]
 
 
-@pytest.mark.nine
 @pytest.mark.parametrize(("build", "fusion"), CASES)
 def test_attention_and_products_over_ranks(
-    opened_mpi: OpenAxes, monkeypatch: pytest.MonkeyPatch, build: Callable[[], GraphNetwork], fusion: int
+    monkeypatch: pytest.MonkeyPatch, build: Callable[[], GraphNetwork], fusion: int
 ) -> None:
     """By even and uneven blocks; weights are computed in several parts."""
     monkeypatch.setattr(attention, "WEIGHTS_AT_ONCE", 300)
     for dtype in (torch.float64, torch.float32):
-        for rows, cols in opened_mpi.shapes():
+        for rows, cols in ((1, 2), (2, 2), (3, 3)):
             height, width = 8 * rows + 4, 8 * cols
-            axes, x_BCHW = opened_mpi.of(rows, cols), image((2, 2, height, width), 5, "normal").to(dtype)
+            x_BCHW = image((2, 2, height, width), 5).to(dtype)
             for cuts in (even(height, rows), even(width, cols)), (uneven(height, rows), uneven(width, cols)):
-                assert check(Case(build().to(dtype), x_BCHW, *cuts, fusion), opened_mpi, axes)
+                assert check_on_ranks(build().to(dtype), x_BCHW, *cuts, fusion)
 
 
 def even(size: int, parts: int) -> Partition:
@@ -102,45 +100,45 @@ def uneven(size: int, parts: int) -> Partition:
     return Partition((*(4 * k for k in range(parts)), size))
 
 
-def test_queries_and_keys_cut_apart_are_refused(opened_mpi: OpenAxes) -> None:
+def test_queries_and_keys_cut_apart_are_refused() -> None:
     """A cut between two keys belongs to no rank."""
-    if opened_mpi.mesh.size > 1:
-        cut = Partition((0, 3, 16)), Partition.even(16, 1)
-        fault = refusal(attending(1, (4, 4)), opened_mpi.of(2, 1), *cut)
+    cut = Partition((0, 3, 16)), Partition.even(16, 1)
+    for fault in on_ranks(2, 1, lambda axes: refusal(attending(1, (4, 4)), axes, *cut)):
         assert fault is not None
         assert "not one place of the image" in fault
 
 
-def test_the_output_lies_on_the_queries(opened_mpi: OpenAxes) -> None:
+def test_the_output_lies_on_the_queries() -> None:
     network = attending(2, (4, 4))
     assert scales(network.graph)[-1] == Fraction(1)
     assert total_stride(network.graph) == 4
 
 
-@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(("build", "passing"), [(lambda: attending(2, (2, 2)), 14), (lambda: of_products(2), None)])
 def test_calls_and_bytes_are_those_of_the_plan(
-    opened_mpi: OpenAxes, monkeypatch: pytest.MonkeyPatch, build: Callable[[], GraphNetwork], passing: int | None
+    monkeypatch: pytest.MonkeyPatch, build: Callable[[], GraphNetwork], passing: int | None
 ) -> None:
     """A rank holds keys and values of one other at a time: 1 / ranks of the `passing` bytes for each pixel."""
-    rows, cols = opened_mpi.shapes()[0]
-    axes, network = opened_mpi.of(rows, cols), build().float()
-    found: list[int] = []
+    rows, cols = 2, 2
+    size, network = (8 * rows, 8 * cols), build().float()
+    found: list[list[int]] = [[] for _ in range(rows * cols)]
     for name in ("broadcast", "all_reduce_sum"):
-        original = getattr(type(axes.image), name)
+        original = getattr(ThreadCommunicator, name)
 
-        def counted(self: object, tensor: torch.Tensor, *more: int, original: Any = original) -> Any:
-            found.append(tensor.nbytes)
+        def counted(self: ThreadCommunicator, tensor: torch.Tensor, *more: int, original: Any = original) -> Any:
+            found[self.rank].append(tensor.nbytes)
             return original(self, tensor, *more)
 
-        monkeypatch.setattr(type(axes.image), name, counted)
-    size = 8 * rows, 8 * cols
-    cuts = even(size[0], rows), even(size[1], cols)
-    run = forward(network, image((1, 2, *size), 5).float(), axes, *cuts)
+        monkeypatch.setattr(ThreadCommunicator, name, counted)
     ahead, back = statistic_sums(network.graph, 2, rows * cols, size, 4)
-    if run is not None:
-        assert (len(found), sum(found)) == ahead
-        assert max(found) == sum(found) // len(found)
-        assert passing is None or max(found) == passing * size[0] * size[1] // (rows * cols)
+
+    def work(axes: Axes) -> None:
+        own, cuts = found[axes.image.rank], (even(size[0], rows), even(size[1], cols))
+        run = forward(network, image((1, 2, *size), 5).float(), axes, *cuts)
+        assert (len(own), sum(own)) == ahead
+        assert max(own) == sum(own) // len(own)
+        assert passing is None or max(own) == passing * size[0] * size[1] // (rows * cols)
         run.backward(torch.Size((1, 2, *size)))
-        assert (len(found), sum(found)) == (ahead[0] + back[0], ahead[1] + back[1])
+        assert (len(own), sum(own)) == (ahead[0] + back[0], ahead[1] + back[1])
+
+    on_ranks(rows, cols, work)

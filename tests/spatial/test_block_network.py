@@ -25,7 +25,8 @@ from tiledseg.geometry.sharing.layer_windows import settle
 from tiledseg.memory.file_store import open_shelf
 from tiledseg.models.network import build_modules
 from tiledseg.spatial.block_network import BlockNetwork, ImageRanks
-from tiledseg.spatial.block_pass import BlockPass, Image
+from tiledseg.spatial.block_pass import BlockPass
+from tiledseg.spatial.image_pass import Image
 
 EVERYTHING = 1 << 20
 

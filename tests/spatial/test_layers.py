@@ -1,6 +1,6 @@
 """Each layer over the ranks of an image against torch's on the whole image: y, dx, dW, db and buffers.
 
-float64, to 1e-12 relative; each once in float32, to rounding. Over MPI alone: what carries the halos is shown not to
+float64, to 1e-12 relative; each once in float32, to rounding. Ranks are threads: what carries the halos is shown not to
 matter by the tests of the exchange.
 """
 
@@ -11,42 +11,31 @@ import torch
 from torch import nn
 
 from tests.spatial import drawn
-from tests.spatial.drawn import CHANNELS, Case, image, with_weights
-from tests.spatial.twins import OpenAxes, check_twins
-from tiledseg.comm.mesh import Axes
+from tests.spatial.drawn import CHANNELS, image, with_weights
+from tests.spatial.twins import check_on_ranks
 from tiledseg.geometry.layers.resampling import Border as Around
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.models.layers.joins import WholeImageMax
 from tiledseg.models.layers.resampling import AlignedUpsampleModule, BorderModule
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
-
-
-def check(case: Case, opened: OpenAxes, axes: Axes) -> bool:
-    options = case.fusion, case.overlap, case.floor
-    return check_twins(case.network, case.x_BCHW, opened, axes, case.rows, case.cols, *options)
+MESHES = [(1, 2), (4, 1), (2, 2), (3, 3)]
 
 
 def check_everywhere(
-    opened: OpenAxes,
     module: nn.Module,
     x_BCHW: torch.Tensor,
     overlap: bool = False,
     dtype: torch.dtype = torch.float64,
     fusion: int = 1,
 ) -> None:
-    """On the meshes of the job, by even blocks, which must be computed, and by uneven ones."""
+    """By even blocks, which must be computed, and by uneven ones."""
     network = with_weights(module if isinstance(module, nn.Sequential) else nn.Sequential(module), 3).to(dtype)
-    x_BCHW = x_BCHW.to(dtype)
     height, width = x_BCHW.shape[2:]
-    for rows, cols in opened.shapes():
-        if rows > height or cols > width:
-            continue
-        axes = opened.of(rows, cols)
+    for rows, cols in MESHES:
         even = Partition.even(height, rows), Partition.even(width, cols)
-        computed = check(Case(network, x_BCHW, *even, fusion, overlap), opened, axes)
+        computed = check_on_ranks(network, x_BCHW.to(dtype), *even, fusion, overlap)
         assert computed, f"even blocks of {height} x {width} over {rows} x {cols} ranks were refused"
-        check(Case(network, x_BCHW, uneven(height, rows), uneven(width, cols), fusion, overlap), opened, axes)
+        check_on_ranks(network, x_BCHW.to(dtype), uneven(height, rows), uneven(width, cols), fusion, overlap)
 
 
 def uneven(size: int, parts: int) -> Partition:
@@ -69,26 +58,14 @@ ACCEPTANCE = [
 
 
 @pytest.mark.parametrize(("size", "kernel", "padding", "stride", "dilation"), ACCEPTANCE)
-def test_acceptance_cases(
-    opened_mpi: OpenAxes, size: tuple[int, int], kernel: int, padding: int, stride: int, dilation: int
-) -> None:
-    """Computed wherever each rank owns an output, on 2 x 2 ranks always."""
+def test_acceptance_cases(size: tuple[int, int], kernel: int, padding: int, stride: int, dilation: int) -> None:
+    """Computed on 2 x 2 ranks always, on others where each owns an output; one on 4 x 4 too."""
     network = nn.Sequential(with_weights(nn.Conv2d(2, 3, kernel, stride, padding, dilation), 3))
-    for rows, cols in opened_mpi.shapes():
-        if rows <= size[0] and cols <= size[1]:
-            even = Partition.even(size[0], rows), Partition.even(size[1], cols)
-            for overlap in (False, True):
-                case = Case(network, image((2, 2, *size), 5), *even, overlap=overlap)
-                computed = check(case, opened_mpi, opened_mpi.of(rows, cols))
-                assert computed or rows * cols > 4 or max(rows, cols) > 2
-
-
-@pytest.mark.mpi(min_size=16)
-@pytest.mark.sixteen
-def test_the_acceptance_case_of_4_x_4_ranks(opened_mpi: OpenAxes) -> None:
-    network = nn.Sequential(with_weights(nn.Conv2d(2, 3, 5, 2, 2), 3))
-    case = Case(network, image((1, 2, 10, 10), 5), Partition.even(10, 4), Partition.even(10, 4))
-    assert check(case, opened_mpi, opened_mpi.of(4, 4))
+    for rows, cols in [*MESHES, *([(4, 4)] if (size, kernel, stride) == ((10, 10), 5, 2) else [])]:
+        even = Partition.even(size[0], rows), Partition.even(size[1], cols)
+        for overlap in (False, True):
+            computed = check_on_ranks(network, image((2, 2, *size), 5), *even, overlap=overlap)
+            assert computed or (rows, cols) in ((4, 1), (3, 3))
 
 
 LAYERS = {
@@ -119,11 +96,11 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_on_every_mesh(opened_mpi: OpenAxes, name: str) -> None:
+def test_layers_on_every_mesh(name: str) -> None:
     size = (12, 16) if name == "pixels to channels" else (11, 13)
-    check_everywhere(opened_mpi, LAYERS[name], image((2, 2, *size), 5))
+    check_everywhere(LAYERS[name], image((2, 2, *size), 5))
     if isinstance(LAYERS[name], nn.Conv2d):
-        check_everywhere(opened_mpi, LAYERS[name], image((2, 2, 11, 13), 5), overlap=True)
+        check_everywhere(LAYERS[name], image((2, 2, 11, 13), 5), overlap=True)
 
 
 MAXIMA = ["max pool 3, overlapping, padded", "max pool, dilated", "maximum", "maximum, shared"]
@@ -131,10 +108,8 @@ MAXIMA = ["max pool 3, overlapping, padded", "max pool, dilated", "maximum", "ma
 
 @pytest.mark.parametrize("name", MAXIMA)
 @pytest.mark.parametrize("kind", ["ties", "negative"])
-def test_max_pooling_takes_the_first_of_equals_and_never_its_padding(
-    opened_mpi: OpenAxes, name: str, kind: str
-) -> None:
-    check_everywhere(opened_mpi, LAYERS[name], image((1, 2, 11, 13), 5, kind))
+def test_max_pooling_takes_the_first_of_equals_and_never_its_padding(name: str, kind: str) -> None:
+    check_everywhere(LAYERS[name], image((1, 2, 11, 13), 5, kind))
 
 
 def unlike_its_blocks(mean: float) -> torch.Tensor:
@@ -143,7 +118,6 @@ def unlike_its_blocks(mean: float) -> torch.Tensor:
     return x_BCHW
 
 
-@pytest.mark.nine
 @pytest.mark.parametrize(
     ("number", "mean", "dtype"),
     [
@@ -151,9 +125,9 @@ def unlike_its_blocks(mean: float) -> torch.Tensor:
         *((number, 0.0, torch.float32) for number in (0, 7, 10)),
     ],
 )
-def test_norms_on_every_mesh(opened_mpi: OpenAxes, number: int, mean: float, dtype: torch.dtype) -> None:
+def test_norms_on_every_mesh(number: int, mean: float, dtype: torch.dtype) -> None:
     """Statistics over the whole image, which are not those of a block; a mean of many deviations costs no digits."""
-    check_everywhere(opened_mpi, drawn.norms()[number], unlike_its_blocks(mean), dtype=dtype)
+    check_everywhere(drawn.norms()[number], unlike_its_blocks(mean), dtype=dtype)
 
 
 CHAIN = nn.Sequential(
@@ -166,5 +140,5 @@ CHAIN = nn.Sequential(
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_chain_with_exchanges_shared_by_two_layers(opened_mpi: OpenAxes, overlap: bool) -> None:
-    check_everywhere(opened_mpi, CHAIN, image((2, 2, 14, 13), 5), overlap, fusion=2)
+def test_a_chain_with_exchanges_shared_by_two_layers(overlap: bool) -> None:
+    check_everywhere(CHAIN, image((2, 2, 14, 13), 5), overlap, fusion=2)

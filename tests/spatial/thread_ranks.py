@@ -48,6 +48,9 @@ class ThreadCommunicator(SerialCommunicator):
         tensor.copy_(torch.stack(self._meeting.swap(self.rank, tensor.clone())).sum(0))
         return Work()
 
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
+        tensor.copy_(self._meeting.swap(self.rank, tensor.clone())[source])
+
 
 class ThreadMessages(PointToPoint):
     """Each message lies in the box of its two ranks until it is received."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from tests.spatial.thread_ranks import on_ranks
 from tiledseg.comm.mesh import Axes, Mesh, open_axes, serial_axes
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
@@ -146,10 +147,8 @@ def forward(
     cols: Partition,
     fusion: int = 1,
     overlap: bool = False,
-) -> Pass | None:
-    """The forward pass of a copy of the network by the ranks of `axes`; None on a rank outside the mesh."""
-    if axes.position is None:
-        return None
+) -> Pass:
+    """The forward pass of a copy of the network by the ranks of `axes`."""
     network = copied(network)
     return start(SpatialNetwork(as_graph(network), axes, fusion, overlap), network, x_BCHW, rows, cols)
 
@@ -186,40 +185,37 @@ def _refused(call: Callable[[], object]) -> str | None:
     return None
 
 
-def check_twins(
+def check_on_ranks(
     network: Network,
     x_BCHW: torch.Tensor,
-    opened: OpenAxes,
-    axes: Axes,
     rows: Partition,
     cols: Partition,
     fusion: int = 1,
     overlap: bool = False,
-    floor: float = FLOOR,
 ) -> bool:
-    """The law for one pass: the ranks' result is the undivided one, or all ranks refuse alike. Collective over the job.
+    """The law for one pass by ranks that are threads: their result is the undivided one, or all of them refuse alike.
 
     False where they refused. What torch refuses on the whole image must be refused.
     """
-    expected = None
+    expected, reason = None, ""
     try:
         expected = undivided(network, x_BCHW)
     except (RuntimeError, ValueError) as error:  # an output of no size; a norm over a single value
         reason = str(error)
-        if axes.shape.ranks_per_image == 1:
-            return False  # one rank computes by torch's own layers, which refuse it as here
-    refused = refusal(network, axes, rows, cols, fusion)
-    reasons = set(opened.mesh.communicator.gather_objects(refused))
-    assert len(reasons) == 1, reasons
-    if refused is not None:
+    refused = set(on_ranks(rows.parts, cols.parts, lambda axes: refusal(network, axes, rows, cols, fusion)))
+    assert len(refused) == 1, refused
+    if refused != {None}:
         return False
     assert expected is not None, f"torch refuses this, the ranks do not: {reason}"
-    run = forward(network, x_BCHW, axes, rows, cols, fusion, overlap)
-    fault = None
-    if run is not None:
+
+    def work(axes: Axes) -> str | None:
+        torch.set_num_threads(1)
+        run = forward(network, x_BCHW, axes, rows, cols, fusion, overlap)
         run.backward(expected.y_BCHW.shape)
-        fault = difference(run.finish(x_BCHW.shape, expected.y_BCHW.shape), expected, floor)
-    opened.agree(fault)
+        return difference(run.finish(x_BCHW.shape, expected.y_BCHW.shape), expected)
+
+    faults = on_ranks(rows.parts, cols.parts, work)
+    assert not any(faults), faults
     return True
 
 

@@ -30,8 +30,8 @@ from tiledseg.models.dropout import dropouts, set_dropout_key
 from tiledseg.models.layers.block import cropped
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.spatial.block_network import BlockNetwork, BlockProgram, ImageRanks
-from tiledseg.spatial.block_pass import BlockPass, Image, ImagePass, Outputs
-from tiledseg.spatial.block_statistics import Together
+from tiledseg.spatial.block_pass import BlockPass, Together
+from tiledseg.spatial.image_pass import Image, ImagePass, Outputs
 
 
 class BlockWork(NamedTuple):

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from tiledseg.errors import ConfigError, WriteError
-from tiledseg.memory.mover import HOST, Brought, Mover, Sent, Slot
+from tiledseg.memory.mover import HOST, Copy, Mover, Slot
 from tiledseg.memory.saved import StorageView
 from tiledseg.system.freed_memory import give_back_freed
 
@@ -31,10 +31,11 @@ MOST_WRITTEN = 32 << 20
 """Most bytes of blocks that may be in flight to a file."""
 
 
-class FileCopy:
-    """A copy by the thread of `pool` (see `mover.Copying`)."""
+class FileCopy(Copy):
+    """A copy by the thread of `pool`."""
 
-    def __init__(self, pool: ThreadPoolExecutor, move: Callable[[Bytes], None], data: Bytes) -> None:
+    def __init__(self, slot: Slot, pool: ThreadPoolExecutor, move: Callable[[Bytes], None], data: Bytes) -> None:
+        super().__init__(slot)
         # The thread pops the only reference as it begins, since a stopped copy stays in the pool's queue.
         self._data = [data]
         self._future = pool.submit(lambda: move(self._data.pop()))
@@ -75,15 +76,13 @@ class FileStore(Mover):
         for pool in (self._writer, self._reader):
             pool.submit(int).result()  # starts its thread: later there may be no memory for one
 
-    def _out(self, flat_P: torch.Tensor, slot: Slot) -> FileCopy:
-        return FileCopy(self._writer, lambda data: self._move(os.pwritev, slot, data), flat_P.numpy())
-
-    def _back(self, sent: Sent, flat_P: torch.Tensor) -> FileCopy:
+    def _start(self, slot: Slot, flat_P: torch.Tensor, sent: Copy | None) -> FileCopy:
         def move(data: Bytes) -> None:
-            sent.copying.wait()
-            self._move(os.preadv, sent.slot, data)
+            if sent is not None:
+                sent.wait()
+            self._move(os.pwritev if sent is None else os.preadv, slot, data)
 
-        return FileCopy(self._reader, move, flat_P.numpy())
+        return FileCopy(slot, self._writer if sent is None else self._reader, move, flat_P.numpy())
 
     def close(self) -> None:
         """Cancel copies that have not begun, end the threads and close the file. Idempotent."""
@@ -148,7 +147,7 @@ class MemoryShelf:
 class _Filed(NamedTuple):
     """A tensor in a file: `view`, of the original strides, over the bytes of its slot."""
 
-    sent: Sent
+    sent: Copy
     view: StorageView
     device: torch.device
 
@@ -159,8 +158,8 @@ class FileShelf(MemoryShelf):
     def __init__(self, store: Mover) -> None:
         super().__init__(to_host=True)
         self._store = store
-        self._writing: list[Sent] = []  # oldest first
-        self._reading: dict[_Filed, Brought] = {}
+        self._writing: list[Copy] = []  # oldest first
+        self._reading: dict[_Filed, tuple[torch.Tensor, Copy]] = {}
 
     def put(self, x: torch.Tensor) -> _Filed:
         """Start to write the bytes of a tensor without gaps, in the order of memory. It must not change any more."""
@@ -169,7 +168,7 @@ class FileShelf(MemoryShelf):
         sent = self._store.send(flat.view(torch.uint8))
         self._writing.append(sent)
         while sum(each.slot.size for each in self._writing) > MOST_WRITTEN:
-            self._writing.pop(0).copying.wait()
+            self._writing.pop(0).wait()
         return _Filed(sent, StorageView.of(x)._replace(offset=0), x.device)
 
     def ahead(self, what: _Filed) -> None:
@@ -184,7 +183,7 @@ class FileShelf(MemoryShelf):
 
     def free(self, what: _Filed) -> None:
         if what in self._reading:
-            self._reading.pop(what).copying.stop()
+            self._reading.pop(what)[1].stop()
         if what.sent in self._writing:
             self._writing.remove(what.sent)
         self._store.drop(what.sent)

@@ -18,7 +18,7 @@ import torch
 
 from tiledseg.errors import MemoryLimitError, first_line
 from tiledseg.memory.device import api
-from tiledseg.memory.mover import Mover, Sent, Slot
+from tiledseg.memory.mover import Copy, Mover, Slot
 
 CHUNK = 256 << 20
 """Bytes of one allocation of the host's memory: a power of two, to which torch rounds pinned memory up."""
@@ -49,7 +49,8 @@ class HostMover(Mover):
             self.computing.append(stream)
         return stream
 
-    def _out(self, flat_P: torch.Tensor, slot: Slot) -> LaneCopy:
+    def _start(self, slot: Slot, flat_P: torch.Tensor, sent: Copy | None) -> LaneCopy:
+        """Copy after all work that the computing streams have so far: these waited for earlier uses of the memory."""
         while self._chunk * len(self._host) < slot.stop:
             try:
                 self._host.append(torch.empty(self._chunk, dtype=torch.uint8, pin_memory=True))
@@ -58,16 +59,9 @@ class HostMover(Mover):
                     f"{self._chunk} bytes of the host's memory cannot be pinned for copies of a GPU: "
                     f"{first_line(error)}; give the store a smaller limit, or keep more in the GPU's memory"
                 ) from error
-        return self._copy(self._way_out, slot, flat_P)
-
-    def _back(self, sent: Sent, flat_P: torch.Tensor) -> LaneCopy:
-        assert isinstance(sent.copying, LaneCopy), "a copy of this mover"
-        self._way_in.wait_event(sent.copying.event)
-        return self._copy(self._way_in, sent.slot, flat_P)
-
-    def _copy(self, lane: Any, slot: Slot, flat_P: torch.Tensor) -> LaneCopy:
-        """Start to copy GPU memory to a slot, or back by the other lane, after all work that the computing streams have
-        so far: these waited for earlier uses of the memory."""
+        lane = self._way_out if sent is None else self._way_in
+        if isinstance(sent, LaneCopy):
+            lane.wait_event(sent.event)
         self.look()
         for stream in self.computing:
             lane.wait_stream(stream)
@@ -78,20 +72,21 @@ class HostMover(Mover):
                 number, at = divmod(begin, self._chunk)
                 part_P = unversioned_P[begin - slot.offset :][: self._chunk - at]
                 host_P = self._host[number][at : at + len(part_P)]
-                source_P, target_P = (part_P, host_P) if lane is self._way_out else (host_P, part_P)
+                source_P, target_P = (part_P, host_P) if sent is None else (host_P, part_P)
                 target_P.copy_(source_P, non_blocking=True)
                 begin += len(part_P)
             event = lane.record_event()
-        return LaneCopy(self, event, None if lane is self._way_out else flat_P)
+        return LaneCopy(slot, self, event, None if sent is None else flat_P)
 
     def close(self) -> None:
         self._host.clear()  # torch reuses pinned memory once the copies of it are done
 
 
-class LaneCopy:
-    """A copy on a lane (see `Copying`), which cannot be cancelled. `brought_P`: GPU memory that it fills."""
+class LaneCopy(Copy):
+    """A copy on a lane, which cannot be cancelled. `brought_P`: GPU memory that it fills."""
 
-    def __init__(self, mover: HostMover, event: Any, brought_P: torch.Tensor | None) -> None:
+    def __init__(self, slot: Slot, mover: HostMover, event: Any, brought_P: torch.Tensor | None) -> None:
+        super().__init__(slot)
         self.event = event
         self._mover, self._brought_P = mover, brought_P
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tiledseg.memory.mover import Brought, Figures, Mover, Sent
+from tiledseg.memory.mover import Copy, Figures, Mover
 from tiledseg.memory.saved import KeptTensor, StorageView, held_by, may_move, overwritten, storage_key
 
 _AHEAD = 32  # storages, saved before the last used one, that are considered for a prefetch
@@ -29,12 +28,12 @@ _AHEAD = 32  # storages, saved before the last used one, that are considered for
 class SavedView:
     """A view of a storage that may leave. `alias` is None while it is away."""
 
-    __slots__ = ("__weakref__", "_dropped", "_left_at", "_version", "alias", "entry", "view")
+    __slots__ = ("__weakref__", "_left_at", "_version", "alias", "entry", "view")
 
-    def __init__(self, tensor: torch.Tensor, entry: StorageEntry, dropped: Callable[[StorageEntry], None]) -> None:
+    def __init__(self, tensor: torch.Tensor, entry: StorageEntry) -> None:
         self.alias: torch.Tensor | None = tensor.detach()
         self._version = self._left_at = tensor._version
-        self.view, self.entry, self._dropped = StorageView.of(tensor), entry, dropped
+        self.view, self.entry = StorageView.of(tensor), entry
 
     def leave(self) -> None:
         """Drop the bytes in memory: they have a copy outside."""
@@ -48,37 +47,32 @@ class SavedView:
         if version != self._version:
             raise overwritten(self.view.dtype, self.view.shape, version, self._version)
 
-    def __del__(self) -> None:
-        self._dropped(self.entry)  # in any thread and at any point of it: it may take no lock
-
 
 class Place(Enum):
     """The place of a storage's bytes. SHARED: in memory, held by others than autograd too. STAYING: only autograd holds
-    them. USED: the same, and the backward pass has begun to use them, so they leave no more. LEAVING: being copied
-    out."""
+    them. LEAVING: the same, and they are being copied out."""
 
-    SHARED, STAYING, USED, LEAVING, OUTSIDE = range(5)
+    SHARED, STAYING, LEAVING, OUTSIDE = range(4)
 
 
 @dataclass(eq=False)
 class StorageEntry:
     """A storage that autograd keeps. `sent`: its copy outside, from LEAVING on; `flat_P`: its bytes while LEAVING;
-    `brought`: its copy back in memory, while it is OUTSIDE.
+    `brought`: its bytes in memory again, while it is OUTSIDE.
 
-    `key` identifies the storage while it is in memory, `number` forever. `live`: the number of its saved views. `used`:
-    uses since it came back, or ever. `wanted`: saved views when it came back, each of which will use it.
+    `key` identifies the storage while it is in memory, `number` forever. `used`: uses since it came back, or ever: a
+    used one leaves no more. `wanted`: saved views when it came back, each of which will use it.
     """
 
     number: int
     key: int
     size: int
     place: Place | None = None
-    live: int = 0
     used: int = 0
     wanted: int = 0
-    sent: Sent | None = None
+    sent: Copy | None = None
     flat_P: torch.Tensor | None = None
-    brought: Brought | None = None
+    brought: tuple[torch.Tensor, Copy] | None = None
     saved: list[weakref.ref[SavedView]] = field(default_factory=list)
 
     def views(self) -> list[SavedView]:
@@ -98,11 +92,9 @@ class Ledger:
     def __init__(self, mover: Mover, budget: int, least: int, figures: Figures) -> None:
         self._mover, self._budget, self._least, self.figures = mover, budget, least, figures
         self._lock = threading.RLock()
-        self._dropped: queue.SimpleQueue[StorageEntry] = queue.SimpleQueue()
-        self._entries: dict[int, StorageEntry] = {}
-        self._in_memory: dict[int, StorageEntry] = {}  # by key
         self._at: dict[Place, dict[int, StorageEntry]] = {place: {} for place in Place}  # oldest first
         self._bytes = dict.fromkeys(Place, 0)
+        self._dropped: queue.SimpleQueue[StorageEntry] = queue.SimpleQueue()  # those of dropped views, from any thread
         self._ahead: list[tuple[StorageWeakRef, int]] = []  # prefetched storages and their bytes
         self._count = self._step_peak = 0
         self._was_used = False  # in this step
@@ -111,7 +103,7 @@ class Ledger:
     @property
     def resident_bytes(self) -> int:
         """The bytes in memory that only autograd holds."""
-        return self._bytes[Place.STAYING] + self._bytes[Place.USED] + self._bytes[Place.LEAVING]
+        return self._bytes[Place.STAYING] + self._bytes[Place.LEAVING]
 
     @property
     def _kept_bytes(self) -> int:
@@ -119,14 +111,10 @@ class Ledger:
         return self.resident_bytes + self._bytes[Place.OUTSIDE]
 
     def _put(self, entry: StorageEntry, place: Place | None) -> None:
-        """Move a storage to a place; None: nowhere, it has ended. A new one begins SHARED."""
+        """Move a storage to a place; None: nowhere, it has ended."""
         if entry.place is not None:
             del self._at[entry.place][entry.number]
             self._bytes[entry.place] -= entry.size
-        if place is Place.SHARED:
-            self._in_memory[entry.key] = entry
-        elif place in (Place.OUTSIDE, None) and entry.place is not Place.OUTSIDE:
-            del self._in_memory[entry.key]
         entry.place = place
         if place is not None:
             self._at[place][entry.number] = entry
@@ -141,18 +129,22 @@ class Ledger:
             if not may_move(tensor, self._least) or not self._mover.takes(tensor):
                 self._move_out()
                 return KeptTensor(tensor)
-            key = storage_key(tensor)
-            entry = self._in_memory.get(key)
-            if entry is None:
-                self._count += 1
-                entry = StorageEntry(self._count, key, tensor.untyped_storage().nbytes())
-                self._entries[entry.number] = entry
-                self._put(entry, Place.SHARED)
-            saved = SavedView(tensor, entry, self._dropped.put)
-            entry.live += 1
-            entry.saved.append(weakref.ref(saved))
+            entry, dropped = self._entry_of(tensor), self._dropped
+            saved = SavedView(tensor, entry)
+            entry.saved.append(weakref.ref(saved, lambda _: dropped.put(entry)))
             self._move_out()
             return saved
+
+    def _entry_of(self, tensor: torch.Tensor) -> StorageEntry:
+        key = storage_key(tensor)
+        for place in (Place.SHARED, Place.STAYING, Place.LEAVING):
+            for entry in self._at[place].values():
+                if entry.key == key:
+                    return entry
+        self._count += 1
+        made = StorageEntry(self._count, key, tensor.untyped_storage().nbytes())
+        self._put(made, Place.SHARED)
+        return made
 
     def unpack(self, saved: KeptTensor | SavedView) -> torch.Tensor:
         """Return the tensor, bit for bit. Raises RuntimeError if it was overwritten, WriteError if its bytes cannot be
@@ -162,7 +154,7 @@ class Ledger:
         with self._lock:
             self._settle()
             saved.check()
-            tensor = self._use(saved.entry, saved)
+            tensor = self._use(saved)
             self._prefetch_before(saved.entry)
             self._move_out()
             return tensor
@@ -192,18 +184,20 @@ class Ledger:
         for entry in list(self._at[Place.SHARED].values()):
             aliases = entry.aliases()
             if aliases and held_by(aliases[0], len(aliases)):
-                self._put(entry, Place.USED if entry.used else Place.STAYING)
+                self._put(entry, Place.STAYING)
         self._step_peak = max(self._step_peak, self._kept_bytes)
         ahead = self._ahead_bytes()
         room = self._budget - ahead
-        staying, leaving = self._at[Place.STAYING], self._at[Place.LEAVING]
-        while staying and self._bytes[Place.STAYING] + self._bytes[Place.USED] > room:
-            entry = next(iter(staying.values()))
-            storage = entry.aliases()[0].untyped_storage()
-            flat_P = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            entry.sent, entry.flat_P = self._mover.send(flat_P), flat_P
-            self._put(entry, Place.LEAVING)
-            self.figures.bytes_out += entry.size
+        if self._bytes[Place.STAYING] > room:
+            for entry in [entry for entry in self._at[Place.STAYING].values() if not entry.used]:
+                storage = entry.aliases()[0].untyped_storage()
+                entry.flat_P = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+                entry.sent = self._mover.send(entry.flat_P)
+                self._put(entry, Place.LEAVING)
+                self.figures.bytes_out += entry.size
+                if self._bytes[Place.STAYING] <= room:
+                    break
+        leaving = self._at[Place.LEAVING]
         while leaving and self.resident_bytes > room:
             self._finish_leaving(next(iter(leaving.values())))
         self.figures.peak_bytes = max(self.figures.peak_bytes, self.resident_bytes + ahead)
@@ -217,76 +211,58 @@ class Ledger:
         """Wait for a storage's copy out, then drop its bytes in memory. If the copy fails, raise its error and keep
         them."""
         assert entry.sent is not None, "its bytes have been sent"
-        entry.sent.copying.wait()
+        entry.sent.wait()
         self._put(entry, Place.OUTSIDE)
-        entry.flat_P = None
+        entry.flat_P, entry.used = None, 0
         for saved in entry.views():
             saved.leave()
 
     # The way back.
 
-    def _use(self, entry: StorageEntry, saved: SavedView) -> torch.Tensor:
-        self._was_used = True
-        self._recall(entry)
+    def _use(self, saved: SavedView) -> torch.Tensor:
+        entry, self._was_used = saved.entry, True
         entry.used += 1
-        if entry.place is not Place.OUTSIDE:
-            if entry.place is Place.STAYING:
-                self._put(entry, Place.USED)
-            assert saved.alias is not None, "the bytes are in memory"
+        if saved.alias is not None:
             return saved.alias
-        brought = entry.brought or self._bring(entry)
-        brought.copying.wait()
-        saved.check(brought.flat_P._version)
-        tensor = saved.view.over(brought.flat_P)
+        flat_P, copying = entry.brought or self._bring(entry)
+        copying.wait()
+        saved.check(flat_P._version)
+        tensor = saved.view.over(flat_P)
         if entry.used >= entry.wanted:  # autograd holds it now; another backward pass brings it again
             entry.brought, entry.used = None, 0
         return tensor
 
-    def _recall(self, entry: StorageEntry) -> None:
-        """Keep a storage that is used before it has left."""
-        if entry.place is Place.LEAVING and entry.sent is not None:
-            self._mover.drop(entry.sent)
-            self._put(entry, Place.USED)
-            entry.sent = entry.flat_P = None
-
-    def _bring(self, entry: StorageEntry) -> Brought:
+    def _bring(self, entry: StorageEntry) -> tuple[torch.Tensor, Copy]:
         assert entry.sent is not None, "its bytes are outside"
-        entry.brought, entry.wanted = self._mover.bring(entry.sent), entry.live
+        entry.brought, entry.wanted = self._mover.bring(entry.sent), len(entry.views())
         self.figures.bytes_in += entry.size
         return entry.brought
 
     def _prefetch_before(self, entry: StorageEntry) -> None:
         """Prefetch the storages saved right before `entry`, as far as the budget has room."""
         for number in range(entry.number - 1, max(0, entry.number - 1 - _AHEAD), -1):
-            before = self._entries.get(number)
-            if before is None or before.used:
-                continue
-            self._recall(before)
-            if before.place is Place.OUTSIDE and before.brought is None:
+            before = self._at[Place.OUTSIDE].get(number)
+            if before is not None and before.brought is None and not before.used:
                 if self.resident_bytes + self._ahead_bytes() + before.size > self._budget:
                     return
-                storage = self._bring(before).flat_P.untyped_storage()
+                storage = self._bring(before)[0].untyped_storage()
                 self._ahead.append((StorageWeakRef(storage), storage.nbytes()))
 
     # The end of a storage.
 
     def _settle(self) -> None:
-        """Process dropped views and finished copies."""
+        """Process finished copies, and free storages without views."""
         while not self._dropped.empty():  # no other thread takes from it: this one has the lock
             entry = self._dropped.get()
-            entry.live -= 1
-            if entry.live == 0:
+            if entry.place is not None and not entry.views():
                 self._free(entry)
         for entry in list(self._at[Place.LEAVING].values()):
-            if entry.sent is not None and entry.sent.copying.done():
+            if entry.sent is not None and entry.sent.done():
                 self._finish_leaving(entry)
 
     def _free(self, entry: StorageEntry) -> None:
-        del self._entries[entry.number]
         self._put(entry, None)
         if entry.brought is not None:
-            entry.brought.copying.stop()
-            entry.brought = None
+            entry.brought[1].stop()
         if entry.sent is not None:
             self._mover.drop(entry.sent)
-            entry.sent = entry.flat_P = None

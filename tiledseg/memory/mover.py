@@ -6,9 +6,8 @@ and go in the same order at every step does not grow after the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -23,19 +22,6 @@ TENSOR = 32 << 20
 """Bytes of the tensors by which `store_rates` measures."""
 
 
-class Copying(Protocol):
-    """A copy in flight, for which the host waits, or the device alone."""
-
-    def done(self) -> bool:
-        """Return True once the copy has ended or failed. Does not wait."""
-
-    def wait(self) -> None:
-        """Return when the result may be used. Raises the copy's error."""
-
-    def stop(self) -> None:
-        """Cancel the copy or wait for its end; afterwards the memory at both ends may be reused."""
-
-
 class Slot(NamedTuple):
     """`size` bytes from `offset` on, the beginning of a page. A slot takes whole pages, at least one."""
 
@@ -47,25 +33,29 @@ class Slot(NamedTuple):
         return self.offset + max(1, -(-self.size // PAGE)) * PAGE
 
 
-class Sent(NamedTuple):
-    """A storage's bytes in a slot of the store, complete once `copying` has ended."""
+class Copy:
+    """A copy of all bytes of a storage to `slot` of a store, or back. The host waits for it, or the device alone. This
+    one has ended."""
 
-    slot: Slot
-    copying: Copying
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
 
+    def done(self) -> bool:
+        """Return True once the copy has ended or failed. Does not wait."""
+        return True
 
-class Brought(NamedTuple):
-    """All bytes of a storage (uint8) in new memory, complete once `copying` has ended."""
+    def wait(self) -> None:
+        """Return when the result may be used. Raises the copy's error."""
 
-    flat_P: torch.Tensor
-    copying: Copying
+    def stop(self) -> None:
+        """Cancel the copy or wait for its end; afterwards the memory at both ends may be reused."""
 
 
 class Mover:
     """A store of at most `limit` bytes for a device's tensors, called `name` in errors, with the copies to and from it.
     Its user holds a lock if it has several threads. `end`: the highest end of a slot so far.
 
-    A subclass implements `_out` and `_back`. This class itself moves nothing, for a ledger that only counts bytes.
+    A subclass implements `_start`. This class itself moves nothing, for a ledger that only counts bytes.
     """
 
     def __init__(self, name: str = "no store", limit: int = 0, device: torch.device = CPU) -> None:
@@ -76,27 +66,27 @@ class Mover:
     def takes(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device
 
-    def send(self, flat_P: torch.Tensor) -> Sent:
+    def send(self, flat_P: torch.Tensor) -> Copy:
         """Start to copy all bytes of a storage out. The caller keeps them unchanged until the copy has ended.
 
         Raises MemoryLimitError if there is no room. Waiting for the copy raises WriteError if the disk refuses.
         """
         slot = self.take(flat_P.numel())
         try:
-            return Sent(slot, self._out(flat_P, slot))
+            return self._start(slot, flat_P, None)
         except MemoryLimitError:
             self._slots.remove(slot)
             raise
 
-    def bring(self, sent: Sent) -> Brought:
-        """Start to copy all bytes back into new memory, after the copy out has ended. Waiting raises the error of
-        either copy."""
+    def bring(self, sent: Copy) -> tuple[torch.Tensor, Copy]:
+        """Start to copy all bytes back, after the copy out has ended. Return the new memory (uint8) and the copy;
+        waiting for it raises the error of either copy."""
         flat_P = torch.empty(sent.slot.size, dtype=torch.uint8, device=self.device)
-        return Brought(flat_P, self._back(sent, flat_P))
+        return flat_P, self._start(sent.slot, flat_P, sent)
 
-    def drop(self, sent: Sent) -> None:
+    def drop(self, sent: Copy) -> None:
         """Free the slot. A copy to it is cancelled or awaited; copies from it must have ended."""
-        sent.copying.stop()
+        sent.stop()
         self._slots.remove(sent.slot)
 
     def take(self, size: int) -> Slot:
@@ -114,11 +104,9 @@ class Mover:
             f"taken, but {size} more are asked for; give it at least {Slot(begin, size).stop}, or keep more in memory"
         )
 
-    def _out(self, flat_P: torch.Tensor, slot: Slot) -> Copying:
-        raise AssertionError("a mover without a store cannot send")
-
-    def _back(self, sent: Sent, flat_P: torch.Tensor) -> Copying:
-        raise AssertionError("a mover without a store cannot bring")
+    def _start(self, slot: Slot, flat_P: torch.Tensor, sent: Copy | None) -> Copy:
+        """Start to copy `flat_P` to a slot, or back into it after the copy out, `sent`."""
+        raise AssertionError("a mover without a store moves nothing")
 
     def close(self) -> None:
         """Free everything. Nothing that was sent can be brought back."""
@@ -146,19 +134,23 @@ def store_rates(mover: Mover, size: int, tensor: int = TENSOR) -> StoreRates:
     Raises WriteError or MemoryLimitError if it has no room."""
     count, draw = max(1, size // tensor), torch.Generator(mover.device).manual_seed(0)
 
-    def moved(begin: Callable[[Any], Any], items: Iterable[Any]) -> tuple[list[Any], float]:
-        watch = Stopwatch(mover.device)
-        with watch.running():
-            there = [begin(item) for item in items]
-            for each in there:
-                each.copying.wait()
-        return there, count * tensor / watch.seconds()
+    def write() -> list[Copy]:
+        copies = [mover.send(data_P) for _ in range(count)]
+        for copy in copies:
+            copy.wait()
+        return copies
 
     try:
         data_P = torch.randint(0, 256, (tensor,), dtype=torch.uint8, device=mover.device, generator=draw)
-        for sent in moved(mover.send, [data_P] * count)[0]:
+        for sent in write():
             mover.drop(sent)
-        there, written = moved(mover.send, [data_P] * count)
-        return StoreRates(written, moved(mover.bring, there)[1])
+        writing, reading = Stopwatch(mover.device), Stopwatch(mover.device)
+        with writing.running():
+            there = write()
+        with reading.running():
+            brought = [mover.bring(sent) for sent in there]
+            for _, copy in brought:
+                copy.wait()
+        return StoreRates(count * tensor / writing.seconds(), count * tensor / reading.seconds())
     finally:
         mover.close()

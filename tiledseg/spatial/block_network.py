@@ -121,12 +121,11 @@ class BlockProgram:
 
 @dataclass
 class Turn:
-    """The block that is computed now, of `blocks` of an `image`. It `adds` to the image's `sums`, or gets them."""
+    """A run of a segment on one of an image's `blocks`. It `adds` to the image's `sums`, or gets them."""
 
-    image: object = None
-    block: int = 0
-    blocks: int = 1
-    sums: Sums = field(default_factory=dict)
+    block: int
+    blocks: int
+    sums: Sums
     adds: bool = False
 
 
@@ -163,9 +162,7 @@ class BlockNetwork:
     """
 
     def __init__(self, network: GraphNetwork) -> None:
-        self.turn = Turn()
         self.modules = list(network.layers.values())
-        self.ranks = [BlockRanks(self.turn, k) for k in range(len(self.modules))]
         self.layers = spatial_layers(network)
         self.graph, self.along_columns = network.graph, network.graph.along_columns
         self.tracking = frozenset(k for k, module in enumerate(self.modules) if _any(module, "track_running_stats"))

@@ -12,7 +12,7 @@ gradients of the windows.
 Without a training batch norm each image goes alone. With one, all images of a step go together: through each segment
 first the blocks of the first image, then those of the next.
 
-Between segments, ranks that share an image exchange strips (`block_store`) and sum statistics (`block_statistics`);
+Between segments, ranks that share an image exchange strips (`block_store`) and sum statistics;
 between blocks they do not wait for each other. It cannot deadlock. All ranks finish the same segments in one order,
 backward in the reverse, which follows from the graph alone. After each segment a rank first serves its images, in
 order: ranks that share one image share all of theirs. Then come the sums over all ranks of a step, one for each batch
@@ -21,34 +21,29 @@ norm of the segment's result. A rank without an image adds zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
 
+from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.mesh import Axes, serial_axes
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.sharing.layer_windows import leaving_partition
-from tiledseg.geometry.sharing.segments import Segment, segments
+from tiledseg.geometry.sharing.segments import segments
 from tiledseg.memory.file_store import MemoryShelf
-from tiledseg.models.network import Tensors
-from tiledseg.spatial.block_network import BlockNetwork, BlockProgram, BlockRun
-from tiledseg.spatial.block_statistics import Cast, ImageStatistics, StatisticSums, Together
-from tiledseg.spatial.block_store import INPUT, BlockGradients, BlockValues, BringInput, part_in
-
-Outputs = tuple[torch.Tensor, ...]
-LossOf = Callable[[int, Outputs], torch.Tensor | None]
+from tiledseg.models.normalise import Statistics, joined_over, summed, track
+from tiledseg.spatial.block_network import BlockNetwork
+from tiledseg.spatial.block_store import INPUT, BringInput
+from tiledseg.spatial.image_pass import Cast, Image, ImagePass, LossOf, measuring_nodes
+from tiledseg.spatial.twins import SpatialBatchNorm, SpatialNorm
 
 
-class Image(NamedTuple):
-    """An image: `x_BCHW`, this rank's part of the network's input, cut by `program`. `begin` is called before a block
-    of it that follows one of another image."""
+class Together(NamedTuple):
+    """The ranks whose images of a step go together. `device`: this rank's, for a rank without an image."""
 
-    x_BCHW: torch.Tensor
-    program: BlockProgram
-    begin: Callable[[], None] = lambda: None
+    ranks: Communicator
+    device: torch.device
 
 
 class BlockPass:
@@ -72,17 +67,18 @@ class BlockPass:
         axes: Axes | None = None,
         together: Together | None = None,
     ) -> None:
-        self.network, self.shelf, self.cast, self.bring = network, shelf or MemoryShelf(), cast, bring
-        self.wants, self._axes = network.wants_gradient(input_gradient), axes or serial_axes()
-        self.joins = together is not None or images[0].program.blocks > 1
-        self.images = [ImagePass(self, each) for each in images]
+        self._network, self._shelf, self._axes = network, shelf or MemoryShelf(), axes or serial_axes()
+        self._wants = network.wants_gradient(input_gradient)
+        self._joins = together is not None or images[0].program.blocks > 1
+        how = network, self._wants, self._shelf, cast, bring, self._joins
+        self.images = [ImagePass(each, *how) for each in images]
         self._segments = images[0].program.segments if images else segments(network.graph)
-        statistics = [image.statistics for image in self.images]
-        self._sums = StatisticSums(network, statistics, self._axes.image, together, self.joins)
+        self._together = together or Together(self._axes.image, torch.device("cpu"))
+        self._measured: dict[int, Statistics] = {}  # of batch norms
         for image in self.images:
             image.begin()
-            for block in image.program.own if list(image.statistics.nodes(INPUT)) else ():
-                image.statistics.add(INPUT, block, image.values.own_input(block))
+            for block in image.program.own if list(image.nodes(INPUT)) else ():
+                image.measure(INPUT, block, image.values.own_input(block))
         self._complete(INPUT)
 
     def forward(self, keep: bool = True) -> None:
@@ -125,135 +121,53 @@ class BlockPass:
             yield image, block
 
     def _complete(self, tensor: int) -> None:
-        """Exchange strips and sum statistics once this rank has all its blocks of a tensor. Collective."""
+        """Exchange strips and complete the statistics once this rank has all its blocks of a tensor. Collective."""
         for image in self.images:
             image.values.swap(tensor, self._axes)
-        self._sums.complete(tensor)
-        self.shelf.rest()
+        for image in self.images:
+            for k in image.nodes(tensor):
+                layer = self._network.layers[k]
+                if not isinstance(layer, SpatialNorm):
+                    summed(image.forward[k], self._axes.image)
+                elif not isinstance(layer, SpatialBatchNorm):
+                    image.measured[k] = joined_over(image.parts.pop(k), self._axes.image)
+        for k, norm in self._batch_norms(tensor):
+            parts = [part for image in self.images for part in image.parts.pop(k)]
+            self._measured[k] = joined_over(
+                parts, self._together.ranks, norm.module.num_features, self._together.device
+            )
+            track(norm.module, self._measured[k])
+            for image in self.images:
+                image.measured[k] = self._measured[k]
+        self._shelf.rest()
 
     def _complete_gradients(self, tensor: int) -> None:
-        """Exchange strips and sums once this rank has added all its gradients of a tensor. Collective."""
-        if self.wants[tensor]:
+        """Exchange strips and complete the statistics' gradients once this rank has added all its gradients of a
+        tensor. Collective."""
+        if not self._wants[tensor]:
+            return
+        for image in self.images:
+            image.gradients.swap(tensor, self._axes)
+        for image in self.images:
+            for k in image.nodes(tensor):
+                if not isinstance(self._network.layers[k], SpatialBatchNorm) and self._axes.image.size > 1:
+                    summed(image.backward[k], self._axes.image)  # each rank of an image has a block, which adds
+        for k, norm in self._batch_norms(tensor):
+            total = self._measured[k].mean_G.new_zeros(2, norm.module.num_features)
             for image in self.images:
-                image.gradients.swap(tensor, self._axes)
-            self._sums.complete_gradients(tensor)
-            self.shelf.rest()
+                if k in image.backward:  # else no block of it is in the loss
+                    total += image.backward[k]
+            summed(total, self._together.ranks)
+            for image in self.images:
+                image.backward[k] = total
+        self._shelf.rest()
+
+    def _batch_norms(self, tensor: int) -> Iterator[tuple[int, SpatialBatchNorm]]:
+        for k in measuring_nodes(self._network, tensor, self._joins, False):
+            layer = self._network.layers[k]
+            assert isinstance(layer, SpatialBatchNorm), "a batch norm"
+            yield k, layer
 
     def _drop(self, tensor: int) -> None:
         for image in self.images:
             image.values.drop(tensor)
-
-
-class ImagePass:
-    """This rank's blocks of one image. Methods take a segment's index, and do not communicate."""
-
-    def __init__(self, owner: BlockPass, image: Image) -> None:
-        self.program, self._begin = image.program, image.begin
-        self._network, self._wants, self._cast = owner.network, owner.wants, owner.cast
-        self.values = BlockValues(self.program, owner.shelf, image.x_BCHW, owner.bring)
-        self.gradients = BlockGradients(self.program, owner.shelf, self.values)
-        self.statistics = ImageStatistics(owner.network, self.program, owner.cast, owner.joins)
-        self._blocks = max(self.program.blocks, 2 if owner.joins else 1)  # 2: a block that is its image still adds
-
-    def begin(self) -> None:
-        """Prepare the network for a block of this image, if the last block was another image's."""
-        turn = self._network.turn
-        if turn.image is not self:
-            turn.image, turn.blocks = self, self._blocks
-            self._begin()
-
-    def compute(self, index: int, block: int) -> None:
-        """Run a segment that is not the last, and store the resulting block."""
-        (tensor,) = self.program.segments[index].leaving
-        y_BCHW = self._run(index, block, self._windows(index, block))[tensor]
-        self.statistics.add(tensor, block, y_BCHW)
-        self.values.put(tensor, block, y_BCHW)
-
-    def outputs(self, block: int) -> Outputs:
-        """Return the network's outputs on a block, without gradients; others cover a part of the first's block."""
-        self.begin()
-        with torch.no_grad():
-            last = len(self.program.segments) - 1
-            tensors = self._run(last, block, self._windows(last, block))
-        return tuple(tensors[tensor] for tensor in self._network.graph.results)
-
-    def input_gradient(self, block: int) -> torch.Tensor | None:
-        """Return the gradient of a block of the input after the backward pass, and free it."""
-        self.begin()
-        x_BCHW = self.values.own_input(block)
-        return self.statistics.with_gradient(INPUT, block, x_BCHW, self.gradients.take(INPUT, block))
-
-    def close(self) -> None:
-        self.values.clear()
-        self.gradients.clear()
-
-    def ahead(self, index: int, block: int, backward: bool) -> None:
-        """Prefetch the windows of a block."""
-        segment = self.program.segments[index]
-        for tensor, window in self.program.runs[index][block].windows.items():
-            if window.own is not None:
-                self.values.ahead(tensor, block)
-        for tensor in (*segment.leaving, *segment.entering) if backward else ():
-            self.gradients.ahead(tensor, block)
-
-    def _windows(self, index: int, block: int) -> Tensors:
-        windows = self.program.runs[index][block].windows
-        return {tensor: self.values.read(tensor, block, window) for tensor, window in windows.items()}
-
-    def _run(self, index: int, block: int, tensors: Tensors) -> Tensors:
-        """Return the tensors that leave a segment from those that enter it. Running statistics move in the first
-        run."""
-        segment, run, graph = self.program.segments[index], self.program.runs[index][block], self._network.graph
-        self.statistics.turn(block, self.statistics.forward)
-        for tensor in self._network.written_over(segment):
-            tensors[tensor] = tensors[tensor].clone()
-        with self._cast(), self.statistics.still(segment.nodes):
-            for number, (k, action) in enumerate(zip(segment.nodes, run.actions, strict=True)):
-                fill = self._network.layers[k].fill
-                brought = zip(action.inputs, graph.sources[k], strict=True)
-                windows = [bring.window(tensors[source], fill) for bring, source in brought]
-                tensors[k + 1] = self.statistics.compute(k, action.place, windows)
-                del windows
-                later = {source for node in segment.nodes[number + 1 :] for source in graph.sources[node]}
-                for tensor in {k + 1, *graph.sources[k]} - later - {*segment.leaving}:
-                    del tensors[tensor]
-        return {tensor: self._own(segment, run, tensor, block, tensors[tensor]) for tensor in segment.leaving}
-
-    def _own(self, segment: Segment, run: BlockRun, tensor: int, block: int, made_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the own block of a tensor that leaves: nodes may have computed more, for later nodes."""
-        inside = tensor - 1 in segment.nodes
-        given = run.actions[segment.nodes.index(tensor - 1)].given if inside else run.windows[tensor].box
-        row, col = divmod(block, self.program.cols[0].parts)
-        rows, cols = (leaving_partition(cuts, segment, tensor) for cuts in (self.program.rows, self.program.cols))
-        return part_in(made_BCHW, Box(rows.owned(row), cols.owned(col)), given)
-
-    def differentiate(self, index: int, block: int, loss: LossOf | None = None) -> None:
-        """Run a segment again, then differentiate it; the last one by its `loss`."""
-        segment, run = self.program.segments[index], self.program.runs[index][block]
-        gradient = None if loss is not None else self.gradients.take(segment.leaving[0], block)
-        leaves = self._windows(index, block)
-        with torch.enable_grad():
-            for tensor, x_BCHW in leaves.items():
-                leaves[tensor] = x_BCHW.detach().requires_grad_(self._wants[tensor])
-            made = self._run(index, block, dict(leaves))
-            self.statistics.turn(block, self.statistics.backward, adds=True)
-            shares = self.program.ranks.size > 1  # then a block without a loss adds zeros to the sums of ranks
-            if loss is not None:
-                outputs = tuple(made[tensor] for tensor in self._network.graph.results)
-                scalar = loss(block, outputs)
-                if scalar is not None and scalar.requires_grad:
-                    scalar.backward()
-                elif shares:
-                    wanting = [output_BKHW for output_BKHW in outputs if output_BKHW.requires_grad]
-                    torch.autograd.backward(wanting, [torch.zeros_like(output_BKHW) for output_BKHW in wanting])
-            elif (y_BCHW := made.pop(segment.leaving[0])).requires_grad:  # statistics may have been taken of it
-                gradient = self.statistics.with_gradient(segment.leaving[0], block, y_BCHW.detach(), gradient)
-                if gradient is None and shares:
-                    gradient = torch.zeros_like(y_BCHW)
-                if gradient is not None:
-                    self.statistics.turn(block, self.statistics.backward, adds=True)
-                    y_BCHW.backward(gradient)
-        for tensor, leaf in leaves.items():
-            if leaf.grad is not None:
-                self.gradients.add(tensor, block, run.windows[tensor], leaf.grad)
-                leaf.grad = None
