@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
+from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 import tiledseg
 from tests.foreign.modules import Somebody
+from tests.memory.test_recomputing import loop
 from tiledseg.execution.carrying import make_deterministic
 from tiledseg.memory.host import HostMover
 
@@ -26,34 +27,21 @@ def _deterministic() -> None:
     make_deterministic(True)
 
 
-def steps(network: nn.Module, x: torch.Tensor, count: int, late: bool) -> list[torch.Tensor]:
-    """Losses, weights and buffers. `late`: the GPU has something else to do first, so that the host is far ahead."""
-    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
-    losses = []
-    for _ in range(count):
-        if late:
-            torch.cuda._sleep(50_000_000)
-        loss = network(x).float().square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return [*losses, *network.state_dict().values()]
-
-
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("stream", ["the usual", "another"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_loop_ends_with_the_same_weights(precision: str, stream: str, late: bool) -> None:
+    """`late`: the GPU has something else to do before each step, so that the host is far ahead."""
+    begin = partial(torch.cuda._sleep, 50_000_000 if late else 0)
     torch.manual_seed(3)
     network = Somebody(bands=3, width=32, norm=True).cuda()
     again, x = copy.deepcopy(network), torch.randn(4, 3, 256, 256, device="cuda")
     side = torch.cuda.Stream() if stream == "another" else torch.cuda.current_stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side), torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-        plain = steps(network, x, 4, late)
+        plain = loop(network, x, 4, begin)
         with tiledseg.large_model_support(budget="48MiB") as support:
-            found = steps(again, x, 4, late)
+            found = loop(again, x, 4, begin)
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
     assert support.figures.bytes_out > 0

@@ -14,7 +14,6 @@ from tests.memory.stores import LateMover, SlowStore, offload
 from tests.memory.zoo import drawn, leaf
 from tiledseg.errors import WriteError
 from tiledseg.memory.file_store import FileStore
-from tiledseg.memory.mover import PAGE, store_rates
 from tiledseg.memory.offload import Offload
 
 KIBI = 1 << 10
@@ -254,9 +253,3 @@ def test_many_steps_take_no_more_than_two(tmp_path: Path, kind: str) -> None:
         assert stores[0].end <= (8 * x.nbytes if kind == "file" else places)
     assert moving.figures.bytes_out > 60 * x.nbytes
     assert moving.figures.peak_bytes <= 4 * x.nbytes
-
-
-def test_rates_are_those_of_bytes_both_ways() -> None:
-    rates = store_rates(LateMover(0), 8 * PAGE, 2 * PAGE)
-    assert rates.written > 0
-    assert rates.read > 0

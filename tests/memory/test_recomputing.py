@@ -274,12 +274,15 @@ def test_what_cannot_be_is_refused_before_any_step(arguments: dict[str, object],
     assert "\n" not in str(caught.value)
 
 
-def loop(network: nn.Module, x: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """Losses, and the weights and buffers after `count` steps of an optimizer."""
+def loop(
+    network: nn.Module, x: torch.Tensor, count: int, begin: Callable[[], object] = lambda: None
+) -> list[torch.Tensor]:
+    """Losses, and the weights and buffers after `count` steps of an optimizer, each after a call of `begin`."""
     torch.manual_seed(5)  # of dropout
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
     losses = []
     for _ in range(count):
+        begin()
         out = network(x)
         loss = (out if isinstance(out, torch.Tensor) else out[0]).square().mean()
         optimizer.zero_grad()

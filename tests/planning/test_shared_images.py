@@ -11,12 +11,11 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.planned_memory.peaks_of_ranks import errors, part
 from tests.planning.flops import flop_counter
-from tests.spatial.twins import axes_of
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.mesh import Axes, Mesh
+from tiledseg.comm.mesh import Axes, Mesh, open_axes
 from tiledseg.comm.point_to_point import Work
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, context_exchange, decompose
+from tiledseg.geometry.sharing.decomposition import Decomposition, MeshShape, Partition, context_exchange, decompose
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.memory.allocations import AllocationMeter
@@ -94,8 +93,7 @@ def axes(meshes: dict[str, Mesh]) -> Iterator[Axes]:
     mesh = meshes["gloo"]
     if mesh.size not in SHAPES:
         pytest.skip(f"no mesh for {mesh.size} ranks")
-    opened = axes_of(mesh, *SHAPES[mesh.size])
-    assert opened is not None
+    opened = open_axes(mesh, MeshShape(1, *SHAPES[mesh.size]))
     yield opened
     opened.close()
 

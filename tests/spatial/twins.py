@@ -25,13 +25,6 @@ NAMED_SHAPES = [(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (4, 1), (2, 2), 
 FLOOR = 1e-2  # of all gradients together; see difference
 
 
-def axes_of(mesh: Mesh, rows: int, cols: int) -> Axes | None:
-    """The axes of one image over the first rows x cols ranks; None where the job has too few. Collective."""
-    if rows * cols > mesh.size:
-        return None
-    return serial_axes() if mesh.size == 1 else open_axes(mesh, MeshShape(1, rows, cols))
-
-
 @dataclass
 class OpenAxes:
     """The axes of each shape over a mesh, opened when they are first asked for. `of` and `agree` are collective."""
