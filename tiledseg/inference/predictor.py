@@ -14,19 +14,17 @@ from functools import partial
 from itertools import count
 
 import numpy as np
-import torch
 
 from tiledseg.comm.doing import doing, tick, ticking
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.map_formats import ZARR
-from tiledseg.execution.carrying import network_input, use_one_kernel
+from tiledseg.execution.carrying import use_one_kernel
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.inference.mapping import ImageShare, map_windows, open_dataset, share_image
 from tiledseg.inference.request import IMAGE, Request, chosen_classes, plan_maps, staged, upload
 from tiledseg.inference.trained import Mapper
-from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.geopackage import begin, publish_polygons, write_polygons
 from tiledseg.raster.info import RasterInfo, code_notes, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
@@ -127,29 +125,18 @@ def _map_all(
             if first.normalize == IMAGE:
                 own = replace(mapper, normalization=_statistics(share, mapper, mesh))
                 warn(own.normalization.warnings() if own.normalization else ())
-            if verifies:
+            if verifies:  # compare the traced network with its module
+                from tiledseg.tracing.compare import verify_first
+
                 most = memory_bytes if plan.blocks is None else min(memory_bytes, max(plan.blocks.memory, 2**29))
-                _verify(whole, share, own, most, mesh, log)
+                with closing(open_dataset(share, own)) as dataset:
+                    verify_first(whole, dataset, share.parts, share.tilings, mesh, first.precision, most, log)
                 verifies, whole = False, network
             _make_map(share, own, classes, mesh, warn, advance)
             warn(mesh.on_root(lambda: upload(folder)))
     warn([_REWRITTEN.format(path) for path in written_since(images)])
     parallel.close()
     return infos
-
-
-def _verify(
-    network: GraphNetwork, share: ImageShare, mapper: Mapper, memory_bytes: int, mesh: Mesh, log: Callable[[str], None]
-) -> None:
-    """Compare a traced network with its module on the root's first part. Collective."""
-    from tiledseg.tracing.compare import verify_first
-
-    def load() -> torch.Tensor | None:
-        with closing(open_dataset(share, mapper)) as dataset:
-            part = next(iter(share.parts), None)
-            return part and network_input(dataset.load(part.image, part.tile), mesh.device)
-
-    verify_first(network, load, share.tilings, mesh, share.request.precision, memory_bytes, log)
 
 
 def _statistics(share: ImageShare, mapper: Mapper, mesh: Mesh) -> Normalization:

@@ -18,9 +18,11 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, first_line
-from tiledseg.execution.carrying import autocast
+from tiledseg.execution.carrying import autocast, network_input
+from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.memory import free_memory
 from tiledseg.geometry.shapes import is_legal_size, tensor_shapes
 from tiledseg.geometry.tiling import Tiling
@@ -29,6 +31,7 @@ from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.layers.pixelwise import to_layout
 from tiledseg.models.layers.pooling import average_pool
 from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
+from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.system.console import counted
 from tiledseg.tracing.calls import Call, Made, function_name, tensors_of, where
 from tiledseg.tracing.record import record
@@ -46,7 +49,6 @@ ROUNDINGS = 16.0  # tolerance in a run in another dtype, of the largest value, i
 SECONDS = 1.0  # most time of comparing calls for images of other sizes
 TRIES = 2048  # sides that the search for a legal one tries
 
-Load = Callable[[], torch.Tensor | None]
 Say = Callable[[str], None]
 Values = dict[str, torch.Tensor]  # 'output 0', "state 'norm.running_mean'", "gradient 'head.weight'"
 Gaps = dict[str, tuple[float, float]]  # of each value: its largest difference, and the module's largest number
@@ -237,20 +239,29 @@ def holds_anywhere(network: GraphNetwork, x_BCHW: torch.Tensor) -> bool:
 
 
 def verify_first(
-    network: GraphNetwork, load: Load, tilings: Sequence[Tiling], mesh: Mesh, precision: str, most: int, say: Say
+    network: GraphNetwork,
+    dataset: Dataset,
+    parts: Sequence[Part],
+    tilings: Sequence[Tiling],
+    mesh: Mesh,
+    precision: str,
+    most: int,
+    say: Say,
 ) -> None:
-    """Run `verified` on rank 0, for the input that `load` reads and the images of `tilings`. Collective: other ranks
-    wait for one broadcast, which carries an error too."""
+    """Run `verified` on rank 0, for the first of its `parts` and the images of `tilings`. Collective: other ranks wait
+    for one broadcast, which carries an error too."""
 
     def look() -> str:
-        x_BCHW, weight = load(), next(network.recorded.module.parameters(), torch.zeros(()))
-        if x_BCHW is None:
+        if not parts:
             return "not checked: the first rank computes nothing"
-        with autocast(precision, weight.device):
-            wholes = [(1, tiling.whole.shape) for tiling in tilings]
-            return verified(network, x_BCHW.to(weight.device), free_memory(mesh, weight.device), most, wholes)
+        sample = dataset.load(parts[0].image, parts[0].tile, draw=parts[0].draw)
+        device = next(network.recorded.module.parameters(), torch.zeros(())).device
+        wholes = [(1, tiling.whole.shape) for tiling in tilings]
+        with autocast(precision, device):
+            return verified(network, network_input(sample, device), free_memory(mesh, device), most, wholes)
 
-    line = mesh.on_root(look)
+    with doing("comparing the network with what was traced of it"):
+        line = mesh.on_root(look)
     if mesh.is_root:
         say(line)
 

@@ -7,7 +7,7 @@ import copy
 import itertools
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,7 @@ from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_finite, collect
-from tiledseg.execution.carrying import INPUT_DTYPES, PARAMETER_DTYPES, network_input
-from tiledseg.execution.halo_modes import Part
+from tiledseg.execution.carrying import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.part_passes import read_ahead
 from tiledseg.execution.progress import unseen
@@ -241,8 +240,11 @@ class Trainer:
         with contextlib.closing(samples):  # type: ignore[type-var]
             for position, step, parts in steps:
                 if self.unverified is not None:
-                    self._verify(self.unverified, training, parts)
-                    self.unverified = None
+                    from tiledseg.tracing.compare import verify_first
+
+                    traced, self.unverified = self.unverified.train(), None  # compared with its module
+                    how = self.mesh, config.train.precision, self.preparation.question.memory, self._say
+                    verify_first(traced, training, parts, tilings, *how)
                 rate = learning_rate(config.optimizer, self.step, self.course, position)
                 set_learning_rate(self.optimizer, rate)
                 tiles = (one.tile if isinstance(one.tile, Tile) else tilings[one.image].tiles[one.tile] for one in step)
@@ -269,19 +271,6 @@ class Trainer:
         if not self.saved:
             self._checkpoint()  # resumed from another folder's checkpoint, with no step left
         return False
-
-    def _verify(self, network: GraphNetwork, training: Dataset, parts: Sequence[Part]) -> None:
-        """Compare a traced network with its module on the root's first part, forward and backward. Collective."""
-        from tiledseg.tracing.compare import verify_first
-
-        def load() -> torch.Tensor | None:
-            part = next(iter(parts), None)
-            return part and network_input(training.load(part.image, part.tile, draw=part.draw), self.mesh.device)
-
-        with doing("comparing the network with what was traced of it"):
-            most = self.preparation.question.memory
-            of_run = self.plan.tilings, self.mesh, self.config.train.precision
-            verify_first(network.train(), load, *of_run, most, self._say)
 
     def _validate(self, held_out: Dataset, epoch: int) -> bool:
         """Validate; return True on all ranks if the score is the best so far."""
