@@ -174,6 +174,7 @@ module(torch.ones(1, 3, 16, 16))
 
 
 @needs_mpirun
+@pytest.mark.timeout(1200)  # at night
 @pytest.mark.parametrize("program", [UNCLOSED, COMMAND], ids=["loop", "command"])
 def test_no_thread_of_gloos_is_left_at_the_end(program: str) -> None:
     """Such a thread aborted one of ten loops that close nothing, and once a command called as a function."""
