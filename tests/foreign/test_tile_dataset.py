@@ -164,6 +164,8 @@ def test_samplers_of_no_rank_or_seed_are_refused(files: tuple[list[str], list[st
         ({"seed": 1.5}, "whole number"),
         ({"seed": True}, "whole number"),
         ({"rank": 2, "size": 2}, "2 of 2"),
+        ({"uneven": "some"}, "uneven is 'some'; give one of refuse, drop, differ"),
+        ({"uneven": "drop", "size": 13, "rank": 0}, "uneven drop leaves none"),
     ):
         with pytest.raises(ConfigError, match=words):
             tiledseg.TileSampler(data, **options)

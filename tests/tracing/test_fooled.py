@@ -9,11 +9,13 @@ import os
 import random
 import struct
 import threading
+from array import array
 from collections.abc import Callable
 from contextvars import ContextVar
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -126,7 +128,8 @@ class Kept:
     __slots__ = ("calls",)
 
 
-KEPT, BYTES, CONTEXT = Kept(), bytearray(), ContextVar("calls", default=0)
+KEPT, BYTES, ARRAY, CONTEXT = Kept(), bytearray(), array("b"), ContextVar("calls", default=0)
+WEAK: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
 KEPT.calls = 0  # type: ignore[attr-defined]
 
 
@@ -330,6 +333,8 @@ KINDS: dict[str, dict[str, Function]] = {
         "a queue": _counts(lambda self: QUEUE.put(1) or QUEUE.qsize()),
         "a thread's own": _counts(lambda self: _plus_one(LOCAL)),
         "bytes": _counts(lambda self: _longer(BYTES)),
+        "an array": _counts(lambda self: _longer(ARRAY)),
+        "a weak mapping": _counts(lambda self: _longer(WEAK.setdefault(Counter, []))),
         "a context": _counts(lambda self: (CONTEXT.set(CONTEXT.get() + 1), CONTEXT.get())[1]),
         "a global object with slots": _counts(lambda self: _plus_one(KEPT)),
         "the environment": _counts(lambda self: _one_more_in_the_environment()),

@@ -187,6 +187,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "places of maxima": (_only_places, "take the maxima alone"),
     "one number": (lambda x: x - x.mean(), "reduces all dims, images too"),
     "deviation": (lambda x: x / x.std((2, 3), keepdim=True), "takes the std over the whole image"),
+    "the length of a mean": (lambda x: x * x.mean((2, 3), True).norm(dim=(2, 3), keepdim=True), "works along pixels"),
     "means of means": (lambda x: functional.adaptive_avg_pool2d(x, 4), "height, width) of all pixels"),
     "maxima of parts": (lambda x: functional.adaptive_max_pool2d(x, 2), "2 x 2 maxima of the whole image"),
     "parts, nearest": (
@@ -235,7 +236,7 @@ def test_a_layer_that_is_dropped_by_a_draw_does_not_train(draw: Callable[[], flo
             return x if self.training and draw() < 1e-9 else super().forward(x)
 
     module, states = nn.Sequential(Seldom(3, 3, 1), nn.ReLU()).train(), (random.getstate(), np.random.get_state()[2])
-    with pytest.raises(ConfigError, match=f"it draws {whose}'s random numbers"):
+    with pytest.raises(ConfigError, match=f"does not do in training what it does in evaluation: it draws {whose}'s"):
         trace(module, 3)
     assert (random.getstate(), np.random.get_state()[2]) == states
     trace(module.eval(), 3)

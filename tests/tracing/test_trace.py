@@ -91,27 +91,6 @@ def test_instance_norm_takes_gradients_in_any_layout(affine: bool) -> None:
         assert (one - other).norm() <= 1e-12 * gradient.norm()
 
 
-class Dropping(nn.Module):
-    """Drops its whole branch at times, as stochastic depth does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.branch = nn.Conv2d(3, 3, 3, padding=1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.branch(x)
-        return x + (y * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.8) if self.training else y)
-
-
-def test_what_trains_otherwise_maps_only() -> None:
-    with pytest.raises(ConfigError, match=r"does not do in training what it does in evaluation.*test_trace.py"):
-        trace(Dropping(), 3)
-    network = trace(Dropping().eval(), 3)
-    with pytest.raises(ConfigError, match="map with it"):
-        network.train()
-    assert not network.training
-
-
 class Returning(nn.Module):
     """Two tensors, one of them half as large."""
 

@@ -60,6 +60,7 @@ ODD: dict[str, Function] = {
     "attention over times, fused": _series(lambda x: functional.scaled_dot_product_attention(x, x, x)),
     "turned weights": _turned,
     "attention at stride 2, with weights": _of_half,
+    "a mean, as it is": lambda x: x * x.mean((2, 3), keepdim=True).amax((2, 3), keepdim=True).expand(-1, -1, -1, -1),
     "data of a weight": lambda x: x * TABLE.data[:, :, :1, :1],
     "channels again": lambda x: x.repeat(1, 2, 1, 1) + x.tile((1, 2, 1, 1)),
     "median of channels": lambda x: x.median(1, keepdim=True)[0] + x.kthvalue(2, 1, keepdim=True)[0],

@@ -157,13 +157,6 @@ def test_dropout_in_a_leaf_is_mapped_and_not_trained() -> None:
         _traced(Block(6, 2, drop=0.1))
 
 
-def test_a_leaf_that_measures_its_batch_in_training_only_maps() -> None:
-    tiledseg.declare(Inner, PIXEL())
-    with pytest.raises(ConfigError, match=r"other|buffer"):
-        _traced(Inner(nn.BatchNorm2d(6)))
-    _traced(Inner(nn.BatchNorm2d(6)), trains=False)
-
-
 def test_windows_align_tiles_and_the_halo_is_what_gradients_reach(small: GraphNetwork) -> None:
     """Windows of 4 at stride 2: tiles begin at multiples of 8. Half a window of the second block is in whole ones of
     the first."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils import data
 
 from tiledseg.comm.launch import detect
-from tiledseg.config.checks import checked
+from tiledseg.config.checks import MOST, Range, checked, one_of
 from tiledseg.config.data import DataConfig
 from tiledseg.config.run import TilingConfig
 from tiledseg.errors import ConfigError, explained, renamed
@@ -36,7 +36,6 @@ from tiledseg.raster.samples.sampling import Sampler
 from tiledseg.raster.statistics import Normalization, given_normalization
 
 IGNORED = 255
-UNEVEN = ("refuse", "drop", "differ")
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -92,8 +91,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         valid_values: Sequence[float] = (),
     ) -> None:
         if not isinstance(halo, Halo):
-            if type(halo) is not int or halo < 0:
-                raise ConfigError(f"halo is {halo}; give 0 or more pixels, or the result of tiledseg.halo")
+            Range(0, MOST, remedy="0 or more pixels, or the result of tiledseg.halo").check("halo", halo)
             footprint = Footprint(1, halo, halo)
         elif halo.asks_place:
             what = "the network depends on the position in the whole image (align_corners=True, positions)"
@@ -243,10 +241,7 @@ class TileSampler(data.Sampler[int]):
         self.rank, self.size = place[0] if rank is None else rank, place[1] if size is None else size
         if not 0 <= self.rank < self.size:
             raise ConfigError(f"rank is {self.rank} of {self.size}; ranks count from 0, and are fewer than size")
-        if type(seed) is not int:
-            raise ConfigError(f"seed is {seed!r}; give a whole number")
-        if uneven not in UNEVEN:
-            raise ConfigError(f"uneven is '{uneven}'; give one of {', '.join(UNEVEN)}")
+        one_of("uneven", uneven, ("refuse", "drop", "differ"))
         count = len(dataset)
         dealt, more = f"{count} tiles are dealt to {self.size} ranks", count % self.size
         if uneven == "refuse" and more:

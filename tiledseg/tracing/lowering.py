@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.errors import TiledsegError
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel, Pixelwise
@@ -208,10 +208,8 @@ class Lowering:
                 if not self.faults:
                     what = "places of the whole image's maxima, or another second result that no graph has"
                     self.faults.append(f"{where(call)} takes {what}; take the maxima alone, the first result")
-            except GeometryError:
-                raise
             except Exception as error:  # a handler fails at arguments that it was not written for
-                named = isinstance(error, RefusalError | ConfigError)
+                named = isinstance(error, RefusalError | TiledsegError)
                 self.faults.append(f"{where(call)} {error if named else STRANGE}")
             for part, value in enumerate(made):
                 self.values[Made(index, part)] = value

@@ -9,7 +9,6 @@ import pickle
 import random
 import re
 import sys
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,8 +33,8 @@ HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"  # of a tensor
 GLOBAL_HOOKS = [name for name in vars(nn.modules.module) if re.fullmatch(r"_global_\w+_hooks", name)]
 DEPTH = 5  # levels of attributes of attributes in a snapshot
 # Types of a file's globals in which a function may keep state.
-STATE_TYPES = (int, float, str, list, dict, set, deque, np.ndarray, SimpleNamespace, Iterator, _lru_cache_wrapper)
-STATE_TYPES += (bytearray, memoryview, ContextVar, _SimpleCData, torch.Tensor, partial, Queue, local)  # type: ignore[assignment]
+STATE_TYPES = (int, float, Collection, SimpleNamespace, Iterator, _lru_cache_wrapper, memoryview, ContextVar)
+STATE_TYPES += (_SimpleCData, torch.Tensor, partial, Queue, local)  # type: ignore[assignment]
 LIBRARIES = {"torch", "numpy", "builtins", "tiledseg", *sys.stdlib_module_names}  # packages with no state of authors
 SIMPLE = (int, float, str, bytes, torch.dtype, torch.device, torch.Size)
 
@@ -227,12 +226,10 @@ def _snapshot(value: Any, depth: int) -> Any:
     match value:
         case torch.Tensor() if depth and vars(value):
             return [value, _snapshot(vars(value), depth - 1)]
-        case None | int() | float() | str() | bytes() | torch.Tensor() | nn.Module() | type() | ModuleType():
+        case None | int() | float() | str() | bytes() | range() | torch.Tensor() | nn.Module() | type() | ModuleType():
             return value
         case dict() | Mapping() if depth:
             return {key: _snapshot(each, depth - 1) for key, each in value.items()}
-        case list() | tuple() | set() | frozenset() | deque() if depth:
-            return [_snapshot(each, depth - 1) for each in value]
         case FunctionType() if depth:
             named = _named(value)
             here = [each for each in named if isinstance(each, STATE_TYPES) or _is_own(type(each))]
@@ -248,12 +245,12 @@ def _snapshot(value: Any, depth: int) -> Any:
             return _snapshot([value.func, value.args, value.keywords], depth)
         case np.ndarray():
             return value.shape, value.tobytes()
-        case bytearray() | memoryview() | _SimpleCData():
+        case memoryview() | _SimpleCData():
             return bytes(value)
+        case Collection() if depth:
+            return [_snapshot(each, depth - 1) for each in value]
         case ContextVar():
             return _snapshot(value.get(None), depth)
-        case torch.Generator():
-            return value.get_state().numpy().tobytes()
         case random.Random() | np.random.Generator() | np.random.RandomState():
             return pickle.dumps(value)
         case Iterator():

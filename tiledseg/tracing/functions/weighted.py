@@ -13,7 +13,7 @@ from tiledseg.models.layers.convolution import TorchConvolution
 from tiledseg.models.layers.pixelwise import COMPUTED
 from tiledseg.models.layers.pooling import AveragePoolModule
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
-from tiledseg.tracing.calls import Given, given_to, where
+from tiledseg.tracing.calls import Given, given_to
 from tiledseg.tracing.functions.pixelwise import channel_dims, formula, is_channels, pixelwise, shared
 from tiledseg.tracing.functions.times import is_of_times, of_one_time, over_times
 from tiledseg.tracing.functions.views import resized_channels
@@ -133,8 +133,6 @@ def _batch_norm(step: Step) -> list[Value]:
     moves = mean is not None and step.argument(5, "training", False)
     refuse(moves, "moves running statistics in evaluation too; pass training=self.training")
     trains = step.trained is None or given_to(step.trained, 5, "training", False)
-    if step.trained is not None and momentum != given_to(step.trained, 6, "momentum", 0.1):
-        step.lowering.untrained = f"{where(step.call)} is given another momentum"
     if mean is not None and step.lowering.trained and mean.owner and mean.owner[0] in step.lowering.trained.counted:
         counter = mean.owner[0], "num_batches_tracked"
         tensors["num_batches_tracked"] = Given(getattr(*counter), *counter[1:], owner=counter)

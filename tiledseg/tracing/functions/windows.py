@@ -41,8 +41,6 @@ def _adaptive(step: Step) -> list[Value]:
         return _image_max(step, value, layout) if of_maxima else _image_mean(step, value, layout)
     what = f"makes {after[0]} x {after[1]} maxima of the whole image"
     refuse(of_maxima, f"{what}; take a single one, or pool by fixed windows")
-    if factors is not None and all(1 / ratio == int(1 / ratio) for ratio in factors):
-        return step.by(nn.AvgPool2d((int(1 / factors[0]), int(1 / factors[1]))), value, "pool", value.layout)
     what = f"makes {after[0]} x {after[1]} means of the image, numbers that depend on its size"
     refuse(after != step.other.shapes[0][-2:], f"{what}; take its single mean, or a pooling of fixed windows")
     again = step.full().node in step.lowering.pooled
@@ -54,16 +52,11 @@ def _adaptive(step: Step) -> list[Value]:
 
 def _image_max(step: Step, value: Value, layout: Layout, even: bool = False) -> list[Value]:
     """Add a node for maxima. Their indices have no node, so a call that takes them is refused."""
-    if value.layout.one_pixel:
-        made = step.only().passed(value, layout)
-    else:
-        made = step.only().node("maximum", ImageMax(even), WholeImageMax(even), (value,), layout)
+    made = step.only().node("maximum", ImageMax(even), WholeImageMax(even), (value,), layout)
     return [*made, *(step.made(None, part=part) for part in range(1, len(step.call.shapes)))]
 
 
 def _image_mean(step: Step, value: Value, layout: Layout, total: bool = False) -> list[Value]:
-    if value.layout.one_pixel:
-        return step.passed(value, layout)
     return step.node("sum" if total else "mean", ImageMean(total), WholeImageMean(total), (value,), layout)
 
 
@@ -76,8 +69,7 @@ def _reduce(step: Step) -> list[Value]:
     numbers = {dim % len(value.layout.dims) for dim in (dims if isinstance(dims, tuple) else (dims,))}
     names = tuple(sorted(atom for number in numbers for atom in value.layout.dims[number]))
     kept = [(at, dim) for at, dim in enumerate(value.layout.dims) if keep or at not in numbers]
-    single = not names and name in ("mean", "sum", "amax", "amin")  # over one value
-    if single or (value.layout.one_pixel and set(names) <= set(PIXELS)):
+    if not names and name in ("mean", "sum", "prod", "amax", "amin", "max", "min"):  # of one value
         return step.passed(value, replace(value.layout, dims=tuple(dim for _, dim in kept)))
     if names == PIXELS and not value.layout.one_pixel:
         what = f"takes the {name} of booleans or whole numbers"
