@@ -22,7 +22,7 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.cli import COMMANDS, main
 from tiledseg.comm.failure import describe
 from tiledseg.commands.options import GROUPS, KEYS
-from tiledseg.commands.parser import Parser, add_format_option, run
+from tiledseg.commands.parser import run
 from tiledseg.errors import VERSION, CommunicationError, ConfigError, RasterError
 from tiledseg.raster.tile_store import is_tile_store
 
@@ -103,39 +103,14 @@ def test_an_interrupt_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def parser() -> Parser:
-    made = Parser(prog="python -m tiledseg.thing")
-    made.add_argument("--size", type=int, required=True)
-    add_format_option(made)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "the following arguments are required: --size"),
-        (["--size", "x"], "argument --size: invalid int value: 'x'"),
-        (["--siz", "3"], "the following arguments are required: --size"),
-        (["--size", "3", "--format", "xml"], "argument --format: invalid choice: 'xml'"),
-        (["--size", "3", "4"], "unrecognized arguments: 4"),
-    ],
-)
-def test_wrong_flags_name_the_help(arguments: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parser().parse_args(arguments)
-    assert str(caught.value).startswith(message)
-    assert str(caught.value).endswith("(see python -m tiledseg.thing --help)")
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(("rank", "printed"), [("0", True), ("1", False)])
 def test_help_is_rank_0s(
     rank: str, printed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in (("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
-    assert run(lambda: parser().parse_args(["--help"]) and 0) == 0
-    assert capsys.readouterr().out.startswith("usage: python -m tiledseg.thing") == printed
+    assert main(["plan", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: tiledseg plan") == printed
 
 
 def test_a_reader_that_has_seen_enough_is_no_fault() -> None:

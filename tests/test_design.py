@@ -7,9 +7,9 @@ import ast
 import re
 import subprocess
 from collections import defaultdict
-from dataclasses import fields, is_dataclass
-from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
+from types import FunctionType
 
 import pytest
 
@@ -97,39 +97,19 @@ FILES = sorted(set(re.findall(r"[a-z][\w-]*(?:/[\w-]+)*(?:\.py|\.md|/)(?![\w/])"
 NAMES = sorted(set(re.findall(r"`([a-z_]\w*(?:\.\w+)+)`", READING)) - set(FILES) - {"run.yaml"})
 
 
-@cache
-def defined(module: Path) -> frozenset[str]:
-    """Names that a module's own lines make, those in its classes with the class in front."""
-    found: set[str] = set()
-    for node in ast.parse(module.read_text()).body:
-        found |= set(_names(node))
-        if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{name}" for inner in node.body for name in _names(inner)}
-    return frozenset(found)
-
-
-def _names(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
 def is_of_the_package(name: str) -> bool:
-    """A module, or something that a module defines."""
-    words = name.split(".")
-    for count in range(len(words), 0, -1):
-        module = PACKAGE.joinpath(*words[:count]).with_suffix(".py")
-        if module.is_file():
-            return count == len(words) or ".".join(words[count:]) in defined(module)
-    return PACKAGE.joinpath(*words).is_dir()
+    """A module, or something that a module defines: not what it imports."""
+    try:
+        found = resolve_name(f"tiledseg.{name}")
+    except (ImportError, AttributeError):
+        return False
+    return not isinstance(found, type | FunctionType) or f"tiledseg.{name}.".startswith(f"{found.__module__}.")
 
 
 def is_a_key(name: str) -> bool:
     """A key of the configuration, `group.key`."""
     group, _, key = name.partition(".")
-    value = getattr(Config(), group, None)
-    return is_dataclass(value) and key in [field.name for field in fields(value)]
+    return hasattr(getattr(Config(), group, None), key)
 
 
 @pytest.mark.parametrize("name", FILES)

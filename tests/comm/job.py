@@ -16,7 +16,6 @@ STANDSTILLS = ("stop root", "turn", "busy")
 parser = Parser(prog="job")
 parser.add_argument("way")
 parser.add_argument("--transport", default="auto")
-parser.add_argument("--count", type=int)
 parser.add_argument("--deadline", type=float, default=600.0)
 
 

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.comm import job
 from tests.comm.launching import TORCHRUN, Done, clean_environment, free_port, mpirun, needs_mpirun, run_job
-from tiledseg.commands.parser import run
 
 JOB = str(Path(__file__).with_name("job.py"))
 SOON = 60.0  # seconds; a few where nothing else runs. Without what is tested: until the watch speaks, ten minutes
@@ -77,26 +75,6 @@ def test_exit_codes(way: str, code: int) -> None:
     done = mpirun(2, JOB, way)
     assert (done.code, done.errors) == (code, [])
     assert "Traceback" not in done.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "line"),
-    [
-        (["input"], 2, "b.tif is truncated"),
-        (["crash"], 1, f"ValueError: boom{re.escape(HINT)}"),
-        (["fine", "--transport", "udp"], 2, "transport is 'udp'; give one of auto, nccl, xccl, gloo, mpi"),
-        (["fine", "--count", "many"], 2, ".*invalid int value: 'many'.*"),
-    ],
-)
-def test_one_rank_alone_names_no_rank(
-    arguments: list[str], code: int, line: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """In this process. A traceback is shown on demand."""
-    monkeypatch.setattr(sys, "argv", ["job", *arguments])
-    check_line(Done(run(job.main), *capfd.readouterr(), time.time()), code, line)
-    monkeypatch.setenv("TILEDSEG_TRACEBACK", "1")
-    run(job.main)
-    assert "Traceback" in capfd.readouterr().err
 
 
 def test_one_rank_alone_needs_no_mpi_library(tmp_path: Path) -> None:
