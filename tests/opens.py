@@ -6,46 +6,29 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import safetensors
 
-_hearing: list[Callable[[object], None]] = []
-
 
 def opens(folder: Path, work: Callable[[], object]) -> Counter[str]:
     """Of each file, by its name, while `work` runs. Not by inotify, which makes one of opens that follow each other."""
     found: Counter[str] = Counter()
+    hears = True
 
-    def hear(path: object) -> None:
-        if isinstance(path, str | bytes | os.PathLike):
-            where = Path(os.path.realpath(os.fsdecode(path)))
+    def hear(event: str, given: tuple[Any, ...]) -> None:
+        if hears and event == "open" and isinstance(given[0], str | bytes | os.PathLike):
+            where = Path(os.path.realpath(os.fsdecode(given[0])))
             found.update([where.name] if where.parent == folder.resolve() else [])
 
     def safe_open(path: object, *given: Any, **named: Any) -> Any:
-        hear(path)
+        hear("open", (path,))
         return safetensors.safe_open(path, *given, **named)
 
-    _listen()
-    _hearing.append(hear)
-    try:
-        with mock.patch("safetensors.torch.safe_open", safe_open):
-            work()
-    finally:
-        _hearing.remove(hear)
+    sys.addaudithook(hear)  # Python takes no hook back
+    with mock.patch("safetensors.torch.safe_open", safe_open):
+        work()
+    hears = False
     return found
-
-
-@cache
-def _listen() -> None:
-    """Once a process: Python takes no hook back."""
-
-    def tell(event: str, given: tuple[object, ...]) -> None:
-        if event == "open":
-            for hear in _hearing:
-                hear(given[0])
-
-    sys.addaudithook(tell)
