@@ -107,6 +107,10 @@ def parse(*arguments: str) -> Config:
             f"{WINDOWS.replace('size', 'side')}",
             "train.windows has the unknown key 'side'; give some of size, per_step, halo",
         ),
+        (f"{WINDOWS} --train.augment [turn] --train.augment_each tile", "train.windows are given, each of which has"),
+        ("--memory.store ''", "memory.store is empty; give host, or a folder on a local disk"),
+        ("--data.valid a.tif --data.val_images b.tif --data.val_labels c.tif", "name the rasters of both by a pattern"),
+        ("--model.levels 010", "--model.levels is 010, which YAML takes for 8"),
         (f"{STORE} --parallel.halo exchange", "memory.store is /scratch, but with exchange"),
         (f"{STORE} --parallel.stages 2", "nothing would be stored there"),
         (f"{STORE} --parallel.halo layer --parallel.fusion 2", "nothing would be stored there"),
@@ -250,7 +254,7 @@ def test_the_ends_of_a_range(name: str) -> None:
 
 def test_what_yaml_cannot_say() -> None:
     """Values of a caller in Python: no whole numbers, and names that are no text."""
-    for value in (True, 3.0, "3", [True]):
+    for value in (True, 3.0, "3", [True], 10**5000):
         with pytest.raises(ConfigError, match=r"model\.levels is .*whole number"):
             check_values("model", ModelConfig(levels=value))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"model\.name is .*not text in UTF-8"):

@@ -71,6 +71,7 @@ SCORES = (
 SCENES = (
     scene("size-of-nothing", "--size 0 64", "0 x 64"),
     scene("bands", "--bands 2", "bands", "2"),
+    scene("seed", "--seed -1", "seed -1", "0 to"),
     Case("nothing-given", "scene", "", ("--size", "--image", "--labels")),
 )
 

@@ -88,6 +88,8 @@ def test_half_set_variables_are_an_error(environ: dict[str, str]) -> None:
         ({**TORCHRUN, "RANK": "-1"}, "-1"),
         ({**TORCHRUN, "WORLD_SIZE": "four"}, "four"),
         ({**TORCHRUN, "WORLD_SIZE": "0", "RANK": "0"}, "0 of 0"),
+        ({"PMI_RANK": "2", "PMI_SIZE": "6"}, "PMI_RANK=2 PMI_SIZE=6 but no local rank"),
+        ({**SLURM_STEP, "SLURM_STEP_TASKS_PER_NODE": "2,x"}, r"=2,x is not of the form 2\(x3\),1"),
         ({**SLURM_STEP, "SLURM_NODEID": "3"}, r"SLURM_NODEID=3 but SLURM_STEP_TASKS_PER_NODE=2\(x2\),1"),
     ],
 )

@@ -13,15 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from tiledseg.comm.doing import name_ranks, waiting
 from tiledseg.memory.device import CPU, Stopwatch, is_gpu, least
-
-if TYPE_CHECKING:
-    from tiledseg.comm.collectives import Communicator
 
 
 class Work:
@@ -75,10 +72,18 @@ class MessageMeter:
         self.waits.reset()
 
 
+class Carrier(Protocol):
+    """The methods of `collectives.Communicator` that messages need."""
+
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]: ...
+
+    def reads(self, tensor: torch.Tensor) -> bool: ...
+
+
 class PointToPoint:
     """A channel for messages among the ranks of a communicator, with its own meter."""
 
-    def __init__(self, carrier: Communicator) -> None:
+    def __init__(self, carrier: Carrier) -> None:
         self.meter = MessageMeter()
         self._carrier = carrier
 
