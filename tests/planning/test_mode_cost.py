@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.shapes import count_parameters, tensor_channels
@@ -158,8 +157,3 @@ def test_no_other_depth_takes_less_time(machine: Machine, expected: int | None) 
     alone = Partition((0, 512))
     assert choose_fusion(layers, alone, alone, 4, 4, machine) == 1, "a rank without neighbours sends nothing"
     assert fusion == WHOLE or all(seconds[depth] > seconds[fusion] for depth in DEPTHS if depth < fusion)
-
-
-def test_an_impossible_partition_is_refused() -> None:
-    with pytest.raises(GeometryError, match="none of them to rank"):
-        choose_fusion(UNet(3, base_channels=2).graph(), Partition.even(16, 8), Partition((0, 16)), 4, 4, Machine())

@@ -16,7 +16,7 @@ from tiledseg.training.preparation import prepare
 from tiledseg.units import ACTIVATION_BYTES
 
 MODEL = ModelConfig(levels=3, base_channels=8)
-MEMORY = 5 << 20
+MEMORY = 5 << 20  # enough for a small tile, and too little for all
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +27,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     return DataConfig(str(root / "image.tif"), str(root / "labels.tif"), classes=2)
 
 
-def memory_for(precision: str) -> int:
-    """Enough for a small tile, and too little for all: kernels of float64 unfold their inputs."""
-    return (3 if precision == "fp64" else 1) * MEMORY
-
-
 @pytest.mark.parametrize("ranks", [1, 7])
 @pytest.mark.parametrize("precision", ACTIVATION_BYTES)
 def test_plan_and_train_choose_the_same_grid(data: DataConfig, precision: str, ranks: int) -> None:
     """The halved bytes of bf16 did count for one of them only. A norm over the image left `train` one tile."""
-    memory = memory_for(precision)
+    memory = MEMORY * (3 if precision == "fp64" else 1)  # kernels of float64 unfold their inputs
     for norm, halo in (("none", "read"), ("instance", "layer")):
         model = replace(MODEL, norm=norm)
         question = asked_of((150, 230), build_network(model, 3, 2), precision=precision, memory=memory, gpus=ranks)

@@ -68,16 +68,16 @@ def minimum_halo(graph: Graph) -> tuple[int, int]:
 
     The law: with one pixel less, an output of some core depends on a pixel outside its context.
     """
-    alignment = total_stride(graph)
+    alignment, offset = total_stride(graph), 0 if is_padded(graph) else _lost(graph) // 2
     core = Interval(64 * alignment, 128 * alignment)
-    needs = [(core, required_input(each, core).shift(-_offset(graph))) for each in _dims(graph)]
+    needs = [(core, required_input(each, core).shift(-offset)) for each in _dims(graph)]
     if any(layer.padding_after and layer.clamps for each in _dims(graph) for layer in each.layers):
         first = 128 * alignment  # also test the ends of an image, where pixels are mirrored
         for each in _dims(graph):
             sizes = tensor_sizes(each, next(n for n in range(first, first + 4 * alignment) if is_legal_size(each, n)))
             size = sizes[graph.results[0]]
             for least in (Interval(0, alignment), Interval(size - alignment, size)):
-                needs.append((least, required_input(each, least, sizes).shift(-_offset(each))))
+                needs.append((least, required_input(each, least, sizes).shift(-offset)))
     return max(core.start - need.start for core, need in needs), max(need.stop - core.stop for core, need in needs)
 
 
@@ -141,11 +141,6 @@ def _lost(graph: Graph) -> int:
 def _dims(graph: Graph) -> tuple[Graph, ...]:
     """Return the network along rows, and along columns if it differs."""
     return (graph,) if graph.along_columns is graph else (graph, graph.along_columns)
-
-
-def _offset(graph: Graph) -> int:
-    """Return the position of the first output, counted from the first input."""
-    return 0 if is_padded(graph) else _lost(graph) // 2
 
 
 def round_up(value: int, multiple: int) -> int:

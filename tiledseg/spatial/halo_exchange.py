@@ -19,7 +19,6 @@ the output. The gain depends on the machine (`benchmarks/spatial`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -155,65 +154,6 @@ class _Exchange(torch.autograd.Function):
         return start_back(gradient_BCHW, *ctx.back).gradient(), None, None, None, None
 
 
-@dataclass(frozen=True)
-class OverlapJob:
-    """A convolution on one rank, without its tensors. `convolve` takes the `options` (stride, padding, dilation,
-    groups) as `functional.conv2d` does; padding only along dims that are not cut."""
-
-    axes: Axes
-    exchange: BlockExchange
-    layers: tuple[Convolution, Convolution]
-    place: BlockPlace
-    convolve: Callable[..., torch.Tensor]
-    options: tuple[Pair, Pair, Pair, int]
-
-    @property
-    def given(self) -> Box:
-        return Box(self.place.row.given, self.place.col.given)
-
-    def own(self) -> tuple[Box, Box]:
-        """Return the box of inputs before the exchange, and that of the outputs which need only these (maybe empty)."""
-        dims = list(zip(self.exchange.window, self.layers, (self.place.row, self.place.col), strict=True))
-        inputs = (at.read if size is None else at.owned for size, _, at in dims)
-        outputs = (at.given if size is None else _within(layer, at.given, at.owned) for size, layer, at in dims)
-        return Box(*inputs), Box(*outputs)
-
-    def borders(self, inner: Box) -> list[Box]:
-        """Return the outputs around the interior as up to four strips; all outputs if there is no interior."""
-        given = self.given
-        if not inner.area:
-            return [given]
-        strips = (
-            Box(Interval(given.row.start, inner.row.start), given.col),
-            Box(Interval(inner.row.stop, given.row.stop), given.col),
-            Box(inner.row, Interval(given.col.start, inner.col.start)),
-            Box(inner.row, Interval(inner.col.stop, given.col.stop)),
-        )
-        return [strip for strip in strips if strip.area]
-
-    def compute(
-        self,
-        out: Box,
-        x_BCHW: torch.Tensor,
-        at: Box,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        y_BCHW: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Compute the outputs `out` from inputs that cover `at`, write them into y (None: a new tensor), and return
-        y."""
-        dims = zip(self.layers, (self.place.row, self.place.col), (out.row, out.col), strict=True)
-        rows, cols = (dim.read if dim.whole else layer.required_input(own) for layer, dim, own in dims)
-        part_BCHW = self.convolve(part(x_BCHW, Box(rows, cols).relative_to(at).slices), weight, bias, *self.options)
-        if y_BCHW is None:
-            last = part_BCHW.is_contiguous(memory_format=torch.channels_last)
-            layout = torch.channels_last if last else torch.contiguous_format
-            shape = *part_BCHW.shape[:2], *self.given.shape
-            y_BCHW = torch.empty(shape, dtype=part_BCHW.dtype, device=part_BCHW.device, memory_format=layout)
-        part(y_BCHW, out.relative_to(self.given).slices).copy_(part_BCHW)
-        return y_BCHW
-
-
 @lru_cache(maxsize=1024)
 def _within(layer: Convolution, out: Interval, own: Interval) -> Interval:
     """Return the outputs of `out` that read only inputs of `own`."""
@@ -221,35 +161,75 @@ def _within(layer: Convolution, out: Interval, own: Interval) -> Interval:
     return Interval(inside[0], inside[-1] + 1) if inside else Interval(out.start, out.start)
 
 
+def _around(interior: Box, given: Box) -> list[Box]:
+    """Return the outputs around the interior as up to four strips; all outputs if there is no interior."""
+    if not interior.area:
+        return [given]
+    strips = (
+        Box(Interval(given.row.start, interior.row.start), given.col),
+        Box(Interval(interior.row.stop, given.row.stop), given.col),
+        Box(interior.row, Interval(given.col.start, interior.col.start)),
+        Box(interior.row, Interval(interior.col.stop, given.col.stop)),
+    )
+    return [strip for strip in strips if strip.area]
+
+
 class OverlappedConvolution(torch.autograd.Function):
-    """A convolution of a rank's own block, with the halo exchange inside. Collective over the ranks of the image."""
+    """A convolution of a rank's own block, with the halo exchange inside. Collective over the ranks of the image.
+
+    `layers`: along rows and columns. `convolve` takes the `options` (stride, padding, dilation, groups) as
+    `functional.conv2d` does; padding only along dims that are not cut.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, job: OverlapJob
+        ctx: Any,
+        x_BCHW: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        axes: Axes,
+        exchange: BlockExchange,
+        layers: tuple[Convolution, Convolution],
+        place: BlockPlace,
+        convolve: Callable[..., torch.Tensor],
+        options: tuple[Pair, Pair, Pair, int],
     ) -> torch.Tensor:
-        flight = start(x_BCHW, job.exchange, job.axes, 0.0)
-        own, interior = job.own()
-        y_BCHW = job.compute(interior, x_BCHW, own, weight, bias, None) if interior.area else None
-        window_BCHW, read = flight.window(), Box(job.place.row.read, job.place.col.read)
-        for out in job.borders(interior):
-            y_BCHW = job.compute(out, window_BCHW, read, weight, bias, y_BCHW)
+        flight, given = start(x_BCHW, exchange, axes, 0.0), Box(place.row.given, place.col.given)
+        dims = list(zip(exchange.window, layers, (place.row, place.col), strict=True))
+        own = Box(*(at.read if size is None else at.owned for size, _, at in dims))  # inputs before the exchange
+        interior = Box(*(at.given if size is None else _within(layer, at.given, at.owned) for size, layer, at in dims))
+        y_BCHW: torch.Tensor | None = None
+
+        def compute(out: Box, source_BCHW: torch.Tensor, at: Box) -> torch.Tensor:
+            """Compute the outputs `out` from inputs that cover `at`, write them into y, and return y."""
+            sides = zip(dims, (out.row, out.col), strict=True)
+            read = Box(*(dim.read if dim.whole else layer.required_input(side) for (_, layer, dim), side in sides))
+            part_BCHW = convolve(part(source_BCHW, read.relative_to(at).slices), weight, bias, *options)
+            made_BCHW = _empty(part_BCHW, given.shape) if y_BCHW is None else y_BCHW
+            part(made_BCHW, out.relative_to(given).slices).copy_(part_BCHW)
+            return made_BCHW
+
+        if interior.area:
+            y_BCHW = compute(interior, x_BCHW, own)
+        window_BCHW, read = flight.window(), Box(place.row.read, place.col.read)
+        for out in _around(interior, given):
+            y_BCHW = compute(out, window_BCHW, read)
         assert y_BCHW is not None, "a rank gives at least one output"
         ctx.save_for_backward(window_BCHW, weight)
-        ctx.job = job
+        ctx.back = axes, exchange, options
         return y_BCHW
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         window_BCHW, weight = ctx.saved_tensors
-        job: OverlapJob = ctx.job
+        axes, exchange, options = ctx.back
         wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         dweight = flight = None
         if wants_input:
-            window_gradient_BCHW = conv2d_input(window_BCHW.shape, weight, g_BCHW, *job.options)
-            flight = start_back(window_gradient_BCHW, job.exchange, job.axes, owned=True)
+            window_gradient_BCHW = conv2d_input(window_BCHW.shape, weight, g_BCHW, *options)
+            flight = start_back(window_gradient_BCHW, exchange, axes, owned=True)
         if wants_weight:
-            dweight = conv2d_weight(window_BCHW, weight.shape, g_BCHW, *job.options)
+            dweight = conv2d_weight(window_BCHW, weight.shape, g_BCHW, *options)
         dbias = g_BCHW.sum((0, 2, 3)) if wants_bias else None
-        return None if flight is None else flight.gradient(), dweight, dbias, None
+        return None if flight is None else flight.gradient(), dweight, dbias, *[None] * 6

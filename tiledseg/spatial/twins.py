@@ -44,7 +44,7 @@ from tiledseg.models.layers.times import TimesBatchNorm, TimesConvolution, Times
 from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 from tiledseg.models.normalise import Ranks, Statistics, each_time, normed, takes_statistics
-from tiledseg.spatial.halo_exchange import OverlapJob, OverlappedConvolution
+from tiledseg.spatial.halo_exchange import OverlappedConvolution
 
 
 class SpatialLayer:
@@ -198,8 +198,8 @@ class SpatialConvolution(SpatialLayer):
         bias = None if m.bias is None else m.bias.to(dtype)
         padding = place.own_padding((self.rows.padding, self.cols.padding))
         options = (m.stride[0], m.stride[1]), padding, (m.dilation[0], m.dilation[1]), m.groups
-        job = OverlapJob(axes, exchange, (self.rows, self.cols), place, self._convolve, options)
-        return OverlappedConvolution.apply(x_BCHW.to(dtype), m.weight.to(dtype), bias, job)
+        given = axes, exchange, (self.rows, self.cols), place, self._convolve, options
+        return OverlappedConvolution.apply(x_BCHW.to(dtype), m.weight.to(dtype), bias, *given)
 
 
 def _across(module: nn.Conv2d | nn.ConvTranspose2d, dim: int) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
@@ -95,12 +94,8 @@ def equal_channels(*channels: int) -> int:
 class ImageLayer(Layer):
     """A layer whose every output depends on the whole image; `takes` says in words on what."""
 
-    takes: ClassVar[str]
     statistics = "image"
     can_rebuild = False  # a sum over all ranks, or their keys and values
-
-    def in_words(self, module: str | None) -> str:
-        return f"{'the network' if module is None else repr(module)} takes {self.takes}"
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ class Layer:
     keeps_zero: ClassVar[Any] = False  # pixelwise, and maps zero to zero: it may then come after zero padding
     # Statistics.
     statistics: ClassVar[Any] = None  # of each `image`, or of the `batch`; None: at most of a pixel's channels
+    takes: ClassVar[str] = "statistics"  # in words
     tracks: ClassVar[Any] = False  # training updates running statistics
     is_still: ClassVar[Any] = False  # running statistics are constant, also in training
     # Autograd.
@@ -110,7 +111,7 @@ class Layer:
 
     def in_words(self, module: str | None) -> str:
         """Return the words for its statistics: of `module` in a user's network, or (None) of a configuration's key."""
-        return f"{module or 'the network'} takes statistics"
+        return f"{'the network' if module is None else repr(module)} takes {self.takes}"
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         """Count the values of an all-reduce between the ranks of an image, forward and backward."""
