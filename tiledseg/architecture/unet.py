@@ -54,6 +54,8 @@ class UNet:
     def graph(self) -> Graph:
         """Return the nodes, encoder to head. A mark keeps each level's output for the way up."""
         bottom = self.levels - 1
+        shrink = 0 if self.padding == "same" else self.convs_per_level * (self.kernel - 1)  # each side, by a level
+        crop = shrink  # each side of a skip: as the levels below shrink it
         nodes: list[Node] = []
         for level in range(bottom):
             nodes += self._units(f"encoder{level}", level)
@@ -64,8 +66,9 @@ class UNet:
             layer = TransposedConvolution(self.channels(level)) if is_transposed else Upsample(self.upsampling)
             up = Node(f"decoder{level}.up", layer)
             skipped = f"encoder{level}.stash", up.name
-            nodes += [up, Node(f"decoder{level}.pop", Concatenate((self._crop(level), 0)), skipped)]
+            nodes += [up, Node(f"decoder{level}.pop", Concatenate((crop, 0)), skipped)]
             nodes += self._units(f"decoder{level}", level)
+            crop = 2 * (crop + shrink)
         return Graph((*nodes, Node("head", Convolution(self.classes, 1))))
 
     def _units(self, prefix: str, level: int) -> list[Node]:
@@ -81,13 +84,3 @@ class UNet:
                 Node(f"{prefix}.act{i}", Activation()),
             ]
         return units
-
-    def _crop(self, level: int) -> int:
-        """Return the pixels by which the levels below shrink each side of `level`: 0 if convolutions are padded."""
-        if self.padding == "same":
-            return 0
-        lost = 0
-        for lower in range(self.levels - 1, level, -1):
-            units = 1 if lower == self.levels - 1 else 2
-            lost = 2 * lost + units * self.convs_per_level * (self.kernel - 1)
-        return lost
