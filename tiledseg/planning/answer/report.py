@@ -95,7 +95,7 @@ def plan(question: RunQuestion, stages: Parallelism | None = None, budget: int |
     parts |= {"cluster": cluster_part(question, tiling.grid), "exact": _exact_part(question, tiling)}
     parts |= paper_part(question, tiling.grid)
     summary = summary_part(question, modes, step, list(parts))
-    return Planned({"summary": summary} | parts, tiling, modes, step and step[0], staged)
+    return Planned({"summary": summary} | parts, tiling, modes, step, staged)
 
 
 def formula(question: RunQuestion, stride: int) -> Planned:
@@ -262,20 +262,19 @@ def _number(*values: float) -> int | float | list[int | float]:
     return rounded if values[0] != values[-1] else rounded[0]
 
 
-def staged_step(question: RunQuestion, part: dict[str, Any], tiles: int) -> tuple[PlannedStep, int]:
-    """Return the step of as many pipelines as there are GPUs for, and its micro-batches; `part`: values of one."""
+def staged_step(question: RunQuestion, part: dict[str, Any], tiles: int) -> PlannedStep:
+    """Return the step of as many pipelines as there are GPUs for; `part`: values of one."""
     pipelines, seconds = max(1, question.ranks // part["stages"]), part["step"]["milliseconds"] / 1000
     steps = -(-question.images * tiles // (part["micro_batches"] * pipelines))
     memory = max(row["memory"]["total"] for row in part["by_stage"])
-    step = PlannedStep(question, pipelines * part["stages"], memory, seconds, steps * seconds)
-    return step, pipelines * part["micro_batches"]
+    items = pipelines * part["micro_batches"]
+    return PlannedStep(question, pipelines * part["stages"], memory, seconds, steps * seconds, items)
 
 
 def summary_part(
-    question: RunQuestion, modes: ModePlans, staged: tuple[PlannedStep, int] | None, sections: Sequence[str]
+    question: RunQuestion, modes: ModePlans, staged: PlannedStep | None, sections: Sequence[str]
 ) -> Section:
-    """Return the first lines of the answer; bytes, milliseconds, seconds of an epoch. `staged`: with stages their step,
-    and its micro-batches."""
+    """Return the first lines of the answer; bytes, milliseconds, seconds of an epoch. `staged`: the step of stages."""
     tiling, best, footprint = modes.tiling, modes.best, modes.tiling.footprint
     halo, context = max(footprint.before, footprint.after), tiling.context_max
     values = {"grid": list(tiling.grid), "tiles": len(tiling), "halo": halo, "context": list(context)}
@@ -285,7 +284,7 @@ def summary_part(
         "px at most",
     }
     better = [] if staged else _better(question, modes)
-    step = staged[0] if staged else step_of(modes.question, best) if best else None
+    step = staged or (step_of(modes.question, best) if best else None)
     if step is None:
         reason = next(iter(modes.impossible.values()), "no mode is exact on this grid")
         values |= {"fits": False, "reason": reason, "modes": []}
@@ -295,15 +294,14 @@ def summary_part(
         if best and not staged:
             costs = [best.cost, *(plan.cost for plan in modes.exact if plan is not best)]
             rows = [_mode(cost.mode, cost.fusion) | {"milliseconds": text.milliseconds(cost.seconds)} for cost in costs]
-        number = staged[1] if staged else modes.question.images_per_step
-        items = {"micro_batches" if staged else "images_per_step": number}
+        items = {"micro_batches" if staged else "images_per_step": step.items}
         values |= rows[0] | step.values | items | {"modes": rows}
         proposed = question.images > 1 and not question.images_per_step and not staged
         first, *others = (
             f"{mode_words(row['mode'], row['fusion'])}{':' * (not at)} {duration(row['milliseconds'] / 1000)}"
             for at, row in enumerate(rows)
         )
-        did = f"{counted(number, 'tile' if staged else 'image')}{text.PROPOSED * proposed}"
+        did = f"{counted(step.items, 'tile' if staged else 'image')}{text.PROPOSED * proposed}"
         unfit = "" if staged or modes.fitting else f"; {modes.remedy}"
         lines = {"memory": step.memory_words + unfit} | lines
         lines |= {

@@ -174,14 +174,15 @@ def epoch_steps(question: RunQuestion) -> int:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step on the `gpus` that have work. `memory`: bytes of the GPU that needs most. `rebuilt`: the tensors that are
-    recomputed, if any."""
+    """A step on the `gpus` that have work. `memory`: bytes of the GPU that needs most. `items`: its images, or with
+    stages its micro-batches. `rebuilt`: the tensors that are recomputed, if any."""
 
     question: RunQuestion
     gpus: int
     memory: int
     seconds: float
     epoch_seconds: float
+    items: int
     rebuilt: MemoryChoice | None = None
 
     @property
@@ -245,7 +246,8 @@ class PlannedStep:
 def step_of(question: RunQuestion, plan: RunPlan) -> PlannedStep:
     """Return the step of a plan."""
     cost, steps = plan.cost, epoch_steps(question)
-    return PlannedStep(question, cost.ranks, cost.memory, cost.seconds, steps * cost.seconds, plan.rebuilt)
+    epoch, items = steps * cost.seconds, question.images_per_step
+    return PlannedStep(question, cost.ranks, cost.memory, cost.seconds, epoch, items, plan.rebuilt)
 
 
 def rehearsal_words(figures: Mapping[str, Any]) -> str:
