@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,11 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.raster import mirrored_reader, statistics
+from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.mirrored_reader import RasterReader, prefetch
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.samples.dataset import Dataset
+from tiledseg.raster.samples.dataset import Dataset, layout_warning
 from tiledseg.raster.statistics import Normalization, finish, measure, partial_sums, statistics_blocks
 
 SHAPE = (70, 90)
@@ -116,6 +118,25 @@ def test_a_value_of_no_class_is_named_with_its_place(tmp_path: Path) -> None:
     data = Dataset(open_pair(tmp_path)[:1], [reader], [tiling()], CLASSES, NORMALIZATION)
     with pytest.raises(LabelError, match=r"wrong.tif holds value 9 at \(row 50, col 60\)"):
         [data.load(0, tile) for tile in range(6)]
+
+
+INFO = RasterInfo("big.tif", 10000, 10000, 4, "uint8", block_shape=(512, 512), driver="GTiff")
+TILING = make_tiling(INFO.shape, (8, 8), Footprint(16, 96, 96))
+
+
+def test_warns_of_strips_and_huge_blocks_but_not_of_tiles() -> None:
+    assert layout_warning(INFO, TILING) is None
+    assert layout_warning(replace(INFO, block_shape=(256, 256)), TILING) is None
+    strips = layout_warning(replace(INFO, block_shape=(1, 10000)), TILING)
+    assert strips
+    for words in ("big.tif", "1 x 10000 px", "decodes 6.9", "tiledseg tile --images big.tif --grid [8,8]"):
+        assert words in strips
+    assert "\n" not in strips
+    assert "decodes 48.2" in str(layout_warning(replace(INFO, block_shape=(10000, 10000)), TILING))
+    for side, warned in ((4096, False), (4098, True)):  # four bands of 4096 x 4096 bytes are kept, and no larger ones
+        info = replace(INFO, height=side, width=side, block_shape=(1, side))
+        found = layout_warning(info, make_tiling(info.shape, (8, 8), Footprint(16, 96, 96)))
+        assert (found is not None) == warned
 
 
 law = settings(derandomize=True, max_examples=40, deadline=None)

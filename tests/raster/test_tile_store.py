@@ -22,7 +22,7 @@ from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster import tile_store
 from tiledseg.raster.finding import expand_sources, pair_sources
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.samples.dataset import Dataset
+from tiledseg.raster.samples.dataset import Dataset, layout_warning
 from tiledseg.raster.statistics import finish, measure, statistics_blocks
 from tiledseg.raster.tile_store import StorePlan, write_store
 from tiledseg.system.outputs import check_outputs, whole
@@ -101,9 +101,10 @@ def test_a_chunk_is_some_rows_of_one_tile(
     what = plan(*rasters)
     store = cut(tmp_path / "tiles.h5", what)
     height, width = what.tilings[1].context_max
-    with h5py.File(store, "r") as file:
+    with h5py.File(store, "r") as file, open_raster(f"{store}#1") as reader:
         assert dict(file.attrs) == {"format": "tiledseg tiles", "version": 3, "done": True}
         assert file["images/00001/pixels"].chunks == (1, 3, height, width)
+        assert layout_warning(reader.info, what.tilings[1]) is None
     monkeypatch.setattr(tile_store, "_CHUNK_BYTES", 1000)
     plain = write_raster(
         tmp_path / "plain.tif", np.random.default_rng(0).integers(0, 255, (2, 90, 80)).astype(np.uint8)

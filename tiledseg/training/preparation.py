@@ -33,7 +33,7 @@ from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.choose_objective import choose_objective, given_weights, loss_bytes_of
 from tiledseg.training.objective import Objective
 from tiledseg.training.optimizer import parameter_groups
-from tiledseg.training.raster_set import RasterSet, file_notes, inspect_files, split_of
+from tiledseg.training.raster_set import RasterSet, inspect_files, layout_notes, split_of
 from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_of
 
@@ -142,7 +142,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, on_cpu: bool = True) 
         from tiledseg.raster.labels.polygons import vector_files  # here: few runs read polygons
 
         files += tuple(vector_files(data.area))
-    notes = [*split_notes, *file_notes(learnt.infos)]
+    notes = [*split_notes, *layout_notes(learnt.infos, tilings)]
     if config.model.freeze_norm and not (config.model.pretrained or config.model.build):
         notes.append(
             "model.freeze_norm is true, so batch norms keep the mean 0 and the variance 1 that they begin with; "

@@ -24,7 +24,7 @@ from tiledseg.raster.lists import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, Sourc
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import KnownReader
 from tiledseg.raster.samples.content import SplitPart, split_images
-from tiledseg.raster.samples.dataset import check_cut
+from tiledseg.raster.samples.dataset import check_cut, layout_warning
 from tiledseg.raster.statistics import check_alike
 
 
@@ -121,13 +121,15 @@ def inspect_files(data: DataConfig, label_map: LabelMap) -> tuple[RasterSet, Ras
     return learnt, held_out
 
 
-def file_notes(infos: Sequence[RasterInfo]) -> list[str]:
-    """Return the warnings on files; equal ones share a line."""
+def layout_notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:
+    """Return the warnings on files, and on layouts that are slow to read by these tilings; equal ones share a line."""
     alike: dict[str, list[str]] = {}
     for info in infos:
         for note in info.notes:
             alike.setdefault(note.removeprefix(info.path), []).append(note)
-    return [group[0] + (f" (and {len(group) - 1} more files)" if len(group) > 1 else "") for group in alike.values()]
+    slow = [w for info, tiling in zip(infos, tilings, strict=bool(tilings)) if (w := layout_warning(info, tiling))]
+    groups = [*alike.values(), *([slow] if slow else [])]
+    return [group[0] + (f" (and {len(group) - 1} more files)" if len(group) > 1 else "") for group in groups]
 
 
 def split_of(

@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.raster.gdal_open import CACHE_BYTES
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
@@ -102,7 +103,32 @@ def _viewed(reader: RasterReader, view: View | None, classes: bool = False) -> R
     return reader if view is None else view_reader(reader, view, classes)
 
 
+WARN_ABOVE = 3.0
+_KEPT_BYTES = CACHE_BYTES // 4
+"""Largest image whose decoded blocks fit GDAL's cache beside those of other images."""
 _REMEDY = "set tiling.grid and tiling.halo to the store's, or cut it again with tiledseg tile"
+
+
+def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
+    """Return a warning if reading contexts decodes more than `WARN_ABOVE` times the pixels needed, of an image too
+    large for GDAL's cache; else None.
+
+    A block that a context touches is decoded whole. A tile store holds the contexts themselves.
+    """
+    needed = [min(side, size) for side, size in zip(tiling.context_max, info.shape, strict=True)]
+    sides = zip(needed, info.block_shape, info.shape, strict=True)
+    height, width = (min(side + block - 1, size) for side, block, size in sides)
+    amplification = height * width / (needed[0] * needed[1])
+    kept = info.height * info.width * info.bands * np.dtype(info.dtype).itemsize <= _KEPT_BYTES
+    if amplification <= WARN_ABOVE or kept or info.tiling is not None:
+        return None
+    rows, cols = info.block_shape
+    grid = f"[{tiling.grid[0]},{tiling.grid[1]}]"
+    return (
+        f"{info.path} is stored in blocks of {rows} x {cols} px: each context of grid {grid} decodes "
+        f"{amplification:.1f} times the pixels it needs; for fast reading cut it once with "
+        f"`tiledseg tile --images {info.path} --grid {grid} --output tiles.h5`"
+    )
 
 
 def check_cut(info: RasterInfo, tiling: Tiling) -> None:
