@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiledseg.architecture.presets import build_network
@@ -208,18 +207,14 @@ def _write_zarr(output: str, plan: StorePlan, image: Opener, label: Opener, mesh
     from tiledseg.raster.statistics import NO_VALID_PIXEL
     from tiledseg.raster.zarr_writer import begin_tiles, store_made, write_tiles
 
-    def begin() -> Path:
-        store = own.enter_context(store_made(output))
-        begin_tiles(store, plan)
-        return store
-
-    def end(any_valid: bool) -> None:
-        if not any_valid:
-            raise RasterError(NO_VALID_PIXEL)
-        own.close()
-
     with ExitStack() as own:  # used by the root
-        store = mesh.on_root(begin)
+        store = mesh.on_root(lambda: begin_tiles(own.enter_context(store_made(output)), plan))
         own_valid = mesh.on_all(lambda: write_tiles(store, plan, image, label, mesh.rank, mesh.size, tick))
         valid = mesh.communicator.gather_objects(own_valid)
-        mesh.on_root(lambda: end(any(valid)))
+
+        def end() -> None:
+            if not any(valid):
+                raise RasterError(NO_VALID_PIXEL)
+            own.close()
+
+        mesh.on_root(end)

@@ -28,7 +28,7 @@ from tiledseg.raster.composed import (
     parse_raster,
 )
 from tiledseg.raster.mirrored_reader import PAUSES, RasterReader
-from tiledseg.raster.reader import identify, open_raster
+from tiledseg.raster.reader import identify, open_raster, written_since
 
 HEIGHT, WIDTH = 37, 45
 BOXES = (
@@ -217,12 +217,15 @@ def test_a_change_of_a_part_changes_the_identity(tmp_path: Path) -> None:
     name = str(mosaic(tmp_path, scene("uint8")))
     with open_raster(name) as reader:
         beside = reader.info.beside
+        assert {*files_of(parse_raster(name))} == {*reader.info.files}, "no output replaces one of them"
     before = identify(name, beside)
     assert not identify(name, beside).changed_since(before)
+    assert written_since([before]) == ()
     assert identify(name, beside).holds_what(before)
     write_raster(tmp_path / "piece3.tif", scene("uint8")[:, :5, :5])
     assert identify(name, beside).changed_since(before)
     assert not identify(name, beside).holds_what(before)
+    assert written_since([before]) == ("mosaic",)
     os.remove(tmp_path / "piece3.tif")
     assert identify(name, beside).changed_since(before)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from rasterio.features import rasterize
 
+from tests.raster.polygons_drawn import write_vectors
 from tests.raster.test_writer import PLACE, UTM, Info
 from tests.small_files import write_raster
 from tiledseg.errors import OutputError
@@ -65,14 +66,7 @@ def test_polygons_cover_each_pixel_of_their_classes_once(
     np.testing.assert_array_equal(covered_HW, np.isin(classes_HW, list(classes)))
 
 
-def test_rings_within_rings(tmp_path: Path) -> None:
-    distance = abs(np.arange(41) - 20)
-    rings_HW = (np.maximum(distance[:, None], distance) % 2).astype(np.uint8)
-    rings_HW[20, :20] = 1  # joins the rings of one class, and cuts those of the other
-    found, numbers, pixels = polygons_of(tmp_path, rings_HW, {0, 1})
-    assert (numbers == 1).sum() == 1
-    assert pixels[numbers == 1].item() == rings_HW.sum()
-    assert shapely.get_num_interior_rings(found[numbers == 1]).item() > 1
+def test_areas_that_touch_at_a_corner_are_two(tmp_path: Path) -> None:
     _, numbers, pixels = polygons_of(tmp_path, np.array([[1, 0], [0, 1]], np.uint8), {0, 1})
     assert sorted(zip(numbers, pixels, strict=True)) == [(0, 1), (0, 1), (1, 1), (1, 1)], "they touch at a corner"
     begin(tmp_path / "p.gpkg").discard()
@@ -93,19 +87,10 @@ def test_labels_read_the_polygons_of_a_map(tmp_path: Path) -> None:
 
 def test_a_layer_of_other_fields_is_somebodys_and_stays(tmp_path: Path) -> None:
     """A file of ours is replaced, as maps are; one whose layer has our name alone is refused."""
-    square, one = np.array([shapely.to_wkb(shapely.box(0, 0, 1, 1))], object), np.ones(1, np.int32)
-    for names, ours in ((("class", "name", "pixels"), True), (("class", "owner"), False)):
-        pyogrio.raw.write(
-            tmp_path / "p.gpkg",
-            square,
-            [one] * len(names),
-            names,
-            layer="classes",
-            geometry_type="Polygon",
-            crs="EPSG:4326",
-        )
-        if ours:
-            assert polygons_output("--polygons", tmp_path / "p.gpkg").path == tmp_path / "p.gpkg"
-        else:
-            with pytest.raises(OutputError, match="holds the layer classes, which would be lost"):
-                polygons_output("--polygons", tmp_path / "p.gpkg")
+    square, path = [shapely.box(0, 0, 1, 1)], tmp_path / "classes.gpkg"
+    write_vectors(path, square, "EPSG:4326", **{"class": [1], "name": [1], "pixels": [1]})
+    assert polygons_output("--polygons", path).path == path
+    path.unlink()
+    write_vectors(path, square, "EPSG:4326", **{"class": [1], "owner": [1]})
+    with pytest.raises(OutputError, match="holds the layer classes, which would be lost"):
+        polygons_output("--polygons", path)

@@ -16,7 +16,7 @@ from tiledseg.raster.composed import TIMES as OF_TIMES
 from tiledseg.raster.composed import Composed, joined_label, joined_paths, label_of, stem_of
 from tiledseg.raster.finding import expand_sources, pair_sources
 from tiledseg.raster.lists import SourceRules, has_validation
-from tiledseg.raster.reader import identify, open_raster, written_since
+from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import finish, partial_sums
 
 TIMES = ["0401", "0620", "0915"]
@@ -121,16 +121,6 @@ def test_times_that_cannot_be_are_refused(images: str, times: list[str], words: 
     with pytest.raises(ConfigError) as refused:
         DataConfig(images=images, times=times).check()
     assert words in str(refused.value)
-
-
-def test_a_change_of_one_time_is_seen(tmp_path: Path) -> None:
-    pixels_CHW = series(tmp_path, "a")
-    path = joined([f"{tmp_path}/a_{time}.tif" for time in TIMES[:2]])
-    with open_raster(path) as reader:
-        before = identify(path, reader.info.beside)
-    assert written_since([before]) == ()
-    write_raster(tmp_path / "a_0620.tif", pixels_CHW[:2] + 1)
-    assert written_since([before]) == (label_of(path),)
 
 
 def test_a_band_of_each_time_says_which_pixels_are_valid(tmp_path: Path) -> None:

@@ -140,9 +140,9 @@ def store_made(output: str) -> Iterator[Path]:
                 delete(part)
 
 
-def begin_tiles(store: Path, plan: StorePlan) -> None:
-    """Create a store of rasters and their labels without chunks, on one rank. Group `0` has image 0 and its labels,
-    with masks if pixels may be invalid. Chunks are cores of tiles."""
+def begin_tiles(store: Path, plan: StorePlan) -> Path:
+    """Create and return a store of rasters and their labels without chunks, on one rank. Group `0` has image 0 and its
+    labels, with masks if pixels may be invalid. Chunks are cores of tiles."""
     import zarr
 
     with zarr.config.set(_WHOLE):
@@ -168,6 +168,7 @@ def begin_tiles(store: Path, plan: StorePlan) -> None:
                 how = {"shape": info.shape, "chunks": sides, "dimension_names": ("y", "x"), "attributes": place}
                 group.create_array(f"{name.kind}_valid", dtype="uint8", **how)
         _consolidate(store)
+    return store
 
 
 def write_tiles(
