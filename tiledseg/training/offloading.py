@@ -5,7 +5,7 @@ A CPU's tensors go to a file on a local disk, a GPU's to the memory of its host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -24,15 +24,6 @@ from tiledseg.planning.run.question import RunQuestion
 
 if TYPE_CHECKING:
     from tiledseg.memory.offload import Offload
-
-
-MIB = 2**20
-
-
-def in_words(moved: Mapping[str, Any]) -> str:
-    """Return the user's line on the bytes offloaded in a run; `moved`: the result of `moved_by_ranks`."""
-    out, back = (f"{moved[key] / MIB:.1f} MiB" for key in ("bytes_out", "bytes_in"))
-    return f"offload: {out} went to {store_in_words(moved['store'])}, {back} came back"
 
 
 def store_in_words(store: str) -> str:

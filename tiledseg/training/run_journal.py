@@ -14,7 +14,6 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
@@ -33,7 +32,7 @@ from tiledseg.system.files import replacing, write_whole, writing
 from tiledseg.system.outputs import EVENTS, METRICS, PAGE, PROGRESS, STARTED, SUMMARY
 from tiledseg.system.run_lock import is_at
 from tiledseg.training.preparation import Preparation
-from tiledseg.training.run_files import read_metrics, read_validations
+from tiledseg.training.run_files import read_json, read_metrics, read_validations
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,12 +190,10 @@ def facts_of(
 def seconds_so_far(folder: Path) -> float:
     """Return the wall seconds of a run's earlier starts, from its summary; 0 if the files do not tell. A start that was
     killed lasted until its last line of metrics. Call before `started.json` is rewritten."""
+    started, summary = read_json(folder / STARTED), read_json(folder / SUMMARY)
     try:
-        started = json.loads((folder / STARTED).read_text())
-        with suppress(FileNotFoundError):
-            summary = json.loads((folder / SUMMARY).read_text())
-            if summary["begun"] == started["begun"]:
-                return float(summary["seconds"])
+        if summary and summary["begun"] == started["begun"]:
+            return float(summary["seconds"])
         begun = datetime.fromisoformat(started["begun"]).timestamp()
         return float(started["seconds_before"]) + max(0.0, (folder / METRICS).stat().st_mtime - begun)
     except (OSError, ValueError, LookupError, TypeError):

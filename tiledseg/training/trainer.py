@@ -38,7 +38,7 @@ from tiledseg.system.files import write_whole
 from tiledseg.system.outputs import CHECKPOINTS, PAGE, SUMMARY
 from tiledseg.system.signals import STOPPED, deferring, is_met
 from tiledseg.tracing.build import network_modules
-from tiledseg.training.offloading import hooks_of, in_words, moved_by_ranks, offload_to
+from tiledseg.training.offloading import hooks_of, moved_by_ranks, offload_to, store_in_words
 from tiledseg.training.optimizer import (
     AveragedWeights,
     Course,
@@ -195,7 +195,10 @@ class Trainer:
                 f"stopped early after step {self.step}, by a signal or because the job's time ends; its checkpoint is "
                 "written: run the command again to go on"
             )
-            for line in (in_words(moved) if moved else "", early if stopped else "", *(f"warning: {o}" for o in notes)):
+            if moved:
+                out, back = (f"{moved[key] / 2**20:.1f} MiB" for key in ("bytes_out", "bytes_in"))
+                self._say(f"offload: {out} went to {store_in_words(moved['store'])}, {back} came back")
+            for line in (early if stopped else "", *(f"warning: {note}" for note in notes)):
                 self._say(line)
         self.parallel.close()
         if self.journal is not None:
