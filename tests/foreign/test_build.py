@@ -151,6 +151,7 @@ def test_maps_are_those_of_the_module_on_the_whole_image(
         ({"build": "tests.foreign.modules:four"}, "gives 4 channels for 3 classes"),
         ({"build": BUILD, "levels": 3}, "model.levels is 3, but tests.foreign.modules:build builds the network"),
         ({"arguments": {"width": 3}}, "model.arguments is {'width': 3}, but unet has no such choice"),
+        ({"verify": False}, "verify is False, but unet has no such choice; leave the key out"),
     ],
 )
 def test_what_is_no_such_network_is_refused(material: Material, model: dict, words: str, tmp_path: Path) -> None:

@@ -111,13 +111,6 @@ def test_a_run_of_another_network_ends_before_its_first_step(material: Material,
     assert not lines.exists() or not [line for line in lines.read_text().splitlines() if "loss" in json.loads(line)]
 
 
-def test_the_switch_is_refused_for_our_networks(material: Material, tmp_path: Path) -> None:
-    whole = material.config() | {"run": {"output": str(tmp_path / "run")}}
-    whole["model"] = {**whole.get("model", {}), "verify": False}
-    with pytest.raises(ConfigError, match="verify is False, but unet has no such choice; leave the key out"):
-        tiledseg.train_network(whole)
-
-
 @pytest.mark.mpi
 @pytest.mark.ranks(1, 2)
 def test_ranks_of_one_image_agree_that_a_module_is_another(

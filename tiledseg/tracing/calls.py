@@ -127,10 +127,8 @@ def function_name(func: Any) -> str:
 
 
 def plain(name: str) -> str:
-    """Return the name of the variant that makes a new tensor: `relu` for `relu_`, `add` for `__iadd__`."""
-    if name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"):
-        name = name[3:-2]
-    elif name.endswith("_") and not name.endswith("__"):
+    """Return the name of the variant that makes a new tensor: `add` for `add_`, torch's name of `+=`."""
+    if name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
     return RENAMED.get(name, name)
 

@@ -308,7 +308,7 @@ class Recorder(TorchFunctionMode):
 
     def _note_constants(self, name: Any, is_method: bool, placed: Any, named: Any, result: Any, values: Any) -> None:
         owner = values[0].owner if values else None
-        if name in ("add_", "__iadd__") and owner and owner[1] == "num_batches_tracked":
+        if name == "add_" and owner and owner[1] == "num_batches_tracked":
             self.record.counted.append(owner[0])
             self._measured.add(id(values[0].tensor))
             return
