@@ -100,9 +100,9 @@ def _groups(reports: Sequence[Report], how: str) -> list[str]:
 class Board:
     """Reports by rank in the job's store, over a connection of its own.
 
-    Every call returns within twice `seconds`, even if rank 0, which keeps the store, is stopped. The store's own calls
-    may then wait forever, so each runs in a thread; until that thread returns, the store counts as not answering. A
-    failed call drops the connection, and the next one reconnects. The watch and the program's own thread take turns.
+    Every call returns within `seconds`, even if rank 0, which keeps the store, is stopped. The store's own calls may
+    then wait forever, so each runs in a thread; until that thread returns, the store counts as not answering. A failed
+    call drops the connection, and the next one reconnects. Not thread-safe.
     """
 
     def __init__(self, store: dist.Store, environ: Mapping[str, str], seconds: float) -> None:
@@ -114,7 +114,6 @@ class Board:
         self._seconds = seconds
         self._connection: dist.Store | None = None
         self._last: threading.Thread | None = None
-        self._turn = threading.Lock()
 
     def put(self, report: Report) -> None:
         """Replace the rank's report if the store answers."""
@@ -131,14 +130,13 @@ class Board:
 
     def call(self, function: Callable[[dist.Store], T]) -> T | None:
         """Return `function(store)`; None if the store does not answer."""
-        with self._turn:
-            if self._last is not None and self._last.is_alive():
-                return None
-            results: list[T] = []
-            self._last = threading.Thread(target=self._try, args=(function, results), daemon=True)
-            self._last.start()
-            self._last.join(self._seconds)
-            return results[0] if results else None
+        if self._last is not None and self._last.is_alive():
+            return None
+        results: list[T] = []
+        self._last = threading.Thread(target=self._try, args=(function, results), daemon=True)
+        self._last.start()
+        self._last.join(self._seconds)
+        return results[0] if results else None
 
     def _try(self, function: Callable[[dist.Store], T], results: list[T]) -> None:
         try:
@@ -155,8 +153,8 @@ class Board:
 
 def open_watch(store: dist.Store, launch: Launch, environ: Mapping[str, str], deadline: float) -> Watch:
     """Return this rank's part of the watch, with its first report at the store."""
-    board = Board(store, environ, max(0.5, report_period(deadline)))
-    return Watch(board, launch, socket.gethostname(), deadline)
+    board, own = (Board(store, environ, max(0.5, report_period(deadline))) for _ in range(2))
+    return Watch(board, launch, socket.gethostname(), deadline, own)
 
 
 def report_period(deadline: float) -> float:
@@ -164,10 +162,11 @@ def report_period(deadline: float) -> float:
 
 
 class Watch:
-    """This rank's part of the watch over a job; `stop` it after the last communication of all ranks."""
+    """This rank's part of the watch over a job; `stop` it after the last communication of all ranks. `own`: a board for
+    the program's own thread."""
 
-    def __init__(self, board: Board, launch: Launch, host: str, deadline: float) -> None:
-        self._board, self._launch, self._host = board, launch, host
+    def __init__(self, board: Board, launch: Launch, host: str, deadline: float, own: Board | None = None) -> None:
+        self._board, self._launch, self._host, self._own = board, launch, host, own or board
         self._deadline, self._period = deadline, report_period(deadline)
         self._beat, self._changes = 0, -1
         self._age = 0.0
@@ -263,9 +262,9 @@ class Watch:
         least `least` seconds. Only the first ranks read all reports.
         """
         everyone = range(self._launch.size if self._launch.rank < _ASKERS else 1)
-        before = self._board.read(everyone)
+        before = self._own.read(everyone)
         time.sleep(max(_LOST * self._period, least))
-        now = self._board.read(everyone)
+        now = self._own.read(everyone)
         if before is None or now is None:  # rank 0 keeps the store, or torchrun beside rank 0
             gone = [self._observe(0, None, 0.0).report]
         else:
