@@ -181,21 +181,22 @@ def test_a_failure_leaves_the_old_polygons(folder: Path, tmp_path: Path, monkeyp
 
 
 def test_many_rasters_a_call_give_the_maps_of_as_many_calls(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """By a network that is loaded once; each image has its own size."""
+    """By a network that is loaded once; each image has its own size, and the first no place."""
     images, maps, shares, areas = (tmp_path / name for name in ("images", "maps", "shares", "areas"))
     for path in (images, maps, shares, areas):
         path.mkdir()
     for k in range(3):
         pixels_CHW = np.random.default_rng(k).integers(1, 256, (3, 40 + 9 * k, 50 - 7 * k), np.uint8)
-        write_raster(images / f"i{k}.tif", pixels_CHW)
+        write_raster(images / f"i{k}.tif", pixels_CHW, **({} if k else {"crs": None, "transform": None}))
     built = []
     built_network = trained.load_trained
     monkeypatch.setattr("tiledseg.inference.trained.load_trained", lambda *a: built.append(1) or built_network(*a))
-    files = ["--probabilities", str(shares), "--polygons", str(areas)]
+    files = ["--probabilities", str(shares), "--polygons", str(areas), "--verbosity", "1"]
     assert predict(folder, maps, "--image", str(images / "i1.tif"), str(images / "i[02].tif"), *files) == 0
     assert built == [1]
+    assert capfd.readouterr().err.count("i0.tif, which has no transform, are in pixels (col, row)") == 1
     for k in range(3):
         alone = ["--probabilities", str(tmp_path / "p.tif"), "--polygons", str(tmp_path / "c.gpkg")]
         assert predict(folder, tmp_path / "m.tif", "--image", str(images / f"i{k}.tif"), *alone) == 0

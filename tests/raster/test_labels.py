@@ -63,6 +63,12 @@ def test_every_pixel_gets_the_class_of_its_value(data: st.DataObject, dtype: typ
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(label_map)).apply(raw[None, None, :]), expected)
 
 
+def test_a_polygons_number_is_a_value_and_its_text_a_name_first() -> None:
+    label_map = LabelMap.from_config([{"name": "7", "values": [3]}, {"name": "b", "values": [7]}])
+    values = 7, 7.0, "7", "3", 3, 7.5, "b", "c"
+    assert [label_map.class_of(value) for value in values] == [1, 1, 0, 0, 0, None, 1, None]
+
+
 @settings(derandomize=True, max_examples=40, deadline=None)
 @given(dtype=st.sampled_from(DTYPES), value=st.integers(-(2**31), 2**32 - 1), where=st.integers(0, 34))
 def test_a_value_outside_the_classes_is_named_with_its_place(dtype: type, value: int, where: int) -> None:

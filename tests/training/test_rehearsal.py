@@ -164,10 +164,15 @@ def test_labels_output_folder_and_network_are_looked_at(config: Path, capsys: py
 @pytest.mark.parametrize(
     ("memory", "more", "words"),
     [
-        ("600KiB", ["--tiling.grid", "1", "--memory.budget", "2MiB"], r"of 600.00 KiB; use memory.budget \d{1,6}\b"),
-        ("9KiB", ["--tiling.grid", "2"], "of 9.00 KiB; no memory.budget does"),
+        ("300KiB", ["--tiling.grid", "1"], r"of 300.00 KiB; use tiling.grid \["),
+        (
+            "300KiB",
+            ["--tiling.grid", "1", "--memory.budget", "2MiB"],
+            r"; use (tiling.grid \[|memory.budget \d{1,6}\b)",
+        ),
+        ("9KiB", ["--tiling.grid", "2"], "of 9.00 KiB; no budget and no tiling.grid does"),
     ],
-    ids=["budget", "none"],
+    ids=["grid", "budget", "none"],
 )
 def test_memory_that_is_too_small_is_named_once(
     config: Path, capsys: pytest.CaptureFixture[str], memory: str, more: list[str], words: str

@@ -26,7 +26,7 @@ from tiledseg.inference.mapping import ImageShare, map_windows, open_dataset, sh
 from tiledseg.inference.request import IMAGE, Request, chosen_classes, plan_maps, staged, upload
 from tiledseg.inference.trained import Mapper
 from tiledseg.raster.geopackage import begin, publish_polygons, write_polygons
-from tiledseg.raster.info import RasterInfo, code_notes, reference_notes
+from tiledseg.raster.info import RasterInfo, code_notes, is_placed, reference_notes
 from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.map_writer import RasterLayout, begin_chunks, lay_out, pack_layout, publish
 from tiledseg.raster.reader import identify, written_since
@@ -177,6 +177,8 @@ def _make_map(
                 if layout.takes_style and layout.style is None:
                     style = f"the style beside {layout.path} stays as it was; remove it for one of this map's classes"
                     warn([style])
+            if request.polygons is not None and not is_placed(info.transform):
+                warn([f"polygons of {info.path}, which has no transform, are in pixels (col, row) without a CRS"])
             map_windows(share, mapper, rasters, mesh, advance)
             mesh.communicator.barrier()  # every writer is closed: all pixels are written
             if request.packing.format == ZARR:

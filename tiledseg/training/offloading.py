@@ -5,6 +5,7 @@ A CPU's tensors go to a file on a local disk, a GPU's to the memory of its host.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,6 +16,7 @@ import torch
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, InputError, MemoryLimitError, first_line
 from tiledseg.execution.memory import free_memory
+from tiledseg.geometry.tiling import finest_grid
 from tiledseg.memory.device import CPU
 from tiledseg.memory.mover import HOST
 from tiledseg.memory.saved import Hooks
@@ -88,16 +90,24 @@ def suggesting_settings(question: RunQuestion, plan: RunPlan) -> Iterator[None]:
         limit = int(0.8 * min(plan.memory, question.memory))
         raise MemoryLimitError(
             f"memory has run out; a step was planned to take {plan.memory} bytes; "
-            f"{remedy(question, limit, (1.0, 0.75, 0.5))} ({first_line(error)})"
+            f"{remedy(question, plan, limit, (1.0, 0.75, 0.5))} ({first_line(error)})"
         ) from error
 
 
-def remedy(question: RunQuestion, limit: int, shares: Sequence[float] = (1.0,)) -> str:
-    """Return advice by which a step needs at most `limit` bytes: the first budget of `shares` of it that can be
-    kept."""
-    for share in shares:
-        budget = int(share * limit)
+def remedy(question: RunQuestion, plan: RunPlan, limit: int, shares: Sequence[float] = (1.0,)) -> str:
+    """Return advice by which a step needs at most `limit` bytes: the first budget of `shares` of it that can be kept,
+    or the first grid that fits of those two, four, ... times as fine."""
+    budgets = [int(share * limit) for share in shares]
+    advice: list[tuple[str, dict[str, Any]]] = [
+        (f"memory.budget {budget}", {"budgeted": True, "memory": budget}) for budget in budgets
+    ]
+    largest = max(plan.tilings, key=lambda tiling: math.prod(tiling.raster))
+    grid, finest = largest.grid, finest_grid(largest.raster, plan.footprint)
+    while not question.windows and grid != finest:
+        grid = min(2 * grid[0], finest[0]), min(2 * grid[1], finest[1])
+        advice.append((f"tiling.grid [{grid[0]},{grid[1]}]", {"grid": grid}))
+    for setting, changes in advice:
         with suppress(InputError):
-            plan_run(replace(question, budgeted=True, memory=budget))
-            return f"use memory.budget {budget}"
-    return "no memory.budget does; use a finer tiling.grid, parallel.halo layer on more ranks, or a smaller model"
+            if plan_run(replace(question, **changes)).memory <= limit:
+                return f"use {setting}"
+    return "no budget and no tiling.grid does; use parallel.halo layer on more ranks, or a smaller model"

@@ -80,7 +80,7 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     if memory > gpu_memory:
         fails.append(
             f"a step needs {size(memory)} on the fullest rank, of {size(gpu_memory)}; "
-            + remedy(preparation.question, min(preparation.question.memory, gpu_memory))
+            + remedy(preparation.question, preparation.plan, min(preparation.question.memory, gpu_memory))
         )
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # this machine's, which stands for the job's
     if allowed != resource.RLIM_INFINITY and allowed < root:

@@ -101,10 +101,13 @@ class LabelMap:
 
     def class_of(self, value: object) -> int | None:
         """Return the class of an attribute's value, a number or text (a value or a class's name); None if unknown."""
-        text = f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
-        raws = {} if self.colours else {str(raw): number for raw, number in self.pairs}
-        names = {record.name: number for number, record in enumerate(self.classes)}
-        return {**raws, **names, **dict(self.texts)}.get(text)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        numbers = {} if self.colours else {str(raw): number for raw, number in self.pairs}
+        if not isinstance(value, int) or isinstance(value, bool):
+            numbers |= {record.name: number for number, record in enumerate(self.classes)}
+            numbers |= dict(self.texts)
+        return numbers.get(str(value))
 
     def resolve(self, info: RasterInfo) -> LabelMap:
         """Return the map for a raster: colours become palette indices if its one band has a colour table.
