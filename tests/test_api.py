@@ -92,9 +92,12 @@ def test_an_export_is_that_of_the_command(run: Path, tmp_path: Path) -> None:
 MODULE = torch.nn.Conv2d(3, 5, 3, padding=1)
 WRONG: dict[str, Callable[[], Any]] = {
     "mesh is 2; give": lambda: tiledseg.parallelize(MODULE, 2),  # type: ignore[arg-type]
+    "mesh is (1, 1, 1); give": lambda: tiledseg.parallelize(MODULE, (1, 1, 1)),  # type: ignore[arg-type]
     "fusion is 0; give a whole number, at least 1": lambda: tiledseg.parallelize(MODULE, (1, 1), fusion=0),
     "bands is 3; give": lambda: tiledseg.halo(MODULE, bands="3"),  # type: ignore[arg-type]
+    "bands is True; give": lambda: tiledseg.trace(MODULE, True),
     "grid is 2.5; give": lambda: tiledseg.predict_raster(MODULE, "a", "b", grid=2.5),  # type: ignore[arg-type]
+    "normalize is 5; give": lambda: tiledseg.predict_raster(MODULE, "a.tif", "b", bands=[1], normalize=5),  # type: ignore[arg-type]
     "prediction is 3; give": lambda: tiledseg.evaluate_map(3, "b"),  # type: ignore[arg-type]
     "build is 3; give": lambda: tiledseg.load("a", build=3),  # type: ignore[arg-type]
     "which is 'newest'; give one of latest, best": lambda: tiledseg.load("a", which="newest"),
@@ -117,6 +120,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "no checkpoint at nowhere": lambda: tiledseg.load("nowhere"),
     "tiling.grid is 0": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", grid=0),
     "the network is <built-in function len>": lambda: tiledseg.predict_raster(len, "a.tif", "b.tif"),
+    "bands is 3; give a list": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", bands=3),
     "the configuration is None; give a map": lambda: tiledseg.train_network(None),
     "normalize is (90, 50); give (means, deviations)": lambda: given_normalization((90, 50), 2),
     "1 means and 1 deviations for 3": lambda: given_normalization(Normalization((100.0,), (50.0,), (0,)), 3),
@@ -156,6 +160,10 @@ def test_a_module_maps_an_image_of_two_times(tmp_path: Path) -> None:
     module = torch.nn.Conv2d(4, 3, 3, padding=1)
     tiledseg.predict_raster(module, tmp_path / "{time}.tif", tmp_path / "map.tif", times=["may", "june"])
     assert (tmp_path / "map.tif").exists()
+
+
+def test_a_halo_shows_its_numbers() -> None:
+    assert repr(tiledseg.halo(MODULE)).startswith("Halo(minimum=1, halo=1, alignment=1, ")
 
 
 def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,12 @@ RASTERS = (
         "--data.val_images ROOT/two-bands.tif --data.val_labels ROOT/second-labels.tif",
         *("image.tif", "two-bands.tif", "3", "2"),
     ),
+    train(
+        "images-of-two-dtypes",
+        "--data.images [ROOT/image.tif,ROOT/uint16.tif] --data.labels [ROOT/labels.tif,ROOT/second-labels.tif]",
+        *("uint8", "uint16", "uint16.tif"),
+    ),
+    train("float-labels", "--data.labels ROOT/float-labels.tif", "float-labels.tif", "float32", "whole numbers"),
     train("cut-in-the-middle", "--data.images ROOT/cut-half.tif", "cut-half.tif", "truncated"),
     train("damaged-block", "--data.images ROOT/damaged.tif", "damaged.tif", "rows", "columns", "copy it again"),
     train("text-file", "--data.images ROOT/text.tif", "text.tif", "GDAL"),

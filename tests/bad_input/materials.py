@@ -57,6 +57,8 @@ def _make_rasters(root: Path) -> None:
         ("second-labels", labels_CHW[:, ::-1], {}),
         ("small-labels", labels_CHW[:, :-1], {}),
         ("other-crs-labels", labels_CHW, {"crs": "EPSG:32612"}),
+        ("uint16", image_CHW.astype(np.uint16), {}),
+        ("float-labels", labels_CHW.astype(np.float32), {}),
         ("void-labels", np.full_like(labels_CHW, 255), {}),
         ("outside-labels", outside_CHW, {}),
         ("damaged", image_CHW, {"compress": "deflate"}),

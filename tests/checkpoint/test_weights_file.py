@@ -66,6 +66,7 @@ def _odd_tensors() -> dict[str, torch.Tensor]:
     return {
         "complex64, strided": plain.to(torch.complex64),
         "int64, strided": plain.to(torch.int64),
+        "uint64, strided": plain.to(torch.uint64),
         "float8_e4m3fn, strided": plain.to(torch.float8_e4m3fn),
         "float32, sparse_coo": plain.to_sparse(),
         "qint8, strided": torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8),

@@ -52,6 +52,7 @@ class Fickle(FixedSize):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how, self.calls, self.last, self.seen = how, 0, None, list[int]()
+        self.own = torch.Generator()
         if how.startswith("moves"):
             self.register_buffer("moved", torch.zeros(()))
 
@@ -83,6 +84,8 @@ class Fickle(FixedSize):
                 return y_BCHW + torch.rand_like(y_BCHW)
             case "seldom":
                 return y_BCHW + torch.rand_like(y_BCHW) if x_BCHW.max() > 100 else y_BCHW
+            case "seldom, of its own":
+                return y_BCHW + torch.rand(1, generator=self.own) if x_BCHW.max() > 100 else y_BCHW
             case "numbers":
                 return y_BCHW + torch.arange(len(y_BCHW)).to(y_BCHW)[:, None, None, None]
             case "dict":

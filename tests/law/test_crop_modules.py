@@ -111,7 +111,12 @@ def test_what_has_no_such_map_is_refused_in_a_line(
 
 @pytest.mark.parametrize(
     ("how", "message"),
-    [("seldom", "draws random numbers"), ("counts bright", "changes 'calls'"), ("moves bright", "changes 'moved'")],
+    [
+        ("seldom", "draws random numbers"),
+        ("seldom, of its own", "changes 'own'"),
+        ("counts bright", "changes 'calls'"),
+        ("moves bright", "changes 'moved'"),
+    ],
 )
 def test_a_change_for_some_crops_ends_the_map(how: str, message: str, image: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{message} in evaluation for some crops"):

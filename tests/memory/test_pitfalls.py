@@ -14,6 +14,7 @@ from tests.memory.stores import LateMover, SlowStore, offload
 from tests.memory.zoo import drawn, leaf
 from tiledseg.errors import WriteError
 from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.mover import PAGE, store_rates
 from tiledseg.memory.offload import Offload
 
 KIBI = 1 << 10
@@ -254,3 +255,10 @@ def test_many_steps_take_no_more_than_two(tmp_path: Path, kind: str) -> None:
         assert stores[0].end <= (8 * x.nbytes if kind == "file" else places)
     assert moving.figures.bytes_out > 60 * x.nbytes
     assert moving.figures.peak_bytes <= 4 * x.nbytes
+
+
+def test_rates_are_those_of_bytes_both_ways() -> None:
+    mover = LateMover(0)
+    rates = store_rates(mover, 8 * PAGE, 2 * PAGE)
+    assert min(rates.written, rates.read) > 0
+    assert mover.lanes == ([], []), "all copies have been waited for"

@@ -128,6 +128,11 @@ class Kept:
     __slots__ = ("calls",)
 
 
+class Bag(list[int]):
+    calls = 0
+
+
+BAG = Bag()
 KEPT, BYTES, ARRAY, CONTEXT = Kept(), bytearray(), array("b"), ContextVar("calls", default=0)
 WEAK: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
 KEPT.calls = 0  # type: ignore[attr-defined]
@@ -334,6 +339,7 @@ KINDS: dict[str, dict[str, Function]] = {
         "a thread's own": _counts(lambda self: _plus_one(LOCAL)),
         "bytes": _counts(lambda self: _longer(BYTES)),
         "an array": _counts(lambda self: _longer(ARRAY)),
+        "an attribute of a list": _counts(lambda self: _plus_one(BAG)),
         "a weak mapping": _counts(lambda self: _longer(WEAK.setdefault(Counter, []))),
         "a context": _counts(lambda self: (CONTEXT.set(CONTEXT.get() + 1), CONTEXT.get())[1]),
         "a global object with slots": _counts(lambda self: _plus_one(KEPT)),

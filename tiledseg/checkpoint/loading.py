@@ -172,7 +172,8 @@ def check_kind(path: str, name: str, found: torch.Tensor, wanted: torch.Tensor) 
     dense = found.layout == torch.strided and not (found.is_nested or found.is_quantized or found.is_meta)
     kinds = {(each.is_floating_point(), each.is_complex(), each.dtype == torch.bool) for each in (found, wanted)}
     scaled = found.is_floating_point() and found.element_size() == 1  # float8, whose scales are separate
-    if not dense or len(kinds) > 1 or scaled:
+    too_large = found.dtype == torch.uint64 != wanted.dtype
+    if not dense or len(kinds) > 1 or scaled or too_large:
         layout = "nested" if found.is_nested else "meta" if found.is_meta else found.layout
         raise CheckpointError(
             f"{path}: '{name}' is {found.dtype}, {layout}, of the network's {wanted.dtype}; give a dense tensor of that"

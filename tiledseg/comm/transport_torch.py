@@ -66,7 +66,7 @@ class ProcessGroups:
         return self.gpu if is_gpu(tensor.device) else self.host
 
     def __post_init__(self) -> None:
-        _OPEN.add(self)
+        _OPEN[self] = None
         atexit.unregister(_close_all)
         atexit.register(_close_all)  # after all others, so that it runs before them
 
@@ -77,20 +77,21 @@ class ProcessGroups:
         destructor waits for its threads, and runs once nothing refers to the group. It sends nothing: no rank waits for
         another. A second call does nothing.
         """
-        _OPEN.discard(self)
-        made = {vars(self).pop(name) for name in ("host", "gpu") if name in vars(self)}
-        if dist.group.WORLD in made:
-            _close_all()
+        _OPEN.pop(self, None)
+        made = dict.fromkeys(vars(self).pop(name) for name in ("gpu", "host") if name in vars(self))
+        ends_job = dist.group.WORLD in made
         for group in made:
-            with contextlib.suppress(ValueError):  # destroyed by the user's program with its default group
+            with contextlib.suppress(ValueError):  # destroyed with the default group
                 dist.destroy_process_group(group)
+        if ends_job:
+            _close_all()
 
 
-_OPEN: set[ProcessGroups] = set()
+_OPEN: dict[ProcessGroups, None] = {}  # in the order in which all ranks have made them
 
 
 def _close_all() -> None:
-    for groups in list(_OPEN):
+    for groups in reversed(list(_OPEN)):
         groups.close()
 
 

@@ -60,7 +60,8 @@ class HostMover(Mover):
                     f"{first_line(error)}; give the store a smaller limit, or keep more in the GPU's memory"
                 ) from error
         lane = self._way_out if sent is None else self._way_in
-        if isinstance(sent, LaneCopy):
+        if sent is not None:
+            assert isinstance(sent, LaneCopy), "a copy of this mover"
             lane.wait_event(sent.event)
         self.look()
         for stream in self.computing:

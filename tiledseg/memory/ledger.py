@@ -191,8 +191,8 @@ class Ledger:
         if self._bytes[Place.STAYING] > room:
             for entry in [entry for entry in self._at[Place.STAYING].values() if not entry.used]:
                 storage = entry.aliases()[0].untyped_storage()
-                entry.flat_P = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-                entry.sent = self._mover.send(entry.flat_P)
+                flat_P = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+                entry.sent, entry.flat_P = self._mover.send(flat_P), flat_P  # after it, since it may have no room
                 self._put(entry, Place.LEAVING)
                 self.figures.bytes_out += entry.size
                 if self._bytes[Place.STAYING] <= room:

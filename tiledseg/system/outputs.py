@@ -45,7 +45,7 @@ def whole(key: str, path: str | Path, size: int = 0, sidecars: Sequence[str] = (
     earlier run are removed."""
     target = Path(path)
     if not target.name:
-        raise OutputError(f"{key} is '{path}'; give a file name")
+        raise OutputError(f"{key} is '{path}', which names no file; give a file name")
     return Output(key, path, (temporary(target), *(target.with_name(target.name + end) for end in sidecars)), size)
 
 

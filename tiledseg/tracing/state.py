@@ -9,6 +9,7 @@ import pickle
 import random
 import re
 import sys
+from array import array
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -245,12 +246,14 @@ def _snapshot(value: Any, depth: int) -> Any:
             return _snapshot([value.func, value.args, value.keywords], depth)
         case np.ndarray():
             return value.shape, value.tobytes()
-        case memoryview() | _SimpleCData():
+        case bytearray() | memoryview() | array() | _SimpleCData():
             return bytes(value)
         case Collection() if depth:
-            return [_snapshot(each, depth - 1) for each in value]
+            return [_snapshot(each, depth - 1) for each in (*value, getattr(value, "__dict__", None))]
         case ContextVar():
             return _snapshot(value.get(None), depth)
+        case torch.Generator():
+            return value.get_state().numpy().tobytes()
         case random.Random() | np.random.Generator() | np.random.RandomState():
             return pickle.dumps(value)
         case Iterator():

@@ -17,7 +17,7 @@ from tiledseg.training.run_files import read_json, read_metrics, read_validation
 
 Facts = Mapping[str, Any]
 MOST_MOMENTS = 24
-"""Most validations with pictures on the page: evenly spread back from the newest."""
+"""Most validations with pictures on the page: evenly spread, with the first and the newest."""
 
 
 def write_report(folder: Path, path: Path) -> bool:
@@ -119,8 +119,9 @@ def _moments(folder: Path, validations: Sequence[Mapping[str, Any]]) -> list[dic
         if figures["panel"] and _places(figures) == _places(validations[-1]) and panel.exists():
             caption = f"step {figures['step']}, epoch {figures['epoch']}: mean IoU {percent(figures['mean_iou'])}"
             moments.append((caption, panel))
-    shown = moments[:: -max(1, -(-len(moments) // MOST_MOMENTS))][::-1]
-    return [{"words": caption, "picture": png_url(panel.read_bytes())} for caption, panel in shown]
+    if len(moments) > MOST_MOMENTS:
+        moments = [moments[round(k * (len(moments) - 1) / (MOST_MOMENTS - 1))] for k in range(MOST_MOMENTS)]
+    return [{"words": caption, "picture": png_url(panel.read_bytes())} for caption, panel in moments]
 
 
 def _places(figures: Mapping[str, Any]) -> list[list[Any]]:
