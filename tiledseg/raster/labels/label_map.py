@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -103,11 +104,17 @@ class LabelMap:
         """Return the class of an attribute's value, a number or text (a value or a class's name); None if unknown."""
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        numbers = {} if self.colours else {str(raw): number for raw, number in self.pairs}
-        if not isinstance(value, int) or isinstance(value, bool):
-            numbers |= {record.name: number for number, record in enumerate(self.classes)}
-            numbers |= dict(self.texts)
-        return numbers.get(str(value))
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        return (self._of_numbers if is_number else self._of_texts).get(str(value))
+
+    @cached_property
+    def _of_numbers(self) -> dict[str, int]:
+        return {} if self.colours else {str(raw): number for raw, number in self.pairs}
+
+    @cached_property
+    def _of_texts(self) -> dict[str, int]:
+        names = {record.name: number for number, record in enumerate(self.classes)}
+        return self._of_numbers | names | dict(self.texts)
 
     def resolve(self, info: RasterInfo) -> LabelMap:
         """Return the map for a raster: colours become palette indices if its one band has a colour table.
