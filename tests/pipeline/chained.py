@@ -1,13 +1,11 @@
-"""Pipelines of no network, whose chunks send each what they make to the next; and the faults of their programs."""
+"""Pipelines of no network, whose chunks send each what they make to the next; and the faults of their orders."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
-from tiledseg.pipeline.schedule import ChunkMap, ChunkPass, MessageEnd, Program, Route, StageTurn
-from tiledseg.pipeline.simulation import in_flight, replay
+from tiledseg.pipeline.schedule import ChunkMap, ChunkPass, Orders, Route
+from tiledseg.pipeline.simulation import simulate
 
 FIRST_SKIP = 1000  # the number of the tensor; smaller ones go from chunk to chunk
 
@@ -19,32 +17,16 @@ def chained(ranks: Sequence[int], skips: Sequence[tuple[int, int]] = ()) -> Chun
     return ChunkMap(tuple(ranks), (*links, *over))
 
 
-def flat(turns: Iterable[StageTurn]) -> list[ChunkPass | MessageEnd]:
-    """All that a rank does, in order."""
-    return [action for turn in turns for action in (*turn.receives, turn.compute, *turn.sends)]
-
-
-def is_sound(program: Program, pipeline: ChunkMap, micro_batches: int, most_in_flight: Sequence[int] = ()) -> bool:
-    """Each pass is done once, on its rank, after all that it needs; each message has two ends, around its passes; no
-    rank waits forever; no chunk holds more micro-batches than `most_in_flight` says, where it is given."""
-    order, stuck = replay(program)
-    place = {(rank, action): at for at, (rank, turn) in enumerate(order) for action in flat([turn])}
-    ranks, wanted, pairs = pipeline.ranks, set(), []
-    for m in range(micro_batches):
-        for chunk, rank in enumerate(ranks):
-            wanted |= {(rank, ChunkPass(m, chunk)), (rank, ChunkPass(m, chunk, True))}
-            pairs.append(((rank, ChunkPass(m, chunk)), (rank, ChunkPass(m, chunk, True))))
-        for route in pipeline.routes:
-            for back in (False, True)[: 1 + route.returns]:
-                maker, taker = (route.target, route.source) if back else (route.source, route.target)
-                way = [(ranks[maker], ChunkPass(m, maker, back)), (ranks[taker], ChunkPass(m, taker, back))]
-                if not pipeline.is_local(route):
-                    send = MessageEnd(m, route, ranks[taker], back)
-                    way[1:1] = [(ranks[maker], send), (ranks[taker], send.other_end(ranks[maker]))]
-                    wanted |= set(way)
-                pairs += pairwise(way)
-    done = Counter((rank, action) for rank, turns in enumerate(program) for action in flat(turns))
-    if stuck or done != Counter(wanted) or any(place[one] > place[other] for one, other in pairs):
-        return False
-    held = in_flight(program, len(ranks))
+def is_sound(orders: Orders, pipeline: ChunkMap, micro_batches: int, most_in_flight: Sequence[int] = ()) -> bool:
+    """Each pass is done once, on its rank, a backward pass after the forward one; no rank waits forever; no chunk holds
+    more micro-batches than `most_in_flight` says, where it is given."""
+    for rank, order in enumerate(orders):
+        own = [chunk for chunk, place in enumerate(pipeline.ranks) if place == rank]
+        wanted = [ChunkPass(m, chunk, back) for m in range(micro_batches) for chunk in own for back in (False, True)]
+        if sorted(order) != sorted(wanted) or any(
+            order.index(each) < order.index(each._replace(backward=False)) for each in order
+        ):
+            return False
+    chunks = len(pipeline.ranks)
+    held = simulate(orders, pipeline, [1] * chunks, [1] * chunks).in_flight(chunks)
     return all(own <= most for own, most in zip(held, most_in_flight, strict=False))

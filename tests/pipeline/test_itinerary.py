@@ -7,26 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.geometry.drawn import law
-from tests.pipeline.chained import chained, flat
+from tests.pipeline.chained import chained
 from tiledseg.config.words import SCHEDULES, chunk_ranks
-from tiledseg.pipeline.schedule import (
-    ChunkMap,
-    ChunkPass,
-    ChunkTimes,
-    MessageEnd,
-    Program,
-    forward_program,
-    program,
-)
-from tiledseg.pipeline.simulation import itinerary, simulate
+from tiledseg.pipeline.schedule import ChunkMap, ChunkPass, ChunkTimes, Orders, compute_orders, forward_orders
+from tiledseg.pipeline.simulation import Messages, itinerary, simulate
 
 FORWARD, BACKWARD = 1.0, 2.0
-# Least time of the same program where messages have a queue of their own and are buffered, as a multiple.
+# Least time of the same orders where messages have a queue of their own and are buffered, as a multiple.
 BOUNDS = {"gpipe": 1.0, "1f1b": 1.3, "folded": 1.85}
 
 
 @st.composite
-def pipelines(draw: st.DrawFn) -> tuple[Program, ChunkMap]:
+def pipelines(draw: st.DrawFn) -> tuple[Orders, ChunkMap]:
     """Any schedule with any skips that it may have, forward only too."""
     schedule, stages = draw(st.sampled_from(SCHEDULES)), draw(st.integers(1, 5))
     ranks = chunk_ranks(schedule, stages)
@@ -38,47 +30,53 @@ def pipelines(draw: st.DrawFn) -> tuple[Program, ChunkMap]:
     pipeline = chained(ranks, skips)
     count = draw(st.integers(1, 9))
     if draw(st.booleans()):
-        return forward_program(pipeline, count), pipeline
+        return forward_orders(pipeline, count), pipeline
     times = None
     if draw(st.booleans()):
         some = st.lists(st.floats(0.1, 5), min_size=chunks, max_size=chunks)
         times = ChunkTimes(draw(some), draw(some))
-    return program(schedule, pipeline, count, times), pipeline
+    return compute_orders(schedule, stages, count, times), pipeline
 
 
 @law
 @given(pipelines())
-def test_every_action_is_there_once_posted_in_order_and_let_go_in_time(drawn: tuple[Program, ChunkMap]) -> None:
-    actions, pipeline = drawn
-    plans = [itinerary(actions, rank) for rank in range(len(actions))]
-    for rank, (own, moves) in enumerate(zip(actions, plans, strict=True)):
-        assert [action for move in moves for action in (*move.receives, move.compute, *move.sends)] == flat(own)
-        for index, move in enumerate(moves):
-            before = {receive for earlier in moves[: index + 1] for receive in earlier.posts}
-            assert before.issuperset(move.receives), "posted before it is waited for"
-            for send in move.released:  # the peer had it before it sent what has just come
-                theirs = flat(actions[send.peer])
-                answers = [theirs.index(r.other_end(rank)) for r in move.receives if r.peer == send.peer]
-                assert any(at > theirs.index(send.other_end(rank)) for at in answers)
-        released = [send for move in moves for send in move.released]
+def test_every_message_is_posted_in_order_and_let_go_in_time(drawn: tuple[Orders, ChunkMap]) -> None:
+    orders, pipeline = drawn
+    plans = [itinerary(orders, pipeline, rank) for rank in range(len(orders))]
+
+    def way(messages: Messages, sender: int, receiver: int) -> list[object]:
+        return [m for m in messages if (pipeline.ranks[m.sender], pipeline.ranks[m.receiver]) == (sender, receiver)]
+
+    for rank, moves in enumerate(plans):
+        assert [move.compute for move in moves] == orders[rank]
+        released = [sent for move in moves for sent in move.released]
         assert len(set(released)) == len(released)
-        for peer in range(len(actions)):
-            posted = [r.other_end(rank) for move in moves for r in move.posts if r.peer == peer]
-            sent = [send for move in plans[peer] for send in move.sends if send.peer == rank]
-            assert posted == sent, "a transport matches by order"
+        for peer in set(range(len(orders))) - {rank}:
+            posted = [message for move in moves for message in way(move.posts, peer, rank)]
+            assert posted == [message for move in plans[peer] for message in way(move.makes, peer, rank)], (
+                "a transport matches by order"
+            )
+            theirs = [message for move in plans[peer] for message in (*move.needs, *move.makes)]
+            before: set[object] = set()
+            for move in moves:
+                before.update(move.posts)
+                coming = way(move.needs, peer, rank)
+                assert before.issuperset(coming), "posted before it is waited for"
+                for sent in way(move.released, rank, peer):  # the peer had it before it sent what has just come
+                    assert any(theirs.index(message) > theirs.index(sent) for message in coming)
     for chunk, rank in enumerate(pipeline.ranks):  # so that running statistics move as they do without a pipeline
-        forward = [t.compute.micro_batch for t in actions[rank] if t.compute[1:] == (chunk, False)]
+        forward = [each.micro_batch for each in orders[rank] if each[1:] == (chunk, False)]
         assert forward == list(range(len(forward)))
 
 
-def seconds_in_one_queue(actions: Program) -> float:
+def seconds_in_one_queue(orders: Orders, pipeline: ChunkMap) -> float:
     """A rank does the head of its queue and then the next: a message takes no time, once both ends are at it."""
-    queues: list[list[ChunkPass | tuple[int, MessageEnd]]] = []
-    for rank in range(len(actions)):
+    queues: list[list[object]] = []
+    for rank in range(len(orders)):
         queues.append([])
-        for move in itinerary(actions, rank):
-            queues[-1] += [(r.peer, r.other_end(rank)) for r in move.posts]
-            queues[-1] += [move.compute, *((rank, send) for send in move.sends)]
+        for move in itinerary(orders, pipeline, rank):
+            sends = [message for message in move.makes if not pipeline.is_local(message.route)]
+            queues[-1] += [*move.posts, move.compute, *sends]
     clock, at = [0.0] * len(queues), [0] * len(queues)
     heads: dict[object, int] = {}  # messages at whose head one rank stands
     moved = True
@@ -103,9 +101,9 @@ def seconds_in_one_queue(actions: Program) -> float:
 
 @law
 @given(pipelines())
-def test_nothing_waits_for_ever(drawn: tuple[Program, ChunkMap]) -> None:
+def test_nothing_waits_for_ever(drawn: tuple[Orders, ChunkMap]) -> None:
     """Even where no message is buffered, and each rank does its messages and passes one by one."""
-    assert seconds_in_one_queue(drawn[0]) > 0
+    assert seconds_in_one_queue(*drawn) > 0
 
 
 @pytest.mark.parametrize("stages", [2, 3, 6])
@@ -114,7 +112,7 @@ def test_a_receive_does_not_hold_up_what_is_computed_before_it_is_needed(schedul
     """Six stages, gpipe, 24 micro-batches: 432 units of time where all sends were placed stage by stage, now 87."""
     pipeline = chained(chunk_ranks(schedule, stages))
     chunks = len(pipeline.ranks)
-    every = [program(schedule, pipeline, count) for count in (1, 8, 24)]
-    for actions in (*every, forward_program(pipeline, 20)):
-        least = simulate(actions, [FORWARD] * chunks, [BACKWARD] * chunks).makespan
-        assert least <= seconds_in_one_queue(actions) <= BOUNDS[schedule] * least
+    every = [compute_orders(schedule, stages, count) for count in (1, 8, 24)]
+    for orders in (*every, forward_orders(pipeline, 20)):
+        least = simulate(orders, pipeline, [FORWARD] * chunks, [BACKWARD] * chunks).makespan
+        assert least <= seconds_in_one_queue(orders, pipeline) <= BOUNDS[schedule] * least

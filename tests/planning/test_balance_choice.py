@@ -69,4 +69,4 @@ def test_what_travels_is_counted_once_each_way() -> None:
     sent = sum(0.01 + staged.route_bytes(route) for route in staged.pipeline.routes)
     assert staged.timeline().makespan == pytest.approx(2 * 3 * sent)
     assert staged.timeline(transfers=False).makespan == 0
-    assert simulate(staged.actions, staged.times.forward, staged.times.backward).makespan == 0
+    assert simulate(staged.orders, staged.pipeline, staged.times.forward, staged.times.backward).makespan == 0

@@ -106,9 +106,9 @@ def test_a_stage_that_sends_in_another_order_is_named(
 ) -> None:
     """The skip before the tensor that the next stage takes first."""
 
-    def turned(program: Any, rank: int) -> tuple[Any, ...]:
-        moves = itinerary(program, rank)
-        return tuple(move._replace(sends=move.sends[::-1]) for move in moves) if rank == 0 else moves
+    def turned(orders: Any, pipeline: Any, rank: int) -> tuple[Any, ...]:
+        moves = itinerary(orders, pipeline, rank)
+        return tuple(move._replace(makes=move.makes[::-1]) for move in moves) if rank == 0 else moves
 
     monkeypatch.setattr(executor, "itinerary", turned)
     stages = ["--parallel.stages", "2", "--parallel.balance", "[14,15]"]

@@ -22,7 +22,7 @@ from tiledseg.memory.device import Stopwatch
 from tiledseg.models.network import Tensors
 from tiledseg.pipeline.chunk import Chunk, Held, StagedBatch
 from tiledseg.pipeline.partition import SplitNetwork
-from tiledseg.pipeline.schedule import MessageEnd, Route, forward_program, program
+from tiledseg.pipeline.schedule import ChunkPass, Route, StageMessage, compute_orders, forward_orders
 from tiledseg.pipeline.simulation import Move, itinerary
 
 
@@ -61,8 +61,8 @@ class PipelineExecutor:
                 last_backward(self.chunks[move.compute.chunk].parameters())
             run.receive(move)
             with self.busy.running():
-                run.backward(*move.compute[:2]) if move.compute.backward else run.forward(*move.compute[:2])
-            run.send(move.sends)
+                run.backward(move) if move.compute.backward else run.forward(move)
+            run.send(move)
         run.finish()
 
     def outputs(self, micro_batches: Sequence[StagedBatch]) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
@@ -70,13 +70,13 @@ class PipelineExecutor:
         must exhaust the iterator, which yields nothing. Without gradients."""
         if not micro_batches:
             return
-        moves = itinerary(forward_program(self._pipeline, len(micro_batches)), self.stage)
+        moves = itinerary(forward_orders(self._pipeline, len(micro_batches)), self._pipeline, self.stage)
         run = _Run(self, micro_batches)
         for move in moves:
             run.receive(move)
             with self.busy.running():
-                outputs = run.forward(*move.compute[:2], differentiable=False)
-            run.send(move.sends)
+                outputs = run.forward(move, differentiable=False)
+            run.send(move)
             if self.chunks[move.compute.chunk].is_last:
                 results = self._split.network.graph.results
                 yield move.compute.micro_batch, tuple(outputs[result] for result in results)
@@ -84,7 +84,8 @@ class PipelineExecutor:
 
     def _plan(self, micro_batches: int) -> tuple[Move, ...]:
         settings = self._split.settings
-        return itinerary(program(settings.schedule, self._pipeline, micro_batches, settings.times), self.stage)
+        orders = compute_orders(settings.schedule, self._pipeline.size, micro_batches, settings.times)
+        return itinerary(orders, self._pipeline, self.stage)
 
     def buffer(self, route: Route, micro_batch: StagedBatch) -> torch.Tensor:
         """Return an uninitialised tensor for a message along a route, in either direction: channels last,
@@ -102,62 +103,62 @@ class _Run:
 
     def __init__(self, executor: PipelineExecutor, micro_batches: Sequence[StagedBatch]) -> None:
         self._executor, self._micro_batches = executor, micro_batches
-        self._routes, self._axes = executor._pipeline.routes, executor._axes
-        self._coming: dict[MessageEnd, tuple[Work, torch.Tensor]] = {}
-        self._leaving: dict[MessageEnd, Work] = {}
-        self._held: dict[tuple[int, int], Held] = {}
-        # Tensors received for a computation, or made by this rank for itself, by (gradient, micro-batch, route).
-        self._tensors: dict[tuple[bool, int, Route], torch.Tensor] = {}
+        self._pipeline, self._axes = executor._pipeline, executor._axes
+        self._coming: dict[StageMessage, tuple[Work, torch.Tensor]] = {}
+        self._leaving: dict[StageMessage, Work] = {}
+        self._held: dict[ChunkPass, Held] = {}  # by the forward pass
+        self._tensors: dict[StageMessage, torch.Tensor] = {}  # received, or made for this rank or to be sent
 
     def receive(self, move: Move) -> None:
         """Post receives, and wait for those that the move needs."""
-        for end in move.posts:
-            tensor = self._executor.buffer(end.route, self._micro_batches[end.micro_batch])
-            message = Message(self._axes.rank_of_stage(end.peer), _flat(tensor))
-            self._coming[end] = self._axes.stage_messages.start([], [message]), tensor
-        for end in move.receives:
-            work, tensor = self._coming.pop(end)
-            work.wait()
-            self._tensors[end.gradient, end.micro_batch, end.route] = tensor
-        for end in move.released:
-            self._leaving.pop(end).wait()
+        for message in move.posts:
+            tensor = self._executor.buffer(message.route, self._micro_batches[message.micro_batch])
+            self._coming[message] = self._axes.stage_messages.start([], [self._end(message.sender, tensor)]), tensor
+        for message in move.needs:
+            if message in self._coming:
+                work, self._tensors[message] = self._coming.pop(message)
+                work.wait()
+        for message in move.released:
+            self._leaving.pop(message).wait()
 
-    def send(self, ends: Sequence[MessageEnd]) -> None:
-        for end in ends:
-            tensor = self._tensors.pop((end.gradient, end.micro_batch, end.route))
-            tensor = tensor.contiguous(memory_format=torch.channels_last)
-            message = Message(self._axes.rank_of_stage(end.peer), _flat(tensor))
-            self._leaving[end] = self._axes.stage_messages.start([message], [])
+    def send(self, move: Move) -> None:
+        for message in move.makes:
+            if not self._pipeline.is_local(message.route):
+                tensor = self._tensors.pop(message).contiguous(memory_format=torch.channels_last)
+                self._leaving[message] = self._axes.stage_messages.start([self._end(message.receiver, tensor)], [])
 
-    def forward(self, m: int, index: int, differentiable: bool = True) -> Tensors:
-        """Run chunk `index` forward for micro-batch `m`; return the outputs of the last chunk, else nothing.
-        `differentiable`: a backward pass follows."""
-        executor = self._executor
-        chunk = executor.chunks[index]
-        inputs = {r.tensor: self._tensors.pop((False, m, r)) for r in self._routes if r.target == index}
+    def _end(self, chunk: int, tensor_BCHW: torch.Tensor) -> Message:
+        """Return a message from or to the rank of a chunk: a channels-last tensor, in the order of memory."""
+        peer = self._axes.rank_of_stage(self._pipeline.ranks[chunk])
+        return Message(peer, tensor_BCHW.detach().permute(0, 2, 3, 1))
+
+    def forward(self, move: Move, differentiable: bool = True) -> Tensors:
+        """Run a forward pass; return the outputs of the last chunk, else nothing. `differentiable`: a backward pass
+        follows."""
+        executor, m = self._executor, move.compute.micro_batch
+        chunk = executor.chunks[move.compute.chunk]
+        inputs = {message.route.tensor: self._tensors.pop(message) for message in move.needs}
         if chunk.is_first:
             inputs[0] = self._micro_batches[m].source()
         if differentiable:
             recompute = executor._split.settings.recomputes(executor.stage, m, len(self._micro_batches))
-            self._held[m, index], outputs = chunk.forward(self._micro_batches[m], inputs, recompute)
+            self._held[move.compute], outputs = chunk.forward(self._micro_batches[m], inputs, recompute)
         else:
             outputs = chunk.outputs(self._micro_batches[m], inputs)
-        for route in self._routes:
-            if route.source == index:
-                self._tensors[False, m, route] = outputs[route.tensor]
+        for message in move.makes:
+            self._tensors[message] = outputs[message.route.tensor]
         return outputs if chunk.is_last else {}
 
-    def backward(self, m: int, index: int) -> None:
-        """Run chunk `index` backward for micro-batch `m`."""
-        chunk = self._executor.chunks[index]
+    def backward(self, move: Move) -> None:
+        """Run a backward pass."""
+        chunk = self._executor.chunks[move.compute.chunk]
         gradients: dict[int, list[torch.Tensor]] = {tensor: [] for tensor in chunk.leaving}
-        for route in self._routes:
-            if route.source == index and route.returns:
-                gradients[route.tensor].insert(0, self._tensors.pop((True, m, route)))
-        sums = chunk.backward(self._micro_batches[m], self._held.pop((m, index)), gradients)
-        for route in self._routes:
-            if route.target == index and route.returns:
-                self._tensors[True, m, route] = sums[route.tensor]
+        for message in move.needs:
+            gradients[message.route.tensor].insert(0, self._tensors.pop(message))
+        held = self._held.pop(move.compute._replace(backward=False))
+        sums = chunk.backward(self._micro_batches[move.compute.micro_batch], held, gradients)
+        for message in move.makes:
+            self._tensors[message] = sums[message.route.tensor]
 
     def finish(self) -> None:
         """Wait for the remaining sends."""
@@ -165,8 +166,3 @@ class _Run:
             work.wait()
         left = [*self._coming, *self._held, *self._tensors]
         assert not left, f"the run has left {left[0]}"
-
-
-def _flat(tensor_BCHW: torch.Tensor) -> torch.Tensor:
-    """Return a channels-last tensor as a contiguous one, in the order of memory."""
-    return tensor_BCHW.detach().permute(0, 2, 3, 1)

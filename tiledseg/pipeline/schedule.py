@@ -1,4 +1,4 @@
-"""Schedules: the order in which each rank of a pipeline computes, sends and receives. Plain values; nothing runs.
+"""Schedules: the order of the passes of each rank of a pipeline, and their messages. Plain values; nothing runs.
 
 Symbols: n ranks (stages), m a micro-batch, M their number. A chunk is a run of layers. Chunk i is on rank i, but
 `folded` places chunks r and 2n - 2 - r on rank r: a part of the encoder and its mirror in the decoder.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -84,6 +84,14 @@ class ChunkMap:
     def is_local(self, route: Route) -> bool:
         return self.ranks[route.source] == self.ranks[route.target]
 
+    def messages(self, each: ChunkPass) -> tuple[list[StageMessage], list[StageMessage]]:
+        """Return the tensors that a pass needs from other chunks, and those that it makes for them."""
+        m, chunk, backward = each
+        routes = [route for route in self.routes if route.returns or not backward]
+        entering = [StageMessage(m, route, backward) for route in routes if route.target == chunk]
+        leaving = [StageMessage(m, route, backward) for route in routes if route.source == chunk]
+        return (leaving, entering) if backward else (entering, leaving)
+
 
 class ChunkPass(NamedTuple):
     """The forward or `backward` pass of a chunk for a micro-batch."""
@@ -93,30 +101,26 @@ class ChunkPass(NamedTuple):
     backward: bool = False
 
 
-class MessageEnd(NamedTuple):
-    """One end of a message along `route`: the sender's, or (`arrives`) the receiver's. `peer`: the rank of the other
-    end. Activations travel from source to target, a `gradient` from target to source."""
+class StageMessage(NamedTuple):
+    """The tensor of `route` for a micro-batch: an activation on its way from source to target, or the `gradient` that
+    travels back."""
 
     micro_batch: int
     route: Route
-    peer: int
     gradient: bool = False
-    arrives: bool = False
 
-    def other_end(self, rank: int) -> MessageEnd:
-        """Return the peer's end; `rank` has this one."""
-        return self._replace(peer=rank, arrives=not self.arrives)
+    @property
+    def sender(self) -> int:
+        """The chunk that makes it."""
+        return self.route.target if self.gradient else self.route.source
 
-
-class StageTurn(NamedTuple):
-    """A pass of a rank, with the messages that it waits for and those sent right after it."""
-
-    receives: tuple[MessageEnd, ...]
-    compute: ChunkPass
-    sends: tuple[MessageEnd, ...]
+    @property
+    def receiver(self) -> int:
+        """The chunk that needs it."""
+        return self.route.source if self.gradient else self.route.target
 
 
-Program = tuple[tuple[StageTurn, ...], ...]  # of each rank, in order
+Orders = Sequence[Sequence[ChunkPass]]  # of each rank
 
 
 def most_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
@@ -159,14 +163,8 @@ def is_skip(route: Route, runs: Sequence[tuple[int, int]]) -> bool:
     return route.tensor != runs[route.target][0]
 
 
-def program(schedule: str, pipeline: ChunkMap, micro_batches: int, times: ChunkTimes | None = None) -> Program:
-    """Return the turns of every rank for one step; `times` as for `compute_orders`."""
-    orders = compute_orders(schedule, pipeline.size, micro_batches, times)
-    return tuple(with_messages(order, pipeline) for order in orders)
-
-
-def forward_program(pipeline: ChunkMap, micro_batches: int) -> Program:
-    """Return the turns of every rank without training: no backward passes, no gradients.
+def forward_orders(pipeline: ChunkMap, micro_batches: int) -> Orders:
+    """Return the passes of each rank, in order, without training: no backward passes.
 
     A rank with two chunks first runs its first chunk for as many micro-batches as fit on the way to its second chunk,
     then alternates: no rank waits once the pipeline is full.
@@ -180,12 +178,10 @@ def forward_program(pipeline: ChunkMap, micro_batches: int) -> Program:
             for m in range(micro_batches + ahead)
         )
         orders.append([each for turn in turns for each in turn if 0 <= each.micro_batch < micro_batches])
-    return tuple(with_messages(order, pipeline) for order in orders)
+    return orders
 
 
-def compute_orders(
-    schedule: str, stages: int, micro_batches: int, times: ChunkTimes | None = None
-) -> list[list[ChunkPass]]:
+def compute_orders(schedule: str, stages: int, micro_batches: int, times: ChunkTimes | None = None) -> Orders:
     """Return the passes of each rank, in order; they do not depend on skips.
 
     `times`, the same on all ranks, decide the order of `folded` (None: ranks of equal work) and of no other schedule.
@@ -204,25 +200,9 @@ def compute_orders(
     return orders
 
 
-def with_messages(order: Iterable[ChunkPass], pipeline: ChunkMap) -> tuple[StageTurn, ...]:
-    """Return each pass with its receives and sends."""
-    ranks, routes = pipeline.ranks, [route for route in pipeline.routes if not pipeline.is_local(route)]
-    incoming = [[(r, ranks[r.source]) for r in routes if r.target == chunk] for chunk in range(len(ranks))]
-    outgoing = [[(r, ranks[r.target]) for r in routes if r.source == chunk] for chunk in range(len(ranks))]
-    turns = []
-    for each in order:
-        m, chunk, backward = each
-        before, after = incoming[chunk], outgoing[chunk]
-        if backward:
-            before, after = ([end for end in ends if end[0].returns] for ends in (after, before))
-        receives = tuple(MessageEnd(m, route, peer, backward, arrives=True) for route, peer in before)
-        turns.append(StageTurn(receives, each, tuple(MessageEnd(m, route, peer, backward) for route, peer in after)))
-    return tuple(turns)
-
-
-def folded_orders(ranks: Sequence[int], micro_batches: int, times: ChunkTimes | None = None) -> list[list[ChunkPass]]:
+def folded_orders(ranks: Sequence[int], micro_batches: int, times: ChunkTimes | None = None) -> Orders:
     """Return the order in which each rank runs its most urgent pass, for these times of chunks on `ranks` (None: ranks
-    of equal work). The law: for any times, the order can be replayed without a deadlock (`simulation.replay`).
+    of equal work). The law: for any times, the order can be replayed without a deadlock (`simulation.simulate`).
 
     A micro-batch makes 2C passes over the C chunks, numbered in their order: forward through chunks 0 to C - 1, then
     backward through C - 1 to 0. The urgency of a pass is its latest start if a micro-batch is to leave the pipeline

@@ -1,9 +1,9 @@
-"""The simulation of a schedule: micro-batches in flight, times, and each rank's moves.
+"""The simulation of a schedule: times, micro-batches in flight, and each rank's moves.
 
 The model of time: a rank runs its passes in order; a send takes none of the rank's time, and its messages leave one
 after the other; a receive waits for its message. All micro-batches take equal times.
 
-To run a program over real messages, a rank must know when to post each receive, and which sends have completed:
+To run a schedule over real messages, a rank must know when to post each receive, and which sends have completed:
 
 - A receive is posted ahead, so that the message travels while the rank computes. All computations of all ranks have one
   common order, that of their starts in the simulation. A rank sends after its computation, and the receiver posts
@@ -13,7 +13,7 @@ To run a program over real messages, a rank must know when to post each receive,
   tensor's receipt. No rank asks or waits for it.
 
 Nothing can deadlock. Posting does not wait. A rank waits for a message only right before the computation that needs it,
-and the program has been replayed. A transport may process a rank's messages one by one in the order of their start
+and the schedule has been simulated. A transport may process a rank's messages one by one in the order of their start
 (NCCL): all ranks start all messages in the common order, so the first unfinished one is at the head of both queues
 (docs/explanation/communication.md).
 """
@@ -24,138 +24,121 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tiledseg.pipeline.schedule import BACKWARD_SLOTS, FORWARD_SLOTS, ChunkPass, MessageEnd, Program, Route, StageTurn
+from tiledseg.pipeline.schedule import BACKWARD_SLOTS, FORWARD_SLOTS, ChunkMap, ChunkPass, Orders, Route, StageMessage
 
-Placed = tuple[int, StageTurn]  # rank, turn
-Ends = tuple[MessageEnd, ...]
+Messages = Sequence[StageMessage]
 
 
-class Span(NamedTuple):
-    """A computation with its start and stop, in the unit of the simulated times."""
+class TimedPass(NamedTuple):
+    """A pass of a rank from `start` to `stop`, in the unit of the simulated times; the tensors that it `needs` from
+    other chunks, and those that it `makes` for them, of its own rank and of others."""
 
-    action: ChunkPass
     start: float
     stop: float
+    needs: Messages
+    compute: ChunkPass
+    makes: Messages
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The computations of each rank with their times."""
+    """The turns of each rank, in order."""
 
-    spans: tuple[tuple[Span, ...], ...]
+    turns: tuple[tuple[TimedPass, ...], ...]
 
     @property
     def makespan(self) -> float:
         """The time from the first start to the last end."""
-        return max(span.stop for rank in self.spans for span in rank)
-
-    @property
-    def busy(self) -> tuple[float, ...]:
-        return tuple(sum(span.stop - span.start for span in rank) for rank in self.spans)
+        return max(turn.stop for rank in self.turns for turn in rank)
 
     @property
     def busy_share(self) -> float:
         """Computing time of all ranks / (ranks x makespan); 1 if nothing takes time."""
-        return sum(self.busy) / (len(self.spans) * self.makespan) if self.makespan else 1.0
+        busy = sum(sum(turn.stop - turn.start for turn in rank) for rank in self.turns)
+        return busy / (len(self.turns) * self.makespan) if self.makespan else 1.0
 
-
-def in_flight(program: Program, chunks: int) -> tuple[int, ...]:
-    """Return the most micro-batches that each chunk holds between their forward and backward passes."""
-    held, most = [0] * chunks, [0] * chunks
-    for turns in program:
-        for _, (_, chunk, backward), _ in turns:
+    def in_flight(self, chunks: int) -> tuple[int, ...]:
+        """Return the most micro-batches that each chunk holds between their forward and backward passes."""
+        held, most = [0] * chunks, [0] * chunks
+        for _, chunk, backward in (turn.compute for rank in self.turns for turn in rank):
             held[chunk] += -1 if backward else 1
             most[chunk] = max(most[chunk], held[chunk])
-    return tuple(most)
+        return tuple(most)
 
 
 def simulate(
-    program: Program,
+    orders: Orders,
+    pipeline: ChunkMap,
     forward: Sequence[float],
     backward: Sequence[float],
     transfer: Callable[[Route], float] = lambda route: 0.0,
 ) -> Timeline:
-    """Return the times of all computations, from the times of each chunk and of a message along each route."""
-    order, stuck = replay(program)
-    assert not stuck, f"the schedule cannot end: rank {stuck[0][0]} waits forever before {stuck[0][1].compute}"
-    clock, link = [0.0] * len(program), [0.0] * len(program)
-    arrival: dict[tuple[int, MessageEnd], float] = {}
-    spans: list[list[Span]] = [[] for _ in program]
-    for rank, (receives, action, sends) in order:
-        start = max([clock[rank], *(arrival[rank, end] for end in receives)])
-        clock[rank] = start + (backward if action.backward else forward)[action.chunk]
-        spans[rank].append(Span(action, start, clock[rank]))
-        for end in sends:
-            link[rank] = max(clock[rank], link[rank]) + transfer(end.route)
-            arrival[end.peer, end.other_end(rank)] = link[rank]
-    return Timeline(tuple(map(tuple, spans)))
-
-
-def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
-    """Return all turns in an order in which each receive follows its send, and the turns at which ranks are stuck."""
-    position = [0] * len(program)
-    coming: set[tuple[int, MessageEnd]] = set()
-    order: list[Placed] = []
+    """Return all turns, from the times of each chunk and of a message along each route. The orders must end: each pass
+    comes after those that it needs."""
+    clock, link = [0.0] * len(orders), [0.0] * len(orders)
+    arrival: dict[StageMessage, float] = {}
+    turns: list[list[TimedPass]] = [[] for _ in orders]
     moved = True
     while moved:
         moved = False
-        for rank, turns in enumerate(program):
-            while position[rank] < len(turns):
-                turn = turns[position[rank]]
-                if not all((rank, end) in coming for end in turn.receives):
+        for rank, order in enumerate(orders):
+            while len(turns[rank]) < len(order):
+                compute = order[len(turns[rank])]
+                needs, makes = pipeline.messages(compute)
+                if not all(message in arrival for message in needs):
                     break
-                coming.update((end.peer, end.other_end(rank)) for end in turn.sends)
-                order.append((rank, turn))
-                position[rank] += 1
+                start = max([clock[rank], *(arrival[message] for message in needs)])
+                clock[rank] = stop = start + (backward if compute.backward else forward)[compute.chunk]
+                for message in makes:
+                    if pipeline.is_local(message.route):
+                        arrival[message] = stop
+                    else:
+                        arrival[message] = link[rank] = max(stop, link[rank]) + transfer(message.route)
+                turns[rank].append(TimedPass(start, stop, needs, compute, makes))
                 moved = True
-    return order, [(rank, program[rank][at]) for rank, at in enumerate(position) if at < len(program[rank])]
+    for rank, (order, own) in enumerate(zip(orders, turns, strict=True)):
+        assert len(own) == len(order), f"the schedule cannot end: rank {rank} waits forever before {order[len(own)]}"
+    return Timeline(tuple(map(tuple, turns)))
 
 
 class Move(NamedTuple):
-    """A computation of a rank and the messages around it, in this order: post the receives `posts`, wait for
-    `receives`, release the completed sends `released`, run `compute`, post `sends`."""
+    """A pass of a rank and the messages around it, in this order: post the receives `posts`, wait for those that the
+    pass `needs`, release the completed sends `released`, run `compute`, send those that it `makes` for other ranks."""
 
-    posts: Ends
-    receives: Ends
-    released: Ends
+    posts: Messages
+    needs: Messages
+    released: Messages
     compute: ChunkPass
-    sends: Ends
+    makes: Messages
 
 
-def itinerary(program: Program, rank: int) -> tuple[Move, ...]:
-    # The place of each computation among all, by simulated starts: each follows those it depends on. If two start
-    # together, that of the rank that is further ahead comes later: its messages are not needed yet.
-    chunks = 1 + max(turn.compute.chunk for turns in program for turn in turns)
-    line = simulate(program, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)
-    computations = sorted(
-        (span.start, number, on) for on, spans in enumerate(line.spans) for number, span in enumerate(spans)
+def itinerary(orders: Orders, pipeline: ChunkMap, rank: int) -> tuple[Move, ...]:
+    """Return the moves of a rank."""
+    chunks = len(pipeline.ranks)
+    line = simulate(orders, pipeline, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)
+    # All passes in one order, by simulated starts: each follows those it depends on. If two start together, that of the
+    # rank that is further ahead comes later: its messages are not needed yet.
+    common = sorted(
+        (turn.start, number, on) for on, turns in enumerate(line.turns) for number, turn in enumerate(turns)
     )
-    place = {(on, line.spans[on][number].action): at for at, (_, number, on) in enumerate(computations)}
-    # For each receive of this rank, the sends that have surely arrived once it completes: those that the peer received
-    # before it sent. Sends without a later message from the peer are waited for at the end of the run.
-    releases: dict[MessageEnd, Ends] = {}
-    for peer, turns in enumerate(program):
-        arrived: Ends = ()
-        for turn in turns:
-            arrived += tuple(end.other_end(peer) for end in turn.receives if end.peer == rank)
-            for end in turn.sends:
-                if end.peer == rank:
-                    releases[end.other_end(peer)], arrived = arrived, ()
-    arriving = [
-        (place[peer, turn.compute], send.other_end(peer))
-        for peer, turns in enumerate(program)
-        for turn in turns
-        for send in turn.sends
-        if send.peer == rank
-    ]
-    arriving.sort(key=lambda entry: entry[0])  # stable: those of one computation stay in the order of its sends
     moves: list[Move] = []
-    posted = 0
-    for receives, compute, sends in program[rank]:
-        first = posted
-        while posted < len(arriving) and arriving[posted][0] < place[rank, compute]:
-            posted += 1
-        posts = tuple(receive for _, receive in arriving[first:posted])
-        released = tuple(send for receive in receives for send in releases.get(receive, ()))
-        moves.append(Move(posts, receives, released, compute, sends))
+    posts: list[StageMessage] = []  # since the last move
+    arrived: list[list[StageMessage]] = [
+        [] for _ in orders
+    ]  # own messages that each peer received since it last sent one here
+    # For each message from a peer, the own ones that have surely arrived once it comes. Those without a later message
+    # from the peer are waited for at the end of the run.
+    releases: dict[StageMessage, Messages] = {}
+    for _, number, on in common:
+        _, _, needs, compute, makes = line.turns[on][number]
+        if on == rank:
+            released = [sent for message in needs for sent in releases.get(message, ())]
+            moves.append(Move(posts, needs, released, compute, makes))
+            posts = []
+            continue
+        arrived[on] += [message for message in needs if pipeline.ranks[message.sender] == rank]
+        for message in makes:
+            if pipeline.ranks[message.receiver] == rank:
+                posts.append(message)
+                releases[message], arrived[on] = arrived[on], []
     return tuple(moves)

@@ -8,7 +8,6 @@ from typing import Any
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import is_skip, kept_of
-from tiledseg.pipeline.simulation import in_flight
 from tiledseg.planning.answer.text import Section, milliseconds, tabled, time_of, words
 from tiledseg.planning.run.pipeline import StagedPipeline, balanced_pipeline, layer_times, stage_memory
 from tiledseg.planning.run.question import RunQuestion
@@ -28,7 +27,7 @@ def stage_pipeline(question: RunQuestion, tiling: Tiling, settings: Parallelism)
 
 def stages_part(question: RunQuestion, tiling: Tiling, settings: Parallelism, staged: StagedPipeline) -> Section:
     """Return the pipeline's balance, stages and step; bytes, milliseconds, shares of 1."""
-    held = in_flight(staged.actions, len(staged.pipeline.ranks))
+    held = staged.timeline().in_flight(len(staged.pipeline.ranks))
     rows = [_stage(staged, rank, held, question.limit) for rank in range(settings.stages)]
     work, step = [row["multiply_adds"] for row in rows], _step(staged)
     rows = [row | {"share": round(row["multiply_adds"] / sum(work), 4)} for row in rows]

@@ -26,13 +26,13 @@ from tiledseg.pipeline.balance import (
 from tiledseg.pipeline.schedule import (
     ChunkMap,
     ChunkTimes,
-    Program,
+    Orders,
     Route,
     Settings,
     chunk_routes,
+    compute_orders,
     kept_of,
     most_in_flight,
-    program,
 )
 from tiledseg.pipeline.simulation import Timeline, simulate
 from tiledseg.planning.run.spread import MicroBatchSize, Parallelism
@@ -130,8 +130,8 @@ class StagedPipeline:
     times: ChunkTimes
 
     @cached_property
-    def actions(self) -> Program:
-        return program(self.case.schedule, self.pipeline, self.case.micro_batches, self.times)
+    def orders(self) -> Orders:
+        return compute_orders(self.case.schedule, self.case.stages, self.case.micro_batches, self.times)
 
     def route_bytes(self, route: Route) -> int:
         """Return the bytes that travel along a route, one way, for one micro-batch."""
@@ -141,7 +141,7 @@ class StagedPipeline:
         """Simulate a step; without `transfers` messages take no time."""
         message = self.case.times.message
         seconds = {r: message(self.route_bytes(r)) if transfers else 0.0 for r in self.pipeline.routes}
-        return simulate(self.actions, self.times.forward, self.times.backward, seconds.__getitem__)
+        return simulate(self.orders, self.pipeline, self.times.forward, self.times.backward, seconds.__getitem__)
 
 
 def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
