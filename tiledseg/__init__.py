@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tiledseg.models.layers.times import TimeSeries
     from tiledseg.plan import plan
     from tiledseg.raster.reader import open_raster
-    from tiledseg.synthetic.scene_files import write_scene
+    from tiledseg.synthetic.scene import write_scene
     from tiledseg.tracing.declared import Local, PerPixel, WholeImage, Windows, declare
 
     __version__: str
@@ -41,7 +41,7 @@ _MODULES = {
     "memory.offload": "large_model_support",
     "models.layers.times": "TimeSeries",
     "raster.reader": "open_raster",
-    "synthetic.scene_files": "write_scene",
+    "synthetic.scene": "write_scene",
     "tracing.declared": "Local PerPixel WholeImage Windows declare",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.comm.session import run_on_mesh
-from tiledseg.commands.parser import Parser, add_format_option, run
+from tiledseg.commands.parser import Parser, add_format_option, command
 from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.text import columns, rehearsal_words, wrapped
 from tiledseg.system.console import answer, counted
@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the diagnosis on rank 0 and return the exit code."""
-    return run(lambda: _main(argv))
-
-
-def _main(argv: Sequence[str] | None) -> int:
+@command
+def main(words: Sequence[str]) -> int:
+    """Print the diagnosis on rank 0."""
     parser = Parser(
         "tiledseg doctor",
         "--rehearse -n 4 --config runs/run/config.yaml",
@@ -45,7 +42,7 @@ def _main(argv: Sequence[str] | None) -> int:
         "--gpus-per-node", type=int, help="GPUs of a rehearsed node (default: parallel.machine's, else 6)"
     )
     parser.add_argument("--planned", metavar="NETWORK", default="", help="network of the plan: warns of another one")
-    arguments, rest = parser.parse_known_args(argv)
+    arguments, rest = parser.parse_known_args(words)
     if arguments.rehearse:
         return _rehearse(arguments, rest)
     if rest:

@@ -8,7 +8,6 @@ if __name__ == "__main__":
     enter("tiledseg.evaluate")
 
 import json
-import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.commands.options import add_keys, config_of, parse
-from tiledseg.commands.parser import Parser, add_format_option, run, warn
+from tiledseg.commands.parser import Parser, add_format_option, command, warn
 from tiledseg.errors import ConfigError, LabelError, RasterError, install, renamed
 from tiledseg.execution.scores import Scores, confusion_matrix, scores
 from tiledseg.geometry.box import Box
@@ -62,12 +61,10 @@ _SIDE = 1024  # of a picture, pixels
 _THREADS = 2
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the scores; the exit code (0; 2 for bad input)."""
-    return run(lambda: _evaluate(parse(build_parser(), sys.argv[1:] if argv is None else argv)))
-
-
-def _evaluate(options: Namespace) -> None:
+@command
+def main(words: Sequence[str]) -> None:
+    """Print the scores."""
+    options = parse(build_parser(), words)
     with renamed(options.flags):
         matrix, result, names = evaluated(options, warn)
     if result.pixels == 0:

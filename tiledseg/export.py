@@ -10,14 +10,13 @@ if __name__ == "__main__":
 import importlib.util
 import json
 import os
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tiledseg.commands.options import parse
-from tiledseg.commands.parser import Parser, flag_of, make_callable, refuse_given, run
+from tiledseg.commands.parser import Parser, command, flag_of, make_callable, refuse_given
 from tiledseg.config.checks import Range, checked
 from tiledseg.errors import ConfigError, install
 from tiledseg.system.console import answer
@@ -49,9 +48,10 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the files and print their paths; the exit code (0; 2 for bad input)."""
-    return run(lambda: _export(parse(build_parser(), sys.argv[1:] if argv is None else argv), answer))
+@command
+def main(words: Sequence[str]) -> None:
+    """Write the files and print their paths."""
+    _export(parse(build_parser(), words), answer)
 
 
 @checked

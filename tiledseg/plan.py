@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tiledseg.commands.options import MODEL_KEYS, PIPELINE_KEYS, add_keys, parse
-from tiledseg.commands.parser import Parser, add_format_option, make_callable, refuse_given, run
+from tiledseg.commands.parser import Parser, add_format_option, command, make_callable, refuse_given
 from tiledseg.config.checks import checked
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.config.words import NETWORKS, PRESET_NAMES, SYSTEMS
@@ -21,14 +21,11 @@ from tiledseg.system.console import answer
 from tiledseg.units import ACTIVATION_BYTES
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the plan and return the exit code: 0, or 2 for bad input."""
-    return run(lambda: _main(argv))
-
-
-def _main(argv: Sequence[str] | None) -> int:
+@command
+def main(words: Sequence[str]) -> int:
+    """Print the plan."""
     parser = _parser()
-    flags = parser.parse_args(argv)
+    flags = parser.parse_args(words)
     if flags.calibrate is not None:
         changed = [name for name, value in vars(flags).items() if value != parser.get_default(name)]
         others = [name for name in changed if name not in ("calibrate", "store")]

@@ -9,7 +9,6 @@ if __name__ == "__main__":
 
 import json
 import os
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from tiledseg.architecture.network import ForeignNetwork
 from tiledseg.architecture.presets import CROPS, crop_grid
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse
-from tiledseg.commands.parser import Parser, flag_of, refuse_given, run
+from tiledseg.commands.parser import Parser, command, flag_of, refuse_given
 from tiledseg.config.checks import AUTO, Range
 from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, NO_VIEWS, VIEWS, Packing
 from tiledseg.config.parallel import NONE
@@ -99,23 +98,20 @@ _OF_WEIGHTS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the map and return the exit code (0; 2 for bad input)."""
+@command
+def main(words: Sequence[str]) -> int:
+    """Write the maps."""
+    options = parse(build_parser(), words)
+    config = parse_groups(options)
+    check_own(options)
+    keep_freed_memory(os.environ)
+    typed = {key: flag for key, flag in options.flags.items() if options.weights or vars(options)[key] is not None}
 
-    def body() -> int:
-        options = parse(build_parser(), sys.argv[1:] if argv is None else argv)
-        config = parse_groups(options)
-        check_own(options)
-        keep_freed_memory(os.environ)
-        typed = {key: flag for key, flag in options.flags.items() if options.weights or vars(options)[key] is not None}
+    @renamed(typed)
+    def work(mesh: Mesh) -> None:
+        _work(options, config, mesh)
 
-        def work(mesh: Mesh) -> None:
-            with renamed(typed):
-                _work(options, config, mesh)
-
-        return run_on_mesh(work, config.parallel.transport, config.parallel.deadline)
-
-    return run(body)
+    return run_on_mesh(work, config.parallel.transport, config.parallel.deadline)
 
 
 def parse_groups(options: Namespace) -> Config:

@@ -7,13 +7,11 @@ from tiledseg.commands.entry import enter
 if __name__ == "__main__":
     enter("tiledseg.report")
 
-import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from tiledseg.commands.options import parse
-from tiledseg.commands.parser import Parser, run
+from tiledseg.commands.parser import Parser, command
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.reporting.page import REMEDY, can_render
 from tiledseg.system.console import answer
@@ -32,12 +30,10 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page and print its path; the exit code (0; 2 for bad input)."""
-    return run(lambda: _report(parse(build_parser(), sys.argv[1:] if argv is None else argv)))
-
-
-def _report(options: Namespace) -> None:
+@command
+def main(words: Sequence[str]) -> None:
+    """Write the page and print its path."""
+    options = parse(build_parser(), words)
     if not can_render():
         raise ConfigError(f"the page needs jinja2 and matplotlib: {REMEDY}")
     folder = Path(options.run)

@@ -10,9 +10,8 @@ if __name__ == "__main__":
 import os
 from collections.abc import Sequence
 
-from tiledseg.commands.parser import Parser, run
-from tiledseg.synthetic.scene import CLASSES, IGNORED
-from tiledseg.synthetic.scene_files import write_scene
+from tiledseg.commands.parser import Parser, command
+from tiledseg.synthetic.scene import CLASSES, IGNORED, write_scene
 from tiledseg.system.console import answer
 
 
@@ -34,11 +33,10 @@ def _parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    def body() -> None:
-        options = _parser().parse_args(argv)
-        height, width = options.size
-        write_scene(options.image, options.labels, (height, width), options.bands, options.seed, options.workers)
-        answer(f"{options.image} and {options.labels}: {height} x {width} pixels, {options.bands} bands")
-
-    return run(body)
+@command
+def main(words: Sequence[str]) -> None:
+    """Write the scene."""
+    options = _parser().parse_args(words)
+    height, width = options.size
+    write_scene(options.image, options.labels, (height, width), options.bands, options.seed, options.workers)
+    answer(f"{options.image} and {options.labels}: {height} x {width} pixels, {options.bands} bands")

@@ -19,7 +19,7 @@ from tiledseg.architecture.presets import build_network
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse_config
-from tiledseg.commands.parser import Parser, refuse_given, run, warn
+from tiledseg.commands.parser import Parser, command, refuse_given, warn
 from tiledseg.config.map_formats import ZARR
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError, OutputError, RasterError, renamed
@@ -66,16 +66,13 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the store and return the exit code (0; 2 for bad input)."""
-
-    def body() -> int:
-        options = build_parser().parse_args(argv)
-        given = {key for key, value in vars(options).items() if value is not None or not options.config}
-        with renamed(flags := {key: flag for key, flag in options.flags.items() if key in given}):
-            return _main(options, flags)
-
-    return run(body)
+@command
+def main(words: Sequence[str]) -> int:
+    """Write the store."""
+    options = build_parser().parse_args(words)
+    given = {key for key, value in vars(options).items() if value is not None or not options.config}
+    with renamed(flags := {key: flag for key, flag in options.flags.items() if key in given}):
+        return _main(options, flags)
 
 
 def _main(options: argparse.Namespace, flags: Mapping[str, str]) -> int:

@@ -12,9 +12,8 @@ import rasterio
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.reader import open_raster
 from tiledseg.scene import main
-from tiledseg.synthetic import scene_files
-from tiledseg.synthetic.scene import BANDS, IGNORED, NODATA, Scene
-from tiledseg.synthetic.scene_files import write_scene
+from tiledseg.synthetic import scene
+from tiledseg.synthetic.scene import BANDS, IGNORED, NODATA, Scene, write_scene
 
 HUGE = (10**6, 10**6)
 ENDS = (".tif", "-labels.tif", "-labels.tif.aux.xml", "-labels.qml")
@@ -78,7 +77,7 @@ def test_bytes_are_the_same_for_any_number_of_workers_and_window(
 ) -> None:
     made = []
     for name, workers, window in (("a", "1", (512, 1536)), ("b", "2", (512, 512))):
-        monkeypatch.setattr(scene_files, "WINDOW", window)
+        monkeypatch.setattr(scene, "WINDOW", window)
         paths = tmp_path / f"{name}.tif", tmp_path / f"{name}-labels.tif"
         files = ["--image", str(paths[0]), "--labels", str(paths[1])]
         assert main(["--size", "130", "700", "--seed", "3", "--workers", workers, *files]) == 0
@@ -124,7 +123,7 @@ def test_existing_files_stay_until_both_are_whole(tmp_path: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(scene_files.Scene, "render", interrupted)
+        patch.setattr(scene.Scene, "render", interrupted)
         with pytest.raises(KeyboardInterrupt):
             write_scene(image, labels, (64, 64))
     assert image.read_bytes() == labels.read_bytes() == b"old"

@@ -7,7 +7,8 @@ import os
 import socket
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import wraps
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
@@ -57,6 +58,16 @@ class Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
         if own_launch().is_root:
             answer(message.rstrip("\n"))  # argparse ignores errors of standard output
+
+
+def command(body: Callable[[Sequence[str]], int | None]) -> Callable[..., int]:
+    """Wrap a command's body, a function of words: it takes the process's by default, and returns its exit code."""
+
+    @wraps(body)
+    def main(words: Sequence[str] | None = None) -> int:
+        return run(lambda: body(sys.argv[1:] if words is None else words))
+
+    return main
 
 
 def run(body: Callable[[], int | None]) -> int:

@@ -15,13 +15,25 @@ Bands: red, green, blue, near infrared, uint8, nodata 0. Classes: 0 field, grass
 from __future__ import annotations
 
 import itertools
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
+from affine import Affine
 from numpy.typing import ArrayLike, NDArray
+from rasterio.crs import CRS
 
+from tiledseg.config.checks import checked
+from tiledseg.config.map_formats import BLOCK, Packing
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box, Interval
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.classes import ClassRecord
+from tiledseg.raster.map_writer import RasterWriter, lay_out, pack_layout, publish, raster_output
+from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.samples.draws import mixed
+from tiledseg.system.outputs import check_outputs
+from tiledseg.system.run_lock import claimed
 
 FIELD, ROAD, BUILDING, TREE, WATER = range(5)
 CLASSES = ("field", "road", "building", "tree", "water")
@@ -39,23 +51,21 @@ _SHARES = np.array([0.38, 0.50, 0.64, 0.72])
 """Cumulative shares of parcels with crop, meadow, wood and pond; the rest is village."""
 _AT_ORIGIN = np.array([[_VILLAGE, _WOOD], [_POND, _VILLAGE]])  # parcels of the origin: a small scene has all classes
 
-_GROUNDS_C, _CROWN_C, _ASPHALT_C, _WATER_C, _MUD_C = (
-    np.array(rows, np.float32)
-    for rows in (
-        [
-            *((0.080, 0.125, 0.055, 0.42), (0.170, 0.175, 0.090, 0.36), (0.310, 0.265, 0.160, 0.38)),  # crops, stubble
-            *(
-                (0.205, 0.155, 0.110, 0.25),
-                (0.290, 0.285, 0.060, 0.47),
-                (0.110, 0.145, 0.070, 0.42),
-            ),  # soil, rape, grass
-        ],
-        (0.062, 0.098, 0.043, 0.46),
-        (0.128, 0.126, 0.124, 0.140),
-        (0.030, 0.050, 0.052, 0.022),
-        (0.085, 0.095, 0.070, 0.060),
-    )
+_GROUNDS_C = np.array(
+    [
+        (0.080, 0.125, 0.055, 0.42),  # crops
+        (0.170, 0.175, 0.090, 0.36),
+        (0.310, 0.265, 0.160, 0.38),  # stubble
+        (0.205, 0.155, 0.110, 0.25),  # soil
+        (0.290, 0.285, 0.060, 0.47),  # rape
+        (0.110, 0.145, 0.070, 0.42),  # grass
+    ],
+    np.float32,
 )
+_CROWN_C = np.array((0.062, 0.098, 0.043, 0.46), np.float32)
+_ASPHALT_C = np.array((0.128, 0.126, 0.124, 0.140), np.float32)
+_WATER_C = np.array((0.030, 0.050, 0.052, 0.022), np.float32)
+_MUD_C = np.array((0.085, 0.095, 0.070, 0.060), np.float32)
 _ROOFS_C = np.array(
     [(0.36, 0.19, 0.125, 0.4), (0.29, 0.165, 0.12, 0.33), (0.24, 0.12, 0.085, 0.28), (0.56, 0.56, 0.55, 0.55)],
     np.float32,
@@ -74,6 +84,13 @@ _SHADE = (0.8, 0.6)
 """Direction of the sun (row, col), a unit vector: south-east, 51 degrees high."""
 _TANGENT = 1.25
 _SHADOW_PIXELS = 22  # length of the shadow of the highest tree, 13 m
+WINDOW = (BLOCK, BLOCK)
+"""Window that a thread renders at a time: one block of the file."""
+
+_CRS, _TRANSFORM = "EPSG:32632", Affine(METRES, 0.0, 480000.0, 0.0, -METRES, 5420000.0)
+_PACKING = Packing("gtiff", "zstd")
+_MAX_SIDE = 2_000_000
+_MAX_WORKERS = 256
 
 
 def hash32(seed: int, *keys: ArrayLike) -> NDArray[np.uint32]:
@@ -254,3 +271,51 @@ def _shadows(height_HW: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[
         ahead_HW = height_HW[row : row + shape[0], col : col + shape[1]]
         highest_HW = np.maximum(highest_HW, ahead_HW - np.float32(k * METRES * _TANGENT))
     return np.clip((highest_HW - height_HW[: shape[0], : shape[1]]) / np.float32(0.8), 0, 1)
+
+
+@checked
+def write_scene(
+    image: str | Path,
+    labels: str | Path,
+    size: tuple[int, int],
+    bands: int = 4,
+    seed: int = 0,
+    workers: int = 1,
+) -> None:
+    """Write the scene of `seed`: `image` (uint8, nodata 0) and `labels` (uint8, nodata 255), size (height, width).
+
+    The bytes depend on seed, size, bands and GDAL's compressors, not on `workers` (threads). Existing files are
+    replaced once both new ones are whole. Raises ConfigError for arguments out of range, OutputError or WriteError if a
+    file cannot be written.
+    """
+    if max(size) > _MAX_SIDE or not 1 <= workers <= _MAX_WORKERS:
+        raise ConfigError(
+            f"size {size[0]} x {size[1]}, workers {workers}; give sides to {_MAX_SIDE}, workers from 1 to "
+            f"{_MAX_WORKERS}"
+        )
+    scene = Scene(seed, size, bands)
+    info = RasterInfo("the scene", *size, bands, "uint8", CRS.from_string(_CRS), _TRANSFORM)
+    legend = [ClassRecord(name, colour) for name, colour in zip(CLASSES, CLASS_COLOURS, strict=True)]
+    outputs = [raster_output("--image", image, info, bands, "uint8", _PACKING)]
+    check_outputs([*outputs, raster_output("--labels", labels, info, 1, "uint8", _PACKING, legend=True)])
+    with ExitStack() as stack:
+        image_layout = lay_out(image, info, bands, "uint8", NODATA, (), BANDS[bands], _PACKING)
+        stack.callback(image_layout.discard)
+        label_layout = lay_out(labels, info, 1, "uint8", IGNORED, legend, packing=_PACKING)
+        stack.callback(label_layout.discard)
+        layouts = image_layout, label_layout
+        for layout in layouts:
+            stack.enter_context(claimed(layout.temporary, layout.path))
+        with RasterWriter(image_layout) as image_file, RasterWriter(label_layout) as label_file:
+
+            def write(box: Box) -> None:
+                image_CHW, class_HW = scene.render(box)
+                image_file.write(box, image_CHW)
+                label_file.write(box, class_HW[None])
+
+            for _ in prefetch(Box.of_shape(size).blocks(*WINDOW), write, workers, 2 * workers):
+                pass
+        for layout in layouts:
+            pack_layout(layout, workers)
+        for layout in layouts:
+            publish(layout)
