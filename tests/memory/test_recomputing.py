@@ -222,6 +222,27 @@ def test_errors_stay_what_they_are() -> None:
     assert not any("forward" in module.__dict__ for module in network.modules())
 
 
+class Spoiling(nn.Module):
+    """Writes over what its exponential has saved; its own, and a view of it."""
+
+    def __init__(self, part: slice) -> None:
+        super().__init__()
+        self.first, self.last, self.part = nn.Linear(4, 4), nn.Linear(4, 4), part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).exp()
+        y[self.part].add_(1)
+        return self.last(y).sigmoid() * 2
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(1)])
+def test_a_part_that_writes_over_what_it_has_saved_stays_an_error(part: slice) -> None:
+    network = nn.Sequential(Spoiling(part), *(nn.Linear(4, 4) for _ in range(20)))
+    for budget in (ALL, NONE):
+        with recomputing(network, budget), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            network(torch.randn(3, 4)).sum().backward()
+
+
 class Fickle(nn.Module):
     """Other layers at the second run."""
 

@@ -20,7 +20,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tiledseg.memory.mover import Copy, Figures, Mover
-from tiledseg.memory.saved import KeptTensor, StorageView, held_by, may_move, overwritten, storage_key
+from tiledseg.memory.saved import SavedTensor, StorageView, held_by, may_move, overwritten, storage_key
 
 _AHEAD = 32  # storages, saved before the last used one, that are considered for a prefetch
 
@@ -94,6 +94,7 @@ class Ledger:
         self._lock = threading.RLock()
         self._at: dict[Place, dict[int, StorageEntry]] = {place: {} for place in Place}  # oldest first
         self._bytes = dict.fromkeys(Place, 0)
+        self._in_memory: dict[int, StorageEntry] = {}  # by key
         self._dropped: queue.SimpleQueue[StorageEntry] = queue.SimpleQueue()  # those of dropped views, from any thread
         self._ahead: list[tuple[StorageWeakRef, int]] = []  # prefetched storages and their bytes
         self._count = self._step_peak = 0
@@ -115,6 +116,8 @@ class Ledger:
         if entry.place is not None:
             del self._at[entry.place][entry.number]
             self._bytes[entry.place] -= entry.size
+        if entry.place not in (None, Place.OUTSIDE) and place in (None, Place.OUTSIDE):
+            del self._in_memory[entry.key]
         entry.place = place
         if place is not None:
             self._at[place][entry.number] = entry
@@ -122,13 +125,13 @@ class Ledger:
 
     # Called by autograd.
 
-    def pack(self, tensor: torch.Tensor) -> KeptTensor | SavedView:
+    def pack(self, tensor: torch.Tensor) -> SavedTensor | SavedView:
         """Save a tensor. Raises WriteError or MemoryLimitError if the store refuses a storage that must leave."""
         with self._lock:
             self._settle()
             if not may_move(tensor, self._least) or not self._mover.takes(tensor):
                 self._move_out()
-                return KeptTensor(tensor)
+                return SavedTensor(tensor)
             entry, dropped = self._entry_of(tensor), self._dropped
             saved = SavedView(tensor, entry)
             entry.saved.append(weakref.ref(saved, lambda _: dropped.put(entry)))
@@ -137,19 +140,16 @@ class Ledger:
 
     def _entry_of(self, tensor: torch.Tensor) -> StorageEntry:
         key = storage_key(tensor)
-        for place in (Place.SHARED, Place.STAYING, Place.LEAVING):
-            for entry in self._at[place].values():
-                if entry.key == key:
-                    return entry
-        self._count += 1
-        made = StorageEntry(self._count, key, tensor.untyped_storage().nbytes())
-        self._put(made, Place.SHARED)
-        return made
+        if key not in self._in_memory:
+            self._count += 1
+            made = self._in_memory[key] = StorageEntry(self._count, key, tensor.untyped_storage().nbytes())
+            self._put(made, Place.SHARED)
+        return self._in_memory[key]
 
-    def unpack(self, saved: KeptTensor | SavedView) -> torch.Tensor:
+    def unpack(self, saved: SavedTensor | SavedView) -> torch.Tensor:
         """Return the tensor, bit for bit. Raises RuntimeError if it was overwritten, WriteError if its bytes cannot be
         read."""
-        if isinstance(saved, KeptTensor):
+        if isinstance(saved, SavedTensor):
             return saved.get()
         with self._lock:
             self._settle()

@@ -6,8 +6,10 @@ Autograd does not check the version of a tensor saved by hooks; this module does
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -28,23 +30,59 @@ def hooks_around() -> Hooks | None:
     return None if hooks is None else Hooks(*hooks)
 
 
-class KeptTensor:
-    """A saved tensor, in place or by `hooks`. `get` fails if it was overwritten since `version` (None: now)."""
+class SavedTensor:
+    """A tensor that is saved in place, by `hooks`, or given by another source. `get` raises RuntimeError, as autograd
+    does, if it was overwritten in place."""
 
-    __slots__ = ("_hooks", "_packed", "_version")
+    __slots__ = ("__weakref__", "_source", "_tensor", "_version")
 
-    def __init__(self, tensor: torch.Tensor, hooks: Hooks | None = None, version: int | None = None) -> None:
-        self._hooks, self._version = hooks, tensor._version if version is None else version
+    def __init__(self, tensor: torch.Tensor, hooks: Hooks | None = None) -> None:
         # An alias: the tensor itself may be a result of the node that keeps it, a reference cycle.
-        self._packed: Any = tensor.detach() if hooks is None else hooks.pack(tensor)
+        self._tensor: torch.Tensor | None = tensor.detach()
+        self._version = tensor._version
+        self._source: Callable[[], torch.Tensor] | None = None
+        self.keep(hooks)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        assert self._tensor is not None, "it is not in place"
+        return self._tensor
+
+    @property
+    def is_overwritten(self) -> bool:
+        return self.tensor._version != self._version
+
+    def keep(self, hooks: Hooks | None) -> None:
+        """Keep the tensor by `hooks`; None: in place."""
+        if hooks is not None:
+            self.have(partial(hooks.unpack, hooks.pack(self.tensor)))
+
+    def have(self, source: Callable[[], torch.Tensor]) -> None:
+        """Drop the tensor; the backward pass gets it from `source`."""
+        self._source, self._tensor = source, None
 
     def get(self) -> torch.Tensor:
-        """Return the tensor. Raises RuntimeError, as autograd does, if it was overwritten."""
-        if self._hooks is not None:
-            return self._hooks.unpack(self._packed)
-        tensor: torch.Tensor = self._packed
-        check_version(tensor, self._version)
-        return tensor
+        if self._source is not None:
+            return self._source()
+        check_version(self.tensor, self._version)
+        return self.tensor
+
+
+@contextmanager
+def saving() -> Iterator[dict[int, SavedTensor]]:
+    """Collect the tensors that autograd saves inside, by their order. At the end those that were overwritten are
+    removed: they stay in place, so that their use raises autograd's error."""
+    saved: dict[int, SavedTensor] = {}
+    numbers = count()
+
+    def pack(tensor: torch.Tensor) -> SavedTensor:
+        made = saved[next(numbers)] = SavedTensor(tensor)
+        return made
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, SavedTensor.get):
+        yield saved
+    for number in [number for number, each in saved.items() if each.is_overwritten]:
+        del saved[number]
 
 
 def check_version(tensor: torch.Tensor, expected: int) -> None:

@@ -1,8 +1,8 @@
 """Saved tensors that are dropped after the forward pass and recomputed by a second run of the call that saved them.
 
 A call is a node of our networks (`models.rebuild`) or a part of a user's module (`memory.offload`). While it runs,
-autograd saves a `SavedHandle` in place of each tensor. When it has ended, each handle gets the source of its tensor:
-kept, computed from other tensors, or recomputed by a `SecondRun`.
+autograd saves a `SavedTensor` in place of each tensor. When it has ended, each of them is kept, or gets a source:
+computed from other tensors, or recomputed by a `SecondRun`.
 
 The second run of a part has the same inputs, module state and random generators: the same bits, and no state changes
 twice. A call that overwrites its inputs could not run again, and keeps its tensors.
@@ -27,7 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from tiledseg.memory.saved import Hooks, KeptTensor, hooks_around, storage_key
+from tiledseg.memory.saved import SavedTensor, hooks_around, saving, storage_key
 
 _SMALL = 1 << 20  # most bytes of a buffer that is copied; a larger one must not change
 _WITHIN = ContextVar("within", default=False)
@@ -38,63 +38,37 @@ class _AllSeenError(BaseException):
     """The end of a second run that has saved all wanted tensors. A BaseException: the module must not catch it."""
 
 
-class SavedHandle:
-    """The object that autograd saves in place of a tensor. It holds the tensor until the call has ended."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor: torch.Tensor | None = tensor.detach()
-        self._version = tensor._version
-        self.source: Callable[[], torch.Tensor] | None = None  # None until it is decided
-        self.kind = _kind(tensor)
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        assert self._tensor is not None, "its call has ended"
-        return self._tensor
-
-    def keep(self, hooks: Hooks | None) -> None:
-        """Keep the tensor, by `hooks` if given."""
-        self.have(KeptTensor(self.tensor, hooks, self._version).get)
-
-    def have(self, source: Callable[[], torch.Tensor]) -> None:
-        """Drop the tensor; the backward pass gets it from `source`."""
-        self.source, self._tensor = source, None
-
-    def get(self) -> torch.Tensor:
-        """Return the tensor. Raises RuntimeError, as autograd does, if it was overwritten."""
-        return self.tensor if self.source is None else self.source()
-
-
 class SecondRun:
     """The dropped tensors of a call, by their order in it. `run` repeats the call with the same inputs and state; it
     ends as soon as all tensors still wanted are saved."""
 
     def __init__(self, run: Callable[[], object], name: str) -> None:
         self._run, self._name = run, name
-        self._wanted: weakref.WeakValueDictionary[int, SavedHandle] = weakref.WeakValueDictionary()
-        self._there: dict[int, torch.Tensor] = {}
+        self._wanted: weakref.WeakValueDictionary[int, SavedTensor] = weakref.WeakValueDictionary()
+        self._kinds: dict[int, str] = {}
+        self._there: dict[int, SavedTensor] = {}
 
-    def take(self, number: int, handle: SavedHandle) -> None:
-        """Drop the tensor of a handle, the call's `number`-th."""
-        self._wanted[number] = handle
-        handle.have(partial(self._get, number))
+    def take(self, number: int, saved: SavedTensor) -> None:
+        """Drop a tensor, the call's `number`-th."""
+        self._wanted[number], self._kinds[number] = saved, _kind(saved.tensor)
+        saved.have(partial(self._get, number))
 
     def _get(self, number: int) -> torch.Tensor:
         with _ONE_AT_A_TIME:
             if number not in self._there:
                 self._again()
-            return self._there.pop(number)
+            return self._there.pop(number).get()
 
     def _again(self) -> None:
-        wanted = {number: handle.kind for number, handle in self._wanted.items()}
-        there, seen = dict[int, torch.Tensor](), count()
+        wanted = set(self._wanted)
+        there, seen = dict[int, SavedTensor](), count()
 
         def pack(tensor: torch.Tensor) -> None:
             number = next(seen)
             if number in wanted:
-                if _kind(tensor) != wanted[number]:
-                    raise RuntimeError(differs.format(f"{_kind(tensor)} in place of {wanted[number]}"))
-                there[number] = tensor.detach()
+                if _kind(tensor) != self._kinds[number]:
+                    raise RuntimeError(differs.format(f"{_kind(tensor)} in place of {self._kinds[number]}"))
+                there[number] = SavedTensor(tensor)
             if len(there) == len(wanted):
                 raise _AllSeenError
 
@@ -132,7 +106,7 @@ def run_part(name: str, module: nn.Module, forward: Callable[..., Any], args: An
     leaves, form = tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     versions, around = [tensor._version for tensor in tensors], hooks_around()
-    kept = {at: (KeptTensor(x, around), x.requires_grad) for at, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
+    kept = {at: (SavedTensor(x, around), x.requires_grad) for at, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
     plain = [None if at in kept else leaf for at, leaf in enumerate(leaves)]
     state = _PartState(module, tensors)
 
@@ -142,27 +116,19 @@ def run_part(name: str, module: nn.Module, forward: Callable[..., Any], args: An
         with state.restored(), _alone():
             forward(*own_args, **own_kwargs)
 
-    steady = {storage_key(tensor) for tensor in (*tensors, *module.parameters(), *module.buffers())}
-    handles: list[SavedHandle] = []
-
-    def pack(tensor: torch.Tensor) -> SavedHandle:
-        handles.append(SavedHandle(tensor))
-        if storage_key(tensor) in steady:
-            handles[-1].keep(around)
-        return handles[-1]
-
-    with _alone(), saved_tensors_hooks(pack, SavedHandle.get):
+    with _alone(), saving() as saved:
         result = forward(*args, **kwargs)
     second, writes = SecondRun(again, name), [tensor._version for tensor in tensors] != versions
-    opened = {number: handle for number, handle in enumerate(handles) if handle.source is None}
-    sizes = {storage_key(h.tensor): h.tensor.untyped_storage().nbytes() for h in opened.values()}
+    steady = {storage_key(tensor) for tensor in (*tensors, *module.parameters(), *module.buffers())}
+    opened = {number: each for number, each in saved.items() if storage_key(each.tensor) not in steady}
+    sizes = {storage_key(each.tensor): each.tensor.untyped_storage().nbytes() for each in opened.values()}
     for given in tree_flatten(result)[0]:
         sizes.pop(storage_key(given) if isinstance(given, torch.Tensor) else 0, None)  # the result's user keeps it
-    for number, handle in opened.items():
-        if writes or not sizes:
-            handle.keep(around)
+    for number, each in saved.items():
+        if number in opened and sizes and not writes:
+            second.take(number, each)
         else:
-            second.take(number, handle)
+            each.keep(around)
     return result, 0 if writes else sum(sizes.values())
 
 
@@ -174,7 +140,7 @@ class _PartState:
         self._parts = list(module.modules())
         self._attributes = [{**part.__dict__, "_buffers": _copied(part._buffers)} for part in self._parts]
         large = (buffer for buffer in module.buffers() if buffer.nbytes > _SMALL)
-        self._fixed = [KeptTensor(tensor) for tensor in (*module.parameters(), *large)]
+        self._fixed = [SavedTensor(tensor) for tensor in (*module.parameters(), *large)]
         self._devices, self._states = get_device_states(*tensors)
         self._draws = torch.get_rng_state(), np.random.get_state(), random.getstate()
         kinds = dict.fromkeys(["cpu", *(tensor.device.type for tensor in tensors)])

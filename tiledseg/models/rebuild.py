@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -24,8 +24,17 @@ from torch import nn
 
 from tiledseg.geometry.graph import OFFLOAD, REBUILD, Graph, MemoryPolicy
 from tiledseg.geometry.memory_policy import passing
-from tiledseg.memory.saved import Hooks, KeptTensor, StorageView, check_version, hooks_around, overwritten, storage_key
-from tiledseg.memory.second_run import Notes, SavedHandle, SecondRun, still_statistics
+from tiledseg.memory.saved import (
+    Hooks,
+    SavedTensor,
+    StorageView,
+    check_version,
+    hooks_around,
+    overwritten,
+    saving,
+    storage_key,
+)
+from tiledseg.memory.second_run import Notes, SecondRun, still_statistics
 
 Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]
 
@@ -77,7 +86,7 @@ class RebuildStep:
     compute: Callable[[list[torch.Tensor]], torch.Tensor]
     module: nn.Module
     cast: Callable[[], AbstractContextManager[object]]
-    places: list[HomeView | KeptTensor]
+    places: list[HomeView | SavedTensor]
     wants: list[bool]
     versions: list[int]
     notes: Notes = field(default_factory=Notes)
@@ -85,7 +94,7 @@ class RebuildStep:
     def inputs(self, there: Mapping[Home | None, torch.Tensor]) -> list[torch.Tensor]:
         """Return the inputs. `there`: the rebuilt tensors, and (None) the memory that the node overwrites."""
         places = self.places
-        return [place.get() if isinstance(place, KeptTensor) else place.over(there[place.home]) for place in places]
+        return [place.get() if isinstance(place, SavedTensor) else place.over(there[place.home]) for place in places]
 
     def run(self, inputs: list[torch.Tensor]) -> torch.Tensor:
         for weight, version in zip(self.module.parameters(), self.versions, strict=True):
@@ -123,15 +132,8 @@ class Rebuilding:
 
     def __call__(self, k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
         step = self._step(k, inputs)
-        handles, versions = list[SavedHandle](), [x._version for x in inputs]
-
-        def pack(tensor: torch.Tensor) -> SavedHandle:
-            handles.append(SavedHandle(tensor))
-            return handles[-1]
-
-        with ExitStack() as stack:
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, SavedHandle.get))
-            stack.enter_context(step.notes.open() if step else nullcontext())
+        versions = [x._version for x in inputs]
+        with saving() as saved, step.notes.open() if step else nullcontext():
             made = self._compute(k, inputs)
         writes = [x._version for x in inputs] != versions
         own = self._own_tensors(k, inputs, made, step, writes)
@@ -140,7 +142,7 @@ class Rebuilding:
             inside = SecondRun(step.save_again, f"node {k}")
         least = min(made.numel(), max(x.numel() for x in inputs))
         weights = {weight.shape for weight in self._modules[k].parameters()}  # by shape: autocast may copy them
-        for number, handle in enumerate(handles):
+        for number, handle in saved.items():
             memory = storage_key(handle.tensor)
             home, hooks = own.get(memory, (None, self._around))
             is_large = handle.tensor.numel() >= least and handle.tensor.shape not in weights
@@ -161,10 +163,10 @@ class Rebuilding:
         """Return the node as a step if the policy may run it again, else None. Called before the node runs."""
         if REBUILD not in (self._policy.tensors[k + 1], self._policy.inside[k]):
             return None
-        places: list[HomeView | KeptTensor] = []
+        places: list[HomeView | SavedTensor] = []
         for x, source in zip(inputs, self._graph.sources[k], strict=True):
             home = self._homes.get(source)
-            places.append(KeptTensor(x, self._hooks(source)) if home is None else HomeView.of(x, home))
+            places.append(SavedTensor(x, self._hooks(source)) if home is None else HomeView.of(x, home))
         module, device = self._modules[k], inputs[0].device.type
         enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         cast = partial(torch.autocast, device, dtype, enabled, cache_enabled=False)
