@@ -18,14 +18,13 @@ import pytest
 
 from tests.comm.launching import clean_environment, run_job
 from tests.crash.runs import Material
-from tests.raster.test_writer import Info
 from tests.small_files import write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress
-from tiledseg.raster.map_writer import lay_out, publish
-from tiledseg.system.files import irregular_kind, replacing, temporary
-from tiledseg.system.run_lock import NAME, check_free, check_unclaimed, claimed, hold
+from tiledseg.system.files import irregular_kind, replacing
+from tiledseg.system.outputs import unfinished
+from tiledseg.system.run_lock import NAME, check_free, hold
 from tiledseg.tile import main as tile
 
 
@@ -55,29 +54,6 @@ def test_a_file_that_is_replaced_is_the_old_one_until_the_new_one_is_whole(tmp_p
     assert path.read_text() == "new"
 
 
-def test_a_second_map_is_refused_and_the_first_is_whole(tmp_path: Path) -> None:
-    """It replaced the first's unfinished file, whose inode number the new one could get."""
-    layout = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
-    with claimed(layout.temporary, layout.path):
-        for _ in range(2):
-            with pytest.raises(OutputError, match=r"a\.tif: another job is writing it too"):
-                lay_out(tmp_path / "a.tif", Info(99, 99), 1, "uint8")
-        assert os.stat(layout.temporary).st_ino == layout.inode
-        publish(layout)
-    assert os.listdir(tmp_path) == ["a.tif"]
-    lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
-
-
-def test_a_claim_ends_with_its_block_and_is_lost_with_its_file(tmp_path: Path) -> None:
-    part = tmp_path / "part"
-    part.write_text("one")
-    with claimed(part, "a"), pytest.raises(OutputError, match="another job"):
-        check_unclaimed(part, "a")
-    check_unclaimed(part, "a")
-    check_unclaimed(tmp_path / "absent", "a")
-    assert os.listdir(tmp_path) == ["part"]
-
-
 def test_two_stores_at_one_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,13 +61,10 @@ def test_two_stores_at_one_name(
     write_raster(tmp_path / "a.tif", np.random.default_rng(0).integers(0, 255, (3, 64, 64)).astype(np.uint8))
     store = tmp_path / "t.h5"
     words = ["--images", str(tmp_path / "a.tif"), "--grid", "2", "--levels", "1", "--output", str(store)]
-    part = temporary(store)
-    part.touch()
-    with claimed(part, store):
+    with unfinished(store):
         assert tile(words) == 2
         assert "another job is writing it too" in capsys.readouterr().err
     assert not store.exists()
-    part.unlink()
     progress = StepProgress.advance
     monkeypatch.setattr(StepProgress, "advance", lambda *words: (progress(*words), store.write_bytes(b"other")))
     assert tile(words) == 2

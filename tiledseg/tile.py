@@ -27,7 +27,8 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.labels.classes import read_classes
 from tiledseg.system.console import answer, counted
-from tiledseg.system.outputs import check_outputs, whole
+from tiledseg.system.files import writing
+from tiledseg.system.outputs import check_outputs, unfinished, whole
 from tiledseg.units import size
 
 if TYPE_CHECKING:
@@ -202,16 +203,17 @@ def _write_hdf5(output: str, plan: StorePlan, image: Opener, label: Opener, verb
 
 def _write_zarr(output: str, plan: StorePlan, image: Opener, label: Opener, mesh: Mesh) -> None:
     from tiledseg.raster.statistics import NO_VALID_PIXEL
-    from tiledseg.raster.zarr_writer import begin_tiles, store_made, write_tiles
+    from tiledseg.raster.zarr_writer import begin_tiles, write_tiles
 
-    with ExitStack() as own:  # used by the root
-        store = mesh.on_root(lambda: begin_tiles(own.enter_context(store_made(output)), plan))
-        own_valid = mesh.on_all(lambda: write_tiles(store, plan, image, label, mesh.rank, mesh.size, tick))
+    with writing(output), ExitStack() as held:  # by the root
+        store = mesh.on_root(lambda: held.enter_context(unfinished(output)))
+        mesh.on_root(lambda: begin_tiles(store.file(), plan))
+        own_valid = mesh.on_all(lambda: write_tiles(store.file(), plan, image, label, mesh.rank, mesh.size, tick))
         valid = mesh.communicator.gather_objects(own_valid)
 
         def end() -> None:
             if not any(valid):
                 raise RasterError(NO_VALID_PIXEL)
-            own.close()
+            store.publish(replaces=False)
 
         mesh.on_root(end)

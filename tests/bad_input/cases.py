@@ -56,8 +56,6 @@ MAPS = (
     predict("means-one-number", "--mean 5", "--mean: invalid", "5"),
     predict("unknown-flag", "--colour red", "--colour", "--help"),
     predict("output-of-another-format", "--output ROOT/m.JP2", "--output is '", "but a GeoTIFF is written there"),
-    predict("polygons-of-no-class", "--polygons ROOT/new.gpkg --polygons-classes road", "has 'road'; give names"),
-    predict("polygons-classes-alone", "--polygons-classes 0", "polygons-classes is 0, but --polygons is not given"),
     predict("output-is-the-input", "--output ROOT/image.tif", "image.tif", "input"),
     predict("probabilities-are-the-input", "--probabilities ROOT/image.tif", "image.tif", "input"),
     predict("damaged-block", "--image ROOT/damaged.tif", "damaged.tif", "rows", "columns", "copy it again"),

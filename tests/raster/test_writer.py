@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import itertools
 import os
 import pickle
 import resource
 import shutil
 import warnings
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
@@ -34,6 +38,7 @@ from tiledseg.raster import map_writer as writer
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.map_writer import RasterLayout, RasterWriter, lay_out, pack_layout, publish, raster_output
+from tiledseg.system.outputs import files_below, unfinished
 
 UTM = CRS.from_epsg(32611)
 PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)
@@ -86,11 +91,11 @@ def test_any_partition_in_any_order_gives_the_bytes_of_one_write(
     boxes = data.draw(st.permutations(partition(data, whole, 4)))
     files = []
     for name, parts in (("one", [whole]), ("many", boxes)):
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), unfinished(tmp_path / f"{name}.tif") as output:
             warnings.simplefilter("error")
-            layout = lay_out(tmp_path / f"{name}.tif", Info(height, width, *place), bands, dtype, nodata)
-        write_boxes(pickle.loads(pickle.dumps(layout)), parts, pixels_CHW)
-        publish(layout)
+            layout = lay_out(output, Info(height, width, *place), bands, dtype, nodata)
+            write_boxes(pickle.loads(pickle.dumps(layout)), parts, pixels_CHW)
+            publish(layout)
         files.append(tmp_path / f"{name}.tif")
     assert files[0].read_bytes() == files[1].read_bytes()
     with rasterio.open(files[1]) as dataset:
@@ -102,14 +107,15 @@ def test_laying_out_a_large_file_writes_little(tmp_path: Path) -> None:
     """Bytes are written once, by their owners: the layout itself leaves holes. Also a BigTIFF."""
     if shutil.disk_usage(tmp_path).free < 6 * 10**9:
         pytest.skip("a file of 5 GB is refused where so much is not free")
-    layout = lay_out(tmp_path / "p.tif", Info(20000, 20000), 3, "float32", 255)
-    status = layout.temporary.stat()
-    assert status.st_size > 4 * 10**9
-    assert status.st_blocks * 512 < status.st_size / 100
-    corner = Box(Interval(19998, 20000), Interval(19999, 20000))
-    with RasterWriter(layout) as out:
-        out.write(corner, np.full((3, 2, 1), 7.5, "float32"))
-    publish(layout)
+    with unfinished(tmp_path / "p.tif") as output:
+        layout = lay_out(output, Info(20000, 20000), 3, "float32", 255)
+        status = layout.plain.stat()
+        assert status.st_size > 4 * 10**9
+        assert status.st_blocks * 512 < status.st_size / 100
+        corner = Box(Interval(19998, 20000), Interval(19999, 20000))
+        with RasterWriter(layout) as out:
+            out.write(corner, np.full((3, 2, 1), 7.5, "float32"))
+        publish(layout)
     with rasterio.open(tmp_path / "p.tif") as dataset:
         window = rasterio.windows.Window(19997, 19997, 3, 3)
         expected = np.zeros((3, 3, 3))
@@ -122,56 +128,71 @@ def test_an_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     path, overview = tmp_path / "a.tif", tmp_path / "a.tif.ovr"
     path.write_bytes(b"old")
     overview.write_bytes(b"old")
-    lay_out(path, Info(30, 40), 1, "uint8").discard()
-    assert (path.read_bytes(), overview.exists()) == (b"old", True)
-    first = lay_out(path, Info(30, 40), 1, "uint8", 255)
-    write_boxes(first, [Box.of_shape((30, 40))], np.full((1, 30, 40), 9, np.uint8))
-    publish(lay_out(path, Info(30, 40), 1, "uint8", 255))
+    (tmp_path / ".a.tif.part").mkdir()
+    (tmp_path / ".a.tif.part" / "whole").write_bytes(b"of a killed job")
+    with suppress(ZeroDivisionError), unfinished(path) as output:
+        lay_out(output, Info(30, 40), 1, "uint8")
+        raise ZeroDivisionError
+    assert (path.read_bytes(), overview.exists(), len(list(tmp_path.iterdir()))) == (b"old", True, 2)
+    with unfinished(path) as output:
+        publish(lay_out(output, Info(30, 40), 1, "uint8", 255))
     with rasterio.open(path) as dataset:
         assert (dataset.read() == 0).all()
     assert not overview.exists()
 
 
-def test_two_jobs_with_one_output(tmp_path: Path) -> None:
-    first = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
-    (tmp_path / "keep").hardlink_to(first.temporary)  # so that its inode is not given out again
-    second = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
-    for act in (RasterWriter, pack_layout, publish):
-        with pytest.raises(OutputError, match="another job"):
-            act(first)
-    first.discard()
-    publish(second)
-    with pytest.raises(WriteError, match=r"a\.tif: No such file"):
+def test_two_jobs_with_one_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused; where the file system has no locks, it takes the first one's place."""
+
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    path = tmp_path / "a.tif"
+    with unfinished(path) as output:
+        for job in (unfinished(path), unfinished(path)):
+            with pytest.raises(OutputError, match=r"a\.tif: another job is writing it too"):
+                job.__enter__()
+        publish(lay_out(output, Info(30, 40), 1, "uint8"))
+    assert [each.name for each in tmp_path.iterdir()] == ["a.tif"]
+    monkeypatch.setattr(fcntl, "flock", none)
+    with unfinished(path) as mine, unfinished(path) as others:
+        first, second = lay_out(others, Info(30, 40), 1, "uint8"), lay_out(others, Info(30, 40), 1, "uint8")
+        for act in (RasterWriter, pack_layout, publish):
+            with pytest.raises(OutputError, match="another job"):
+                act(replace(first, output=mine))
+        mine.discard()
         publish(second)
-    with pytest.raises(OutputError, match="file system"):
-        RasterWriter(second)
+        with pytest.raises(WriteError, match=r"a\.tif: No such file"):
+            publish(second)
+        with pytest.raises(OutputError, match="file system"):
+            RasterWriter(second)
 
 
 def test_a_file_that_cannot_be_laid_out_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse an output that no guard has looked at."""
     (tmp_path / "file").write_bytes(b"x")
     for path in (tmp_path / "missing" / "a.tif", tmp_path / "file" / "a.tif"):
-        with pytest.raises(OutputError, match=r"cannot write .*a\.tif"):
-            lay_out(path, Info(30, 40), 1, "uint8")
+        with pytest.raises(OutputError, match=r"cannot write .*a\.tif"), unfinished(path):
+            pass
 
     def broken(*_: object) -> np.ndarray:
         raise OutputError("cannot write: its blocks overlap")
 
     monkeypatch.setattr(writer, "block_offsets", broken)
-    with pytest.raises(OutputError, match="overlap"):
-        lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
+    with unfinished(tmp_path / "a.tif") as output, pytest.raises(OutputError, match="overlap"):
+        lay_out(output, Info(30, 40), 1, "uint8")
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
-    layout = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
-    out = RasterWriter(layout)
-    full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, out._descriptor)
-    os.close(full)
-    with pytest.raises(WriteError, match=r"a\.tif: No space left on device; make room"):
-        out.write(Box.of_shape((30, 40)), np.zeros((1, 30, 40), np.uint8))
+    with unfinished(tmp_path / "a.tif") as output:
+        out = RasterWriter(lay_out(output, Info(30, 40), 1, "uint8"))
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, out._descriptor)
+        os.close(full)
+        with pytest.raises(WriteError, match=r"a\.tif: No space left on device; make room"):
+            out.write(Box.of_shape((30, 40)), np.zeros((1, 30, 40), np.uint8))
 
 
 LEGEND = [ClassRecord("water", (0, 0, 255)), ClassRecord("a & <b>", (1, 2, 3)), ClassRecord("Straße", (9, 8, 7))]
@@ -188,10 +209,11 @@ def classes_of(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
 
 def write_map(path: Path, pixels_CHW: NDArray, how: Packing, threads: int = 1, **meaning: object) -> None:
     bands, height, width = pixels_CHW.shape
-    layout = lay_out(path, Info(height, width), bands, str(pixels_CHW.dtype), packing=how, **meaning)  # type: ignore[arg-type]
-    write_boxes(layout, [Box.of_shape((height, width))], pixels_CHW)
-    pack_layout(layout, threads)
-    publish(layout)
+    with unfinished(path) as output:
+        layout = lay_out(output, Info(height, width), bands, str(pixels_CHW.dtype), packing=how, **meaning)  # type: ignore[arg-type]
+        write_boxes(layout, [Box.of_shape((height, width))], pixels_CHW)
+        pack_layout(layout, threads)
+        publish(layout)
 
 
 @pytest.mark.parametrize("how", WAYS, ids=lambda how: f"{how.format}-{how.compress}")
@@ -291,20 +313,19 @@ def test_the_disk_that_is_asked_for_is_enough(tmp_path: Path) -> None:
         dtype = "float32" if how is shares else "uint8"
         noise_CHW = random.integers(0, 255, (1, *shape)).astype(dtype)
         seen = []
-        layout = lay_out(tmp_path / "n.tif", Info(*shape), 1, dtype, packing=how)
-        write_boxes(layout, [Box.of_shape(shape)], noise_CHW)
 
         def measure(seen: list[int] = seen) -> None:
             seen.append(0)
-            for path in tmp_path.iterdir():
+            for path in files_below(tmp_path):
                 with contextlib.suppress(FileNotFoundError):
                     seen[-1] += path.stat().st_size
 
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, unfinished(tmp_path / "n.tif") as output:
             patch.setattr(map_writer, "_LOOK_SECONDS", 0.002)
+            layout = lay_out(output, Info(*shape), 1, dtype, packing=how)
+            write_boxes(layout, [Box.of_shape(shape)], noise_CHW)
             pack_layout(layout, beat=measure)
-        measure()
-        layout.discard()
+            measure()
         asked = raster_output("--output", tmp_path / "n.tif", Info(*shape), 1, dtype, how).size
         assert max(seen) <= asked + 4096, how
 
@@ -312,8 +333,7 @@ def test_the_disk_that_is_asked_for_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fails", ["copy", "kept", "disk"])
 def test_a_packing_that_fails_leaves_the_older_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     (tmp_path / "map.tif").write_bytes(b"old")
-    layout = lay_out(tmp_path / "map.tif", Info(40, 50), 1, "uint8", packing=Packing())
-    write_boxes(layout, [Box.of_shape((40, 50))], classes_of(40, 50)[None])
+    meaning = map_writer.meaning
 
     def broken(*_: object, **__: object) -> None:
         raise RasterioIOError("No space left on device")
@@ -321,15 +341,19 @@ def test_a_packing_that_fails_leaves_the_older_map(tmp_path: Path, monkeypatch: 
     if fails == "copy":
         monkeypatch.setattr(map_writer.rasterio.shutil, "copy", broken)
     elif fails == "kept":
-        monkeypatch.setattr(map_writer, "meaning", lambda dataset: {"CRS": id(dataset)})
+        monkeypatch.setattr(map_writer, "meaning", lambda dataset: {**meaning(dataset), "CRS": id(dataset)})
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    words = {"copy": "No space left", "kept": "not kept the CRS", "disk": r"cannot write .*map.tif: "}[fails]
+    words = {
+        "copy": "No space left",
+        "kept": "not kept the CRS",
+        "disk": r"cannot write .*map.tif: .*; see that it can be written",
+    }[fails]
     try:
         if fails == "disk":
             resource.setrlimit(resource.RLIMIT_FSIZE, (300, limit[1]))
         with pytest.raises(WriteError, match=words):
-            pack_layout(layout)
+            write_map(tmp_path / "map.tif", classes_of(40, 50)[None], Packing())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert (tmp_path / "map.tif").read_bytes() == b"old"
-    assert {path.name for path in tmp_path.iterdir()} == {"map.tif", ".map.tif.part"}
+    assert {path.name for path in tmp_path.iterdir()} == {"map.tif"}

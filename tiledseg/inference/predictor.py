@@ -9,7 +9,7 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
@@ -23,17 +23,17 @@ from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.inference.mapping import ImageShare, map_windows, open_dataset, share_image
-from tiledseg.inference.request import IMAGE, Request, chosen_classes, plan_maps, staged, upload
+from tiledseg.inference.request import IMAGE, Request, plan_maps, staged, upload
 from tiledseg.inference.trained import Mapper
-from tiledseg.raster.geopackage import begin, publish_polygons, write_polygons
+from tiledseg.raster.geopackage import JOURNALS, write_polygons
 from tiledseg.raster.info import RasterInfo, code_notes, is_placed, reference_notes
-from tiledseg.raster.labels.classes import ClassRecord, default_classes
+from tiledseg.raster.labels.classes import default_classes
 from tiledseg.raster.map_writer import RasterLayout, begin_chunks, lay_out, pack_layout, publish
 from tiledseg.raster.reader import identify, written_since
 from tiledseg.raster.statistics import Normalization, Sums, finish, measure, statistics_blocks
 from tiledseg.raster.zarr_writer import write_chunks
 from tiledseg.system.files import writing
-from tiledseg.system.run_lock import UnfinishedFile, claimed
+from tiledseg.system.outputs import Unfinished, unfinished
 from tiledseg.units import size
 from tiledseg.user_files.machine import SOME_CPU
 
@@ -91,7 +91,7 @@ def _map_all(
     uploaded (None: no map is)."""
     first = requests[0]
     usual = SOME_CPU if mesh.device.type == "cpu" else None
-    plan, infos, classes = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, usual))
+    plan, infos = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, usual))
     notes = [note for info in infos for note in info.notes]
     warn((*reference_notes(infos), *code_notes(infos), *notes, *plan.warnings))
     pairs = zip(requests, infos, strict=True) if mesh.is_root else ()
@@ -99,6 +99,7 @@ def _map_all(
     if plan.blocks is not None and mesh.is_root:
         less = "" if plan.blocks.in_file else "; memory.store, a folder on a local disk, would keep them in a file"
         log(f"blocks: {plan.blocks.in_words}{less}")
+    mapper = replace(mapper, legend=mapper.legend or default_classes(plan.network.classes))
     use_one_kernel(True)
     network = mapper.build(mesh)
     for grid in [layer.grid for layer in network.graph.layers if isinstance(layer, Crops) and layer.grid]:
@@ -132,7 +133,7 @@ def _map_all(
                 with closing(open_dataset(share, own)) as dataset:
                     verify_first(whole, dataset, share.parts, share.tilings, mesh, first.precision, most, log)
                 verifies, whole = False, network
-            _make_map(share, own, classes, mesh, warn, advance)
+            _make_map(share, own, mesh, warn, advance)
             warn(mesh.on_root(lambda: upload(folder)))
     warn([_REWRITTEN.format(path) for path in written_since(images)])
     parallel.close()
@@ -157,77 +158,69 @@ def _statistics(share: ImageShare, mapper: Mapper, mesh: Mesh) -> Normalization:
 def _make_map(
     share: ImageShare,
     mapper: Mapper,
-    classes: int,
     mesh: Mesh,
     warn: Callable[[Sequence[str]], None],
     advance: Callable[[str], object],
 ) -> None:
     """Write one image's files, each whole or not at all. Collective."""
-    legend = mapper.legend or default_classes(classes)
-    request, info, ignored = share.request, share.info, mapper.ignore_index
-    made: list[UnfinishedFile] = []  # the files that exist, known to this rank as soon as one does
-    with ExitStack() as held:
+    request, info = share.request, share.info
+    with ExitStack() as held:  # on the root: the claims of the outputs
+        files = mesh.on_root(lambda: _lay_out(share, mapper, held))
         try:
-            made[:] = mesh.on_root(lambda: _lay_out_files(request, info, legend, ignored, made))
-            rasters = [file for file in made if isinstance(file, RasterLayout)]
-            for file in made:  # no other process writes them
-                mesh.on_root(partial(held.enter_context, claimed(file.temporary, file.path)))
-            warn(rasters[0].notes)  # on georeferencing that a map cannot keep
-            for layout in rasters:
-                if layout.takes_style and layout.style is None:
-                    style = f"the style beside {layout.path} stays as it was; remove it for one of this map's classes"
-                    warn([style])
-            if request.polygons is not None and not is_placed(info.transform):
+            warn(files.rasters[0].notes)  # on georeferencing that a map cannot keep
+            if files.polygons is not None and not is_placed(info.transform):
                 warn([f"polygons of {info.path}, which has no transform, are in pixels (col, row) without a CRS"])
-            map_windows(share, mapper, rasters, mesh, advance)
+            map_windows(share, mapper, files.rasters, mesh, advance)
             mesh.communicator.barrier()  # every writer is closed: all pixels are written
             if request.packing.format == ZARR:
-                for layout in rasters:
+                for layout in files.rasters:
                     mesh.on_root(partial(begin_chunks, layout))
                     with doing("writing the map's chunks"), writing(layout.path):
-                        write_chunks(layout.temporary, layout.whole, mesh.rank, mesh.size, tick)
+                        write_chunks(layout.plain, layout.output.file(), mesh.rank, mesh.size, tick)
                 mesh.communicator.barrier()
-            mesh.on_root(lambda: _finish(request, info, legend, ignored, made))
-        except BaseException:  # on any rank: other ranks may be killed without a chance to clean up
-            for file in made:  # files that have their names by now keep them
-                file.discard()
+            warn(mesh.on_root(lambda: _finish(files, info, mapper)))
+        except BaseException:  # on any rank: the root may be killed without a chance to clean up
+            for output in files.outputs:
+                output.discard()  # one that has its name by now keeps it
             raise
 
 
-def _lay_out_files(
-    request: Request, info: RasterInfo, legend: Sequence[ClassRecord], ignore_index: int, made: list[UnfinishedFile]
-) -> list[UnfinishedFile]:
-    """Create the empty files of a map: classes, then probabilities and polygons if they are wanted. `made` holds those
-    created so far, for the clean-up after a failure."""
-    nodata, packing = float(ignore_index), request.packing
-    made.append(lay_out(request.output, info, 1, "uint8", nodata, legend, packing=packing))
+@dataclass(frozen=True)
+class MapFiles:
+    """The unfinished files of a map: a raster of classes and maybe one of probabilities, and polygons if wanted."""
+
+    rasters: tuple[RasterLayout, ...]
+    polygons: Unfinished | None
+
+    @property
+    def outputs(self) -> list[Unfinished]:
+        return [*(layout.output for layout in self.rasters), *filter(None, [self.polygons])]
+
+
+def _lay_out(share: ImageShare, mapper: Mapper, held: ExitStack) -> MapFiles:
+    """Lay out the files of a map, and claim them until `held` ends."""
+    request, info, legend = share.request, share.info, mapper.legend or ()
+    output, packing = held.enter_context(unfinished(request.output)), request.packing
+    rasters = [lay_out(output, info, 1, "uint8", float(mapper.ignore_index), legend, packing=packing)]
     if request.probabilities is not None:
+        output, packing = held.enter_context(unfinished(request.probabilities)), packing.of_shares()
         names, kind = [f"probability of {one.name}" for one in legend], ("float32", float("nan"))
-        packing = packing.of_shares()
-        made.append(lay_out(request.probabilities, info, len(legend), *kind, descriptions=names, packing=packing))
-    if request.polygons is not None:
-        made.append(begin(request.polygons))
-    return made
+        rasters.append(lay_out(output, info, len(legend), *kind, descriptions=names, packing=packing))
+    polygons = request.polygons
+    return MapFiles(tuple(rasters), None if polygons is None else held.enter_context(unfinished(polygons)))
 
 
-def _finish(
-    request: Request,
-    info: RasterInfo,
-    legend: Sequence[ClassRecord],
-    ignore_index: int,
-    made: Sequence[UnfinishedFile],
-) -> None:
-    """Make the final files from the ranks' pixels, and give them their names. On one rank, with all of its cores."""
-    rasters = [file for file in made if isinstance(file, RasterLayout)]
-    polygons = [file for file in made if not isinstance(file, RasterLayout)]
-    with doing("outlining the map's polygons"):
-        classes = chosen_classes(request.polygons_classes, legend) - {ignore_index}
-        for file in polygons:
-            write_polygons(file, rasters[0].temporary, info, legend, classes, tick)
+def _finish(files: MapFiles, info: RasterInfo, mapper: Mapper) -> list[str]:
+    """Make the final files from the ranks' pixels, and give them their names. Return warnings. On one rank, with all of
+    its cores."""
+    if files.polygons is not None:
+        with doing("outlining the map's polygons"):
+            plain, legend = files.rasters[0].plain, mapper.legend or ()
+            write_polygons(files.polygons, plain, info, legend, mapper.ignore_index, tick)
     with doing("packing the map"):
-        for layout in rasters:
+        for layout in files.rasters:
             pack_layout(layout, len(os.sched_getaffinity(0)), tick)
-    for layout in rasters:
-        publish(layout)
-    for file in polygons:
-        publish_polygons(file)
+    notes = [note for layout in files.rasters for note in publish(layout)]
+    if files.polygons is not None:
+        files.polygons.publish(JOURNALS)
+    return notes

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +22,15 @@ from tiledseg.errors import ConfigError, OutputError, RasterError, first_line, i
 from tiledseg.raster.info import RasterInfo, is_placed
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.labels.polygons import STYLES, check_begin
-from tiledseg.system.files import flush, temporary, write_error, writing
-from tiledseg.system.outputs import Output, whole
-from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed
+from tiledseg.system.files import write_error, writing
+from tiledseg.system.outputs import Output, Unfinished, whole
 
 LAYER, FIELDS = "classes", ("class", "name", "pixels")
 """The one layer, and the fields of a polygon: number and name of its class, and its pixels."""
 
 _BEAT_EVERY = 1 << 14  # polygons
-_JOURNALS = ("-journal", "-wal", "-shm")
+JOURNALS = ("-journal", "-wal", "-shm")
+"""Endings of SQLite's journals: it would apply those of an older file to a new one."""
 
 
 def polygons_output(key: str, path: str | Path) -> Output:
@@ -55,38 +55,18 @@ def polygons_output(key: str, path: str | Path) -> Output:
         others = [name for name in layers if name != STYLES and not (own and name == LAYER)]
         if others:
             raise OutputError(f"{key} {path} holds the layer {others[0]}, which would be lost; choose another file")
-    return whole(key, path, sidecars=_JOURNALS)
-
-
-def begin(path: str | Path) -> UnfinishedFile:
-    """Create the empty file that reserves `path`, after `check_outputs` of `polygons_output`."""
-    part = temporary(path)
-    with writing(path):
-        check_unclaimed(part, path)
-        part.unlink(missing_ok=True)
-        part.touch()
-        return UnfinishedFile(Path(path), part, part.stat().st_ino)
-
-
-def publish_polygons(file: UnfinishedFile) -> None:
-    """Give the finished polygons their final name, on one rank."""
-    with writing(file.path):
-        file.check_ours()
-        flush(file.temporary)
-        for end in _JOURNALS:  # SQLite would apply the journals of an older file to the new one
-            file.path.with_name(file.path.name + end).unlink(missing_ok=True)
-        os.replace(file.temporary, file.path)
+    return whole(key, path, sidecars=JOURNALS)
 
 
 def write_polygons(
-    file: UnfinishedFile,
+    output: Unfinished,
     plain: Path,
     info: RasterInfo,
     legend: Sequence[ClassRecord],
-    classes: Collection[int],
+    ignore_index: int,
     beat: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the areas of `classes` in the class map `plain` into the unfinished `file`.
+    """Write the areas of all classes of the map `plain`; `Unfinished.publish(JOURNALS)` ends the file.
 
     Coordinates are those of the raster `info`; without a transform, its pixels, without a CRS. Raises WriteError.
     """
@@ -97,23 +77,24 @@ def write_polygons(
     a, b, c, d, e, f = tuple(info.transform)[:6] if is_placed(info.transform) else (1, 0, 0, 0, 1, 0)
     crs = info.crs.to_wkt() if info.crs and is_placed(info.transform) else None
     found = []
-    with writing(file.path), rasterio.open(plain, driver="GTiff", GEOREF_SOURCES="NONE") as dataset:  # in whole pixels
+    # Without georeferencing, the outlines are in whole pixels.
+    with writing(output.path), rasterio.open(plain, driver="GTiff", GEOREF_SOURCES="NONE") as dataset:
         for at, (outline, number) in enumerate(shapes(rasterio.band(dataset, 1), connectivity=4)):
             if at % _BEAT_EVERY == 0:
                 beat()
-            if int(number) in classes:
+            if int(number) != ignore_index:
                 found.append((shape(outline), int(number)))
         outlines = np.array([outline for outline, _ in found], object)
         numbers, pixels = np.array([number for _, number in found], np.int32), shapely.area(outlines).astype(np.int64)
         placed = shapely.transform(outlines, lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f]))
         names = np.array([one.name for one in legend], object)[numbers]
         fields = dict(zip(FIELDS, (numbers, names, pixels), strict=True))
-        file.check_ours()
+        output.check_ours()
         with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
             warnings.simplefilter("ignore")  # a CRS may be missing
             made, how = os.path.join(folder, "made.gpkg"), {"driver": "GPKG", "geometry_type": "Polygon", "crs": crs}
             try:
                 pyogrio.raw.write(made, shapely.to_wkb(placed), list(fields.values()), list(fields), layer=LAYER, **how)
-            except (pyogrio.errors.DataSourceError, pyogrio.errors.DataLayerError, RuntimeError) as error:
-                raise write_error(file.path, error) from error
-            shutil.copyfile(made, file.temporary)
+            except RuntimeError as error:
+                raise write_error(output.path, error) from error
+            shutil.copyfile(made, output.file())

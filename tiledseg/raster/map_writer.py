@@ -1,9 +1,9 @@
 """The writing of one raster by many ranks: each pixel once, by its owner, and no rank waits for another.
 
-One rank lays out an uncompressed tiled GeoTIFF under a temporary name beside the final one. In such a file a block's
-offset is known before its pixels, so any rank writes its rectangles with `pwrite`: no read-modify-write, no lock, no
-gathering. One rank calls `lay_out` and broadcasts its value; every rank writes by a `RasterWriter`; after a barrier one
-rank calls `pack_layout` and `publish`. The bytes of the file depend on the pixels only.
+One rank lays out an uncompressed tiled GeoTIFF in the output's temporary folder (`system.outputs.unfinished`). In such
+a file a block's offset is known before its pixels, so any rank writes its rectangles with `pwrite`: no
+read-modify-write, no lock, no gathering. One rank calls `lay_out` and broadcasts its value; every rank writes by a
+`RasterWriter`; after a barrier one rank calls `pack_layout` and `publish`. The bytes depend on the pixels only.
 
 GDAL's drivers pack the plain file: `cog`, a Cloud-Optimized GeoTIFF with overviews, or `gtiff`, a tiled GeoTIFF
 without. A GeoTIFF keeps a colour for each value, and names only in our tags CLASS_0, CLASS_1, ..., which `evaluate`
@@ -12,7 +12,6 @@ reads. `map.tif.aux.xml` (GDAL's format) has the names of the categories, `map.q
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -33,9 +32,8 @@ from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo, meaning, place_of, placement
 from tiledseg.raster.labels.classes import ClassRecord, add_names, style_of
 from tiledseg.raster.zarr_writer import begin_store, check_zarr
-from tiledseg.system.files import delete, flush, replacing, temporary, write_error, writing
-from tiledseg.system.outputs import Output, files_below, whole
-from tiledseg.system.run_lock import UnfinishedFile, check_unclaimed, taken
+from tiledseg.system.files import replacing, temporary, writing
+from tiledseg.system.outputs import Output, Unfinished, whole
 
 SIDECARS = (".ovr", ".msk", ".aux.xml")
 _CACHE_BYTES = 256 << 20
@@ -47,16 +45,15 @@ _LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class RasterLayout(UnfinishedFile):
-    """The offset of each block of a laid-out raster: a value to broadcast.
+class RasterLayout:
+    """A laid-out raster with the offset of each block: a value to broadcast.
 
     `offsets`: int64 (bands, block rows, block cols), bytes from the start of the file. `notes`: georeferencing of the
     source that the file cannot keep. `packing`: format of the final file. `legend`: the classes of a class map.
     """
 
+    output: Unfinished
     bands: int
-    height: int
-    width: int
     dtype: str
     offsets: NDArray[np.int64]
     notes: tuple[str, ...] = ()
@@ -64,30 +61,21 @@ class RasterLayout(UnfinishedFile):
     legend: tuple[ClassRecord, ...] = ()
 
     @property
-    def working_names(self) -> tuple[Path, ...]:
-        """Return all temporary names of the map, those of its packing last."""
-        return _working_names(self.temporary)
+    def path(self) -> Path:
+        return self.output.path
 
     @property
-    def whole(self) -> Path:
-        """Return the path of the file that gets the final name."""
-        return _beside(self.temporary, ".packed") if self.packing.second_file else self.temporary
+    def plain(self) -> Path:
+        """Return the path of the laid-out file. Without packing it is the one that gets the final name."""
+        return _plain(self.output, self.packing)
 
-    @property
-    def style(self) -> Path | None:
-        """Return the path of the style to write beside a class map; None if another file is there, which stays."""
-        place = self.path.with_suffix(".qml")
-        other = place.exists() and not (place.is_file() and place.read_bytes() == style_of(self.legend))
-        return place if self.takes_style and not other else None
 
-    @property
-    def takes_style(self) -> bool:
-        """Return True for a class map in a TIFF: a Zarr store has its legend inside."""
-        return bool(self.legend) and self.packing.format != ZARR
+def _plain(output: Unfinished, packing: Packing) -> Path:
+    return output.file("plain") if packing.second_file else output.file()
 
 
 def lay_out(
-    path: str | Path,
+    output: Unfinished,
     info: RasterInfo,
     bands: int,
     dtype: str,
@@ -96,49 +84,33 @@ def lay_out(
     descriptions: Sequence[str] = (),
     packing: Packing = PLAIN,
 ) -> RasterLayout:
-    """Create the file for `path` under a temporary name, with the grid (size, CRS, transform) of `info`.
+    """Create the plain file of `output`, with the grid (size, CRS, transform) of `info`.
 
     `legend`: a name and a colour for each value from 0, for one band of uint8. Unwritten pixels hold 0. The
-    caller has run `check_outputs` on `raster_output`. Raises OutputError if the file cannot be made, or another job is
-    writing it.
+    caller has run `check_outputs` on `raster_output`. Raises WriteError if the file cannot be made.
     """
-    path = Path(path)
-    part = temporary(path)
-    check_unclaimed(part, path)
+    plain = _plain(output, packing)
     profile = {"driver": "GTiff", "height": info.height, "width": info.width, "count": bands, "dtype": dtype}
     profile |= {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"}
     profile |= {"compress": "none", "endianness": "little", "bigtiff": "if_safer"}
     profile |= {"photometric": "minisblack"}  # else GDAL takes the last of four byte bands for alpha
-    try:
-        _remove(_working_names(part))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NotGeoreferencedWarning)  # the source may lack georeferencing too
-            with rasterio.open(part, "w", **profile, **placement(info)) as dataset:
-                if legend:
-                    dataset.write_colormap(1, dict(enumerate(one.colour for one in legend)))
-                    dataset.update_tags(1, **{f"CLASS_{number}": one.name for number, one in enumerate(legend)})
-                for band, description in enumerate(descriptions, start=1):
-                    dataset.set_band_description(band, description)
-            with rasterio.open(part, "r+", driver="GTiff") as dataset:
-                if nodata is not None:  # set at creation, GDAL would fill the file with it
-                    dataset.nodata = nodata
-                kept = meaning(dataset)
-                lost = [
-                    what
-                    for what, value in place_of(info.crs, info.transform, info.ground).items()
-                    if kept[what] != value
-                ]
-                notes = [f"the map does not keep the {what} of {info.path}" for what in lost]
-                if packing.format == ZARR and info.ground is not None:
-                    notes.append(f"a Zarr store does not keep the ground control of {info.path}")
-            offsets = block_offsets(part, bands)
-        inode = part.stat().st_ino
-    except BaseException as error:
-        _remove(_working_names(part))
-        if isinstance(error, (OSError, rasterio.errors.RasterioError)):
-            raise OutputError(f"cannot write {path}: {_reason(error)}; choose another output") from None
-        raise
-    return RasterLayout(path, part, inode, bands, *info.shape, dtype, offsets, tuple(notes), packing, tuple(legend))
+    with writing(output.path), warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)  # the source may lack georeferencing too
+        with rasterio.open(plain, "w", **profile, **placement(info)) as dataset:
+            if legend:
+                dataset.write_colormap(1, dict(enumerate(one.colour for one in legend)))
+                dataset.update_tags(1, **{f"CLASS_{number}": one.name for number, one in enumerate(legend)})
+            for band, description in enumerate(descriptions, start=1):
+                dataset.set_band_description(band, description)
+        with rasterio.open(plain, "r+", driver="GTiff") as dataset:
+            if nodata is not None:  # set at creation, GDAL would fill the file with it
+                dataset.nodata = nodata
+            kept, place = meaning(dataset), place_of(info.crs, info.transform, info.ground)
+        notes = [f"the map does not keep the {what} of {info.path}" for what in place if kept[what] != place[what]]
+        if packing.format == ZARR and info.ground is not None:
+            notes.append(f"a Zarr store does not keep the ground control of {info.path}")
+        offsets = block_offsets(plain, bands)
+    return RasterLayout(output, bands, dtype, offsets, tuple(notes), packing, tuple(legend))
 
 
 def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
@@ -159,24 +131,16 @@ def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
     return offsets
 
 
-def _working_names(part: Path) -> tuple[Path, ...]:
-    """Return all temporary names of a map, those of its packing last."""
-    ends = ("", ".aux.xml", ".packed", ".packed.aux.xml", ".packed.ovr.tmp", ".packed.msk.ovr.tmp")
-    return tuple(_beside(part, end) for end in ends)
-
-
 def raster_output(
     key: str, path: str | Path, info: RasterInfo, bands: int, dtype: str, packing: Packing = PLAIN, legend: bool = False
 ) -> Output:
     """Return the files that writing a raster on the grid of `info` touches, and its bytes. `key`: the flag."""
     size = packing.bytes(info.height, info.width, bands * np.dtype(dtype).itemsize)
-    output = whole(key, path, size, SIDECARS)
-    if packing.format == ZARR:  # a store replaces an older one file by file
+    if packing.format == ZARR:
         check_zarr(key, path)
-        return replace(output, beside=output.beside[:1])
-    style = Path(path).with_suffix(".qml")
-    styles = (style, temporary(style)) if legend else ()
-    return replace(output, beside=(*output.beside, *_working_names(output.beside[0])[1:], *styles))
+        return whole(key, path, size)
+    output, style = whole(key, path, size, SIDECARS), Path(path).with_suffix(".qml")
+    return replace(output, beside=(*output.beside, style, temporary(style))) if legend else output
 
 
 class RasterWriter:
@@ -190,14 +154,15 @@ class RasterWriter:
         self.layout = layout
         self._dtype = np.dtype(layout.dtype).newbyteorder("<")
         try:
-            self._descriptor = os.open(layout.temporary, os.O_WRONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(layout.plain, os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise OutputError(
-                f"cannot write {layout.path}: {layout.temporary} {_reason(error)}; all ranks must see one file system"
-            ) from None
-        if os.fstat(self._descriptor).st_ino != layout.inode:
+            words = f"cannot write {layout.path}: {layout.plain} {error.strerror}; all ranks must see one file system"
+            raise OutputError(words) from None
+        try:
+            layout.output.check_ours()
+        except BaseException:
             os.close(self._descriptor)
-            raise taken(layout.path)
+            raise
 
     def write(self, box: Box, pixels_CHW: NDArray) -> None:
         """Write the pixels of `box` (inside the raster), of the layout's dtype, shape (bands, height, width). Memory: a
@@ -235,58 +200,47 @@ class RasterWriter:
 
 def begin_chunks(layout: RasterLayout) -> None:
     """Create the Zarr store of a map without chunks, on one rank, after every writer is closed."""
+    layout.output.check_ours()
     with writing(layout.path):
-        layout.check_ours()
         names = [one.name for one in layout.legend]
-        begin_store(layout.temporary, layout.whole, layout.packing.compress, names)
+        begin_store(layout.plain, layout.output.file(), layout.packing.compress, names)
 
 
 def pack_layout(layout: RasterLayout, threads: int = 1, beat: Callable[[], None] = lambda: None) -> None:
-    """Make the final file of the layout's packing from the plain one.
+    """Make the final file of the layout's packing from the plain one; a Zarr store is there already (`begin_chunks`).
 
     Call it on one rank, after every writer is closed. Raises OutputError if another job has replaced the laid-out file,
     and WriteError.
     """
+    layout.output.check_ours()
+    if layout.packing.format == ZARR:
+        return
     with writing(layout.path):
-        layout.check_ours()
-        if layout.packing.format == ZARR:
-            for file in files_below(layout.whole):
-                flush(file)
-            return
         if layout.packing.second_file:
             _pack(layout, threads, beat)
         if layout.legend:
-            add_names(_beside(layout.whole, ".aux.xml"), layout.legend)
+            add_names(layout.output.file("whole.aux.xml"), layout.legend)
 
 
 def _pack(layout: RasterLayout, threads: int, beat: Callable[[], None]) -> None:
-    """Pack the plain file with `threads` threads, and flush it to the disk; the bytes do not depend on `threads`.
+    """Pack the plain file with `threads` threads; the bytes do not depend on `threads`.
 
-    `beat` is called meanwhile, because GDAL reports no progress. Raises WriteError, with nothing left, if the file
-    cannot be written or lacks metadata of the plain one, which GDAL's drivers drop silently.
+    `beat` is called meanwhile, because GDAL reports no progress. Raises WriteError if the file cannot be written or
+    lacks metadata of the plain one, which GDAL's drivers drop silently.
     """
-    _remove(layout.working_names[2:])
-    try:
-        with ThreadPoolExecutor(1) as pool:  # a signal ends the wait, but not GDAL: the pool waits for it
-            copy = pool.submit(_copy, layout, threads)
-            while not wait([copy], _LOOK_SECONDS).done:
-                beat()
-            copy.result()
-        files = (rasterio.open(file, driver="GTiff") for file in (layout.temporary, layout.whole))
-        with next(files) as ours, next(files) as theirs:
-            kept = meaning(theirs)
-            lost = [what for what, value in meaning(ours).items() if kept[what] != value]
-        if lost:
-            raise WriteError(
-                f"cannot write {layout.path}: GDAL's driver has not kept the {lost[0]}; use --format gtiff --compress "
-                "none"
-            )
-        flush(layout.whole)
-    except BaseException as error:
-        _remove(layout.working_names[2:])
-        if isinstance(error, Exception) and type(error).__module__.startswith("rasterio"):  # not all are RasterioErrors
-            raise write_error(layout.path, error) from error
-        raise
+    with ThreadPoolExecutor(1) as pool:  # a signal ends the wait, but not GDAL: the pool waits for it
+        copy = pool.submit(_copy, layout, threads)
+        while not wait([copy], _LOOK_SECONDS).done:
+            beat()
+        copy.result()
+    files = (rasterio.open(file, driver="GTiff") for file in (layout.plain, layout.output.file()))
+    with next(files) as ours, next(files) as theirs:
+        kept = meaning(theirs)
+        lost = [what for what, value in meaning(ours).items() if kept[what] != value]
+    if lost:
+        raise WriteError(
+            f"cannot write {layout.path}: GDAL's driver has not kept the {lost[0]}; use --format gtiff --compress none"
+        )
 
 
 def _copy(layout: RasterLayout, threads: int) -> None:
@@ -308,40 +262,22 @@ def _copy(layout: RasterLayout, threads: int) -> None:
         "GTIFF_VIRTUAL_MEM_IO": "YES",  # map the plain file, which no job shortens (`claim`), into memory
         "COG_TMP_COMPRESSION": "NONE",  # compress overviews once
     }
-    with rasterio.Env(**settings), rasterio.open(layout.temporary, driver="GTiff") as dataset:
-        rasterio.shutil.copy(dataset, layout.whole, **options)
+    with rasterio.Env(**settings), rasterio.open(layout.plain, driver="GTiff") as dataset:
+        rasterio.shutil.copy(dataset, layout.output.file(), **options)
 
 
-def publish(layout: RasterLayout) -> None:
-    """Give the finished file its final name, and remove an older file's overviews and statistics.
+def publish(layout: RasterLayout) -> list[str]:
+    """Give the finished file its name, in place of an older one with its overviews and statistics; write the style of a
+    class map in a TIFF. Return a warning if another style is there, which stays.
 
-    Call it on one rank, after `pack_layout`. Raises OutputError, and keeps an older file, if another job has replaced
-    the laid-out file; WriteError if it is gone or cannot be renamed.
+    Call it on one rank, after `pack_layout`. Raises errors of `Unfinished.publish`.
     """
-    with writing(layout.path):
-        layout.check_ours()
-        for suffix in SIDECARS:  # an older file's
-            _beside(layout.path, suffix).unlink(missing_ok=True)
-        if _beside(layout.whole, ".aux.xml").exists():  # metadata that a TIFF cannot hold
-            os.replace(_beside(layout.whole, ".aux.xml"), _beside(layout.path, ".aux.xml"))
-        os.replace(layout.whole, layout.path)
-        if layout.style is not None:
-            with replacing(layout.style) as style:
-                Path(style).write_bytes(style_of(layout.legend))
-    if layout.packing.second_file:
-        layout.discard()
-
-
-def _remove(names: Sequence[Path]) -> None:
-    """Delete files and folders that exist."""
-    for name in names:
-        with contextlib.suppress(OSError):
-            delete(name)
-
-
-def _beside(path: Path, end: str) -> Path:
-    return path.with_name(path.name + end)
-
-
-def _reason(error: Exception) -> str:
-    return (getattr(error, "strerror", None) or str(error)).split("\n")[0]
+    layout.output.publish(SIDECARS, replaces=layout.packing.format != ZARR)
+    style, text = layout.path.with_suffix(".qml"), style_of(layout.legend)
+    if not layout.legend or layout.packing.format == ZARR or (style.is_file() and style.read_bytes() == text):
+        return []
+    if style.exists():
+        return [f"the style beside {layout.path} stays as it was; remove it for one of this map's classes"]
+    with replacing(style) as part:
+        part.write_bytes(text)
+    return []

@@ -34,8 +34,8 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.raster.info import GroundControl, RasterInfo, named_crs
 from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, prefetch, reading
 from tiledseg.raster.statistics import NO_VALID_PIXEL
-from tiledseg.system.files import replacing, temporary
-from tiledseg.system.run_lock import check_unclaimed, claimed, is_at, taken
+from tiledseg.system.files import writing
+from tiledseg.system.outputs import unfinished
 
 if TYPE_CHECKING:
     import h5py
@@ -268,13 +268,12 @@ class StorePlan:
 def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advance: Callable[[int], object]) -> None:
     """Cut every raster of `plan` into a new store at `path`.
 
-    `advance` is called with the image's number after each tile. A killed run leaves a temporary file, which the next
+    `advance` is called with the image's number after each tile. A killed run leaves a temporary folder, which the next
     run replaces. Raises RasterError if a raster cannot be read, WriteError if the disk refuses a write.
     """
     import h5py
 
-    check_unclaimed(temporary(path), path)
-    with replacing(path) as part, _HdfTarget(part, "xb+") as target, claimed(part, path):
+    with writing(path), unfinished(path) as output, _HdfTarget(output.file(), "xb+") as target:
         with h5py.File(target, "w", libver="latest") as file:
             file.attrs.update(format=FORMAT, version=VERSION)
             any_valid = False
@@ -296,8 +295,7 @@ def write_store(path: str, plan: StorePlan, image: Opener, label: Opener, advanc
                 raise RasterError(NO_VALID_PIXEL)
             file.attrs["done"] = True
         target.check()
-        if not is_at(target.fileno(), part) or os.path.exists(path):
-            raise taken(path)
+        output.publish(replaces=False)
 
 
 class _HdfTarget(io.FileIO):

@@ -7,10 +7,8 @@ by one rank. The store has a temporary name until it is complete.
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +24,7 @@ from tiledseg.raster.array_place import flags
 from tiledseg.raster.info import is_placed
 from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.tile_store import Opener, StorePlan
-from tiledseg.system.files import delete, flush, temporary, writing
-from tiledseg.system.outputs import check_ending, files_below
-from tiledseg.system.run_lock import check_unclaimed, claimed, taken
+from tiledseg.system.outputs import check_ending
 
 CLASSES, SHARES = "classes", "probabilities"
 """Names of the variables."""
@@ -117,31 +113,8 @@ def write_chunks(plain: Path, store: Path, rank: int, size: int, beat: Callable[
             beat()
 
 
-@contextmanager
-def store_made(output: str) -> Iterator[Path]:
-    """Yield a temporary folder for a store, claimed by this job and emptied of a killed job's files. At the end of the
-    block it is flushed to the disk and renamed to `output`."""
-    path, part = Path(output), temporary(output)
-    store = part.with_name(f"{part.name}.packed")
-    with writing(path):
-        check_unclaimed(part, path)
-        part.touch()
-        with claimed(part, path):
-            try:
-                delete(store)
-                yield store
-                for file in files_below(store):
-                    flush(file)
-                if path.exists():
-                    raise taken(path)
-                os.rename(store, path)
-            finally:
-                delete(store)
-                delete(part)
-
-
-def begin_tiles(store: Path, plan: StorePlan) -> Path:
-    """Create and return a store of rasters and their labels without chunks, on one rank. Group `0` has image 0 and its
+def begin_tiles(store: Path, plan: StorePlan) -> None:
+    """Create a store of rasters and their labels without chunks, on one rank. Group `0` has image 0 and its
     labels, with masks if pixels may be invalid. Chunks are cores of tiles."""
     import zarr
 
@@ -168,7 +141,6 @@ def begin_tiles(store: Path, plan: StorePlan) -> Path:
                 how = {"shape": info.shape, "chunks": sides, "dimension_names": ("y", "x"), "attributes": place}
                 group.create_array(f"{name.kind}_valid", dtype="uint8", **how)
         _consolidate(store)
-    return store
 
 
 def write_tiles(

@@ -15,7 +15,6 @@ Bands: red, green, blue, near infrared, uint8, nodata 0. Classes: 0 field, grass
 from __future__ import annotations
 
 import itertools
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +31,7 @@ from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.map_writer import RasterWriter, lay_out, pack_layout, publish, raster_output
 from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.samples.draws import mixed
-from tiledseg.system.outputs import check_outputs
-from tiledseg.system.run_lock import claimed
+from tiledseg.system.outputs import check_outputs, unfinished
 
 FIELD, ROAD, BUILDING, TREE, WATER = range(5)
 CLASSES = ("field", "road", "building", "tree", "water")
@@ -298,15 +296,12 @@ def write_scene(
     legend = [ClassRecord(name, colour) for name, colour in zip(CLASSES, CLASS_COLOURS, strict=True)]
     outputs = [raster_output("--image", image, info, bands, "uint8", _PACKING)]
     check_outputs([*outputs, raster_output("--labels", labels, info, 1, "uint8", _PACKING, legend=True)])
-    with ExitStack() as stack:
-        image_layout = lay_out(image, info, bands, "uint8", NODATA, (), BANDS[bands], _PACKING)
-        stack.callback(image_layout.discard)
-        label_layout = lay_out(labels, info, 1, "uint8", IGNORED, legend, packing=_PACKING)
-        stack.callback(label_layout.discard)
-        layouts = image_layout, label_layout
-        for layout in layouts:
-            stack.enter_context(claimed(layout.temporary, layout.path))
-        with RasterWriter(image_layout) as image_file, RasterWriter(label_layout) as label_file:
+    with unfinished(image) as first, unfinished(labels) as second:
+        layouts = (
+            lay_out(first, info, bands, "uint8", NODATA, (), BANDS[bands], _PACKING),
+            lay_out(second, info, 1, "uint8", IGNORED, legend, packing=_PACKING),
+        )
+        with RasterWriter(layouts[0]) as image_file, RasterWriter(layouts[1]) as label_file:
 
             def write(box: Box) -> None:
                 image_CHW, class_HW = scene.render(box)

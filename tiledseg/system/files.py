@@ -122,13 +122,16 @@ _REMEDIES = {
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Turn an OSError while `path` is written into a WriteError that names it. Errors of tiledseg pass unchanged."""
+    """Turn an OSError, or an error of GDAL, while `path` is written into a WriteError that names it. Errors of tiledseg
+    pass unchanged."""
     try:
         yield
     except TiledsegError:
         raise
-    except OSError as error:
-        raise write_error(path, error) from error
+    except Exception as error:  # GDAL's errors share no class
+        if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("rasterio", "pyogrio"):
+            raise write_error(path, error) from error
+        raise
 
 
 def write_error(path: str | Path, error: Exception) -> WriteError:

@@ -1,20 +1,32 @@
-"""The check of output files, called by every command for all its files at once, before the first write.
+"""The check of output files, called by every command for all its files at once, before the first write; and outputs
+that are made in a temporary folder beside their place. Standard library only.
 
 The law: no output of a command replaces one of its inputs or another of its outputs. Files are compared by device and
-inode, else by real path, including their temporary names. Standard library only.
+inode, else by real path, including their temporary names.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tiledseg.errors import OutputError
-from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind, is_zarr, temporary
+from tiledseg.system.files import (
+    COMPANIONS_OF_NAME,
+    COMPANIONS_OF_STEM,
+    delete,
+    flush,
+    irregular_kind,
+    is_zarr,
+    temporary,
+    writing,
+)
 
 _NAME_BYTES = 255
 
@@ -73,7 +85,7 @@ def check_outputs(
             length, kind = len(os.fsencode(name.name)), irregular_kind(name)
             if length > _NAME_BYTES:
                 raise output.refusal(f"{subject} has a name of {length} bytes; give one of {_NAME_BYTES} at most")
-            if kind is not None:
+            if kind is not None and (kind, name) != ("a folder", temporary(output.path)):
                 raise output.refusal(f"{subject} is {kind}; give a file name")
             if os.path.islink(name) and not os.path.exists(name):
                 raise output.refusal(f"{subject} is a link to {os.readlink(name)}, which is not there; remove it")
@@ -147,6 +159,106 @@ def _check_room(outputs: Sequence[Output]) -> None:
         if needed[device] > free:
             needs, has = needed[device] / 2**30, free / 2**30
             raise output.refusal(f"it needs {needs:.3g} GiB, {folder} has {has:.3g} GiB free; make room")
+
+
+_LOCK = "lock"
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """An output in a temporary folder beside its place until it is whole: a value to broadcast. `inode`: number of the
+    folder's lock file, which tells the folder from another job's."""
+
+    path: Path
+    inode: int
+
+    def file(self, name: str = "whole") -> Path:
+        """Return a path in the folder: of the file that gets the output's name, or of another one."""
+        return temporary(self.path) / name
+
+    def check_ours(self) -> None:
+        """Raise OutputError if another job has replaced the folder, WriteError if it is gone."""
+        with writing(self.path):
+            if self.file(_LOCK).stat().st_ino != self.inode:
+                raise taken(self.path)
+
+    def publish(self, endings: Iterable[str] = (), replaces: bool = True) -> None:
+        """Sync the finished file, give it its name, and delete the folder.
+
+        `endings`: of companions. An older file's are deleted, and the folder's (`whole.aux.xml`) go along. Raises
+        OutputError, and changes nothing, if the folder is another job's, or if the output exists and `replaces` is
+        False; WriteError if a file is gone or cannot be renamed.
+        """
+        self.check_ours()
+        if not replaces and self.path.exists():
+            raise taken(self.path)
+        with writing(self.path):
+            for file in (self.file(), *files_below(self.file())):
+                flush(file)
+            names = {self.path.with_name(self.path.name + end): self.file(f"whole{end}") for end in endings}
+            for name, companion in names.items():
+                name.unlink(missing_ok=True)
+                if companion.exists():
+                    os.replace(companion, name)
+            os.replace(self.file(), self.path)
+        self.discard()
+
+    def discard(self) -> None:
+        """Delete the folder, unless it is gone or another job's."""
+        with suppress(OSError):
+            if self.file(_LOCK).stat().st_ino == self.inode:
+                delete(temporary(self.path))
+
+
+@contextmanager
+def unfinished(path: str | Path) -> Iterator[Unfinished]:
+    """Make the folder for an output that `check_outputs` has seen, in place of a killed job's, and lock it.
+
+    At the block's end the folder is deleted, if it is still there. Raises OutputError if it cannot be made, or if
+    another job is writing this output.
+    """
+    check_unclaimed(path)
+    folder = temporary(path)
+    try:
+        delete(folder)
+        folder.mkdir()
+        handle = os.open(folder / _LOCK, _FLAGS | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another output") from None
+    output = Unfinished(Path(path), os.fstat(handle).st_ino)
+    try:
+        _lock(handle, path)
+        yield output
+    finally:
+        output.discard()
+        os.close(handle)
+
+
+def check_unclaimed(path: str | Path) -> None:
+    """Raise OutputError if a running job writes the output `path`. Writes nothing."""
+    try:
+        handle = os.open(temporary(path) / _LOCK, _FLAGS)
+    except OSError:
+        return
+    try:
+        _lock(handle, path)
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, path: str | Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise taken(path) from None
+    except OSError:
+        pass  # no locks here
+
+
+def taken(path: str | Path) -> OutputError:
+    """Return the error of a file that another job is writing."""
+    return OutputError(f"cannot write {path}: another job is writing it too; give each its own output")
 
 
 # Names in the folder of a run.

@@ -13,11 +13,9 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from tiledseg.errors import OutputError
-from tiledseg.system.files import delete
 
 NAME = "run.lock"
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
@@ -75,68 +73,6 @@ def _lock(handle: int, folder: Path) -> str | None:
             raise OutputError(f"cannot lock {folder / NAME}: {error.strerror}; give another run.output") from error
         return f"{folder}: its file system has no locks, so nothing stops a second job from writing there too"
     return None
-
-
-def check_unclaimed(part: Path, path: str | Path) -> None:
-    """Raise OutputError if a running job writes `part`, the unfinished file of `path`. Writes nothing."""
-    with claimed(part, path):
-        pass
-
-
-@contextlib.contextmanager
-def claimed(part: Path, path: str | Path) -> Iterator[None]:
-    """Lock `part`, the unfinished file of `path`, if it exists.
-
-    Raises OutputError if another job holds it, or has just replaced it by its own file.
-    """
-    try:
-        handle = os.open(part, _FLAGS)
-    except OSError:
-        yield
-        return
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise taken(path) from None
-        except OSError:
-            pass  # no locks here
-        if not is_at(handle, part):
-            raise taken(path)
-        yield
-    finally:
-        os.close(handle)
-
-
-def taken(path: str | Path) -> OutputError:
-    """Return the error of a file that another job is writing."""
-    return OutputError(f"cannot write {path}: another job is writing it too; give each its own output")
-
-
-@dataclass(frozen=True, eq=False)
-class UnfinishedFile:
-    """A file under a temporary name until it is whole; `inode` tells it from another job's file of that name."""
-
-    path: Path
-    temporary: Path
-    inode: int
-
-    @property
-    def working_names(self) -> tuple[Path, ...]:
-        """All names of the file before it is whole."""
-        return (self.temporary,)
-
-    def check_ours(self) -> None:
-        """Raise OutputError if another job has replaced the file."""
-        if self.temporary.stat().st_ino != self.inode:
-            raise taken(self.path)
-
-    def discard(self) -> None:
-        """Delete the file, unless it is gone or another job's."""
-        with contextlib.suppress(OSError):
-            if self.temporary.stat().st_ino == self.inode:
-                for name in self.working_names:
-                    delete(name)
 
 
 def is_at(handle: int, path: Path) -> bool:
