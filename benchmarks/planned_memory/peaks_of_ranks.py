@@ -66,7 +66,7 @@ class Rank:
         module = in_channels_last(module_by(self.unet, policy))
         network, position = SpatialNetwork(module, self.axes, self.fusion), self.axes.position
         assert position is not None
-        shape = self.rows.owned(position.row).size, self.cols.owned(position.col).size
+        shape = self.rows.blocks[position.row].size, self.cols.blocks[position.col].size
         source = torch.randn(1, self.unet.bands, *shape).contiguous(memory_format=torch.channels_last)
         with AllocationMeter([*weights_of(module), source]) as meter:
             step(network, source, self.rows, self.cols)

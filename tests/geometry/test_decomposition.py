@@ -63,7 +63,7 @@ def test_blocks_cover_the_whole_once_and_even_ones_differ_by_one_at_most(
     sizes = [block.size for block in even.blocks]
     assert max(sizes) - min(sizes) <= 1
     for each in (partition, even):
-        assert [each.owned(i) for i in range(each.parts)] == list(each.blocks)
+        assert [(block.start, block.stop) for block in each.blocks] == list(itertools.pairwise(each.edges))
         assert (each.blocks[0].start, each.blocks[-1].stop) == (0, each.size)
         assert all(a.stop == b.start for a, b in itertools.pairwise(each.blocks))
         assert all(block.size > 0 for block in each.blocks)

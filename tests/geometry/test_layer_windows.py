@@ -38,22 +38,22 @@ def planned(graph: Graph, partition: Partition, fusion: int, early: bool = True)
 def follow(graph: Graph, plan: Plan, partition: Partition) -> None:
     """Every rank has what it computes from, or an exchange brings it from owners who have theirs."""
     for rank in range(partition.parts):
-        extents = [partition.owned(rank)]
+        extents = [partition.blocks[rank]]
         for k, at in enumerate(plan):
             layer, out = at.node.layer, at.given[rank]
             for index, (one, source) in enumerate(zip(at.inputs, graph.sources[k], strict=True)):
                 read = one.read[rank]
-                needed = one.partition.owned(rank) if one.exchanged else read.clip(one.partition.whole)
+                needed = one.partition.blocks[rank] if one.exchanged else read.clip(one.partition.whole)
                 assert extents[source].contains(needed), f"{at.node.name} reads what is not there"
                 assert one.held[rank] == needed or (one.held[rank] == read and _after_padding(graph, plan, k))
                 assert read.contains(layer.required_input(out, index).clip(one.partition.whole))
                 assert layer.arity == 1 or one.partition.whole.contains(read)
                 if layer.statistics:
-                    assert read.contains(one.partition.owned(rank)), "statistics miss owned pixels"
+                    assert read.contains(one.partition.blocks[rank]), "statistics miss owned pixels"
             assert out.size
             assert at.output.whole.contains(out) or layer.keeps_zero
             extents.append(out)
-        assert extents[graph.results[0]] == plan[graph.results[0] - 1].output.owned(rank)
+        assert extents[graph.results[0]] == plan[graph.results[0] - 1].output.blocks[rank]
 
 
 def _after_padding(graph: Graph, plan: Plan, k: int) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from tiledseg.architecture.presets import KINDS
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.graph import REBUILD
-from tiledseg.geometry.memory_policy import asked, can_rebuild, held, homes, keep_all, makers, recomputation
+from tiledseg.geometry.memory_policy import asked, can_rebuild, held, keep_all, makers, recomputation
 
 
 def test_what_is_kept_of_the_standard_network() -> None:
@@ -22,12 +22,12 @@ def test_what_is_kept_of_the_standard_network() -> None:
 def test_policies_fit_every_network(name: str) -> None:
     graph = KINDS[name]().graph()
     policy = recomputation(graph)
-    for tensor, home in enumerate(homes(graph)):
+    for tensor, home in enumerate(graph.homes):
         assert policy.tensors[tensor] == policy.tensors[home]
         assert policy.tensors[tensor] != REBUILD or can_rebuild(graph, tensor)
     there = {home for home, is_held in enumerate(held(graph, policy)) if is_held}
     for home, nodes in enumerate(makers(graph)):
-        sources = {homes(graph)[source] for k in nodes for source in graph.sources[k]} - {home}
+        sources = {graph.homes[source] for k in nodes for source in graph.sources[k]} - {home}
         if policy.tensors[home] == REBUILD and there.issuperset(sources):
             there.add(home)
     assert there.issuperset(home for home, nodes in enumerate(asked(graph)) if nodes), "all that backward passes need"

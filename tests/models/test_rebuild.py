@@ -17,7 +17,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph, MemoryPolicy, Node
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.pixelwise import Sigmoid
-from tiledseg.geometry.memory_policy import can_rebuild, held, homes, keep_all, recomputation, spread
+from tiledseg.geometry.memory_policy import can_rebuild, held, keep_all, recomputation, spread
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.memory.saved import Hooks
 from tiledseg.models.dropout import set_dropout_key
@@ -108,7 +108,7 @@ def test_autograd_holds_what_the_policy_keeps() -> None:
                 made = network(x_BCHW)
                 found = meter.bytes
             there = held(graph, policy)
-            tensors = {home for home, is_held in enumerate(there) if is_held} | {homes(graph)[graph.results[0]]}
+            tensors = {home for home, is_held in enumerate(there) if is_held} | {graph.homes[graph.results[0]]}
             least = sum(len(x_BCHW) * costs[home - 1].output_bytes for home in tensors - {0})
             assert least <= found <= 1.1 * least, policy
             del made

@@ -32,5 +32,5 @@ def test_swaps_are_those_of_the_plan(case: tuple[Partition, list[Interval]]) -> 
         for own, parts in ((swap.sent, sent), (swap.received, received)):
             assert own == tuple(row.stop - row.start for row, _ in parts.values())
         assert swap.kept == (
-            partition.owned(index).size if plan is None else kept[0][0].stop - kept[0][0].start if kept else 0
+            partition.blocks[index].size if plan is None else kept[0][0].stop - kept[0][0].start if kept else 0
         )

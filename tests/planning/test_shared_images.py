@@ -58,7 +58,7 @@ class Run:
 
     def source(self) -> torch.Tensor:
         """This rank's block of the input. It needs no gradient."""
-        shape = self.rows.owned(self.at[0]).size, self.cols.owned(self.at[1]).size
+        shape = self.rows.blocks[self.at[0]].size, self.cols.blocks[self.at[1]].size
         return torch.randn(1, 4, *shape).contiguous(memory_format=torch.channels_last)
 
     def __call__(self) -> torch.Tensor:

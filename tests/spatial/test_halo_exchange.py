@@ -53,12 +53,12 @@ class Case:
         return torch.randint(-3, 4, self.shape, generator=draw).to(self.dtype)
 
     def owned(self, at: MeshPosition) -> tuple[slice, ...]:
-        return slice(None), slice(None), self.rows.owned(at.row).slice, self.cols.owned(at.col).slice
+        return slice(None), slice(None), self.rows.blocks[at.row].slice, self.cols.blocks[at.col].slice
 
     def window(self, at: MeshPosition) -> tuple[slice, ...]:
         """Where the window lies in an image with a margin on all sides."""
-        row = self.row_windows[at.row] if self.row_windows else self.rows.owned(at.row)
-        col = self.col_windows[at.col] if self.col_windows else self.cols.owned(at.col)
+        row = self.row_windows[at.row] if self.row_windows else self.rows.blocks[at.row]
+        col = self.col_windows[at.col] if self.col_windows else self.cols.blocks[at.col]
         return slice(None), slice(None), row.shift(MARGIN).slice, col.shift(MARGIN).slice
 
     def exchange(self, at: MeshPosition) -> BlockExchange | None:

@@ -150,7 +150,7 @@ def start(spatial: SpatialNetwork, network: Network, x_BCHW: torch.Tensor, rows:
     """The forward pass of `spatial`, which computes `network`, for this rank's block of x."""
     axes = spatial.axes
     assert axes.position is not None
-    own = Box(rows.owned(axes.position.row), cols.owned(axes.position.col))
+    own = Box(rows.blocks[axes.position.row], cols.blocks[axes.position.col])
     part_BCHW = x_BCHW[(slice(None), slice(None), *own.slices)].clone().requires_grad_()
     y_BCHW = spatial(part_BCHW.clone(), rows, cols)
     return Pass(network, axes, part_BCHW, y_BCHW, own, spatial.output(rows, cols))
@@ -163,7 +163,7 @@ def refusal(network: Network, axes: Axes, rows: Partition, cols: Partition, fusi
     before = traffic.messages, traffic.bytes
     first = _refused(lambda: spatial.output(rows, cols))
     if first is not None and axes.position is not None:
-        part_BCHW = torch.zeros(1, 1, rows.owned(axes.position.row).size, cols.owned(axes.position.col).size)
+        part_BCHW = torch.zeros(1, 1, rows.blocks[axes.position.row].size, cols.blocks[axes.position.col].size)
         again = _refused(lambda: spatial(part_BCHW, rows, cols))
         assert again == first, f"the check says '{first}', the pass '{again}'"
     assert (traffic.messages, traffic.bytes) == before

@@ -154,7 +154,7 @@ def test_the_peak_of_a_leaf_of_the_whole_image_is_planned(meshes: dict[str, Mesh
     (rows, cols), x_BCHW = settled(graph, cut), image((1, 3, 256, 192), 5).float()
     planned = layer_cost(Prices(graph, 3, 4, ASSUMED, 2), cut, 1).memory - fixed_memory(graph, 3, 4)
     if axes.position is not None:
-        part_BCHW = x_BCHW[:, :, rows.owned(axes.position.row).slice].clone()
+        part_BCHW = x_BCHW[:, :, rows.blocks[axes.position.row].slice].clone()
         with AllocationMeter([*network.parameters(), part_BCHW]) as meter:
             SpatialNetwork(network, axes)(part_BCHW, rows, cols).square().mean().backward()
         fault = None if meter.peak <= planned <= 2 * meter.peak else f"{meter.peak} bytes, planned {planned}"

@@ -277,7 +277,7 @@ def test_a_shifted_block_sends_a_strip_there_and_back(small: GraphNetwork) -> No
             sent.extend(tensor.nbytes for _, tensor in sends) or post(sends, receives)
         )
         assert axes.position is not None
-        SpatialNetwork(network, axes)(x_BCHW[:, :, rows.owned(axes.position.row).slice], rows, cols)
+        SpatialNetwork(network, axes)(x_BCHW[:, :, rows.blocks[axes.position.row].slice], rows, cols)
         return sent
 
     strip = 2 * 20 * 6 * 4  # rows, columns, channels, bytes

@@ -14,7 +14,7 @@ are numbered: 0 is the network's input, k + 1 the output of node k.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -75,108 +75,97 @@ class Graph:
     `memory`: the policy of tensors kept for a backward pass; None: all. `loss`: the memory of the first output's loss
     beyond the usual one. Raises ConfigError that lists every fault: two nodes of one name, an input that no earlier
     node makes, a wrong number of inputs, a tensor that no node reads.
+
+    By node. `layers`. `sources`: its input tensors. `released`: the tensors whose last reader it is. `overwrites`: it
+    overwrites its input: its layer can, no other node reads that tensor under any name, and no backward pass needs it.
+
+    By tensor. `names`: the input first. `readers`: the nodes that read it, in order; tensors of `outputs` have a last
+    reader, number len(self). `wants_gradient`: it depends on trained weights, and is no integer. `origins`: the first
+    tensor in the same memory, as some layers return their input itself; `homes`: the same, overwritten inputs included.
+
+    `results`: the tensors of `outputs`.
     """
 
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...] = ()
     memory: MemoryPolicy | None = None
     loss: LossBytes = USUAL_LOSS
+    layers: tuple[Layer, ...] = field(init=False, compare=False, repr=False)
+    sources: tuple[tuple[int, ...], ...] = field(init=False, compare=False, repr=False)
+    released: tuple[tuple[int, ...], ...] = field(init=False, compare=False, repr=False)
+    overwrites: tuple[bool, ...] = field(init=False, compare=False, repr=False)
+    names: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    readers: tuple[tuple[int, ...], ...] = field(init=False, compare=False, repr=False)
+    wants_gradient: tuple[bool, ...] = field(init=False, compare=False, repr=False)
+    origins: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    homes: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    results: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         names = (INPUT, *(node.name for node in self.nodes))
         pairs = zip(names[:-1], self.nodes, strict=True)
-        named = [node if node.inputs else replace(node, inputs=(before,)) for before, node in pairs]
-        object.__setattr__(self, "nodes", tuple(named))
-        object.__setattr__(self, "outputs", self.outputs or names[-1:])
-        faults = list(_faults(self))
+        nodes = tuple(node if node.inputs else replace(node, inputs=(before,)) for before, node in pairs)
+        outputs = self.outputs or names[-1:]
+        faults = list(_faults(nodes, outputs))
         if faults:
             raise ConfigError(f"the network's nodes do not fit: {'; '.join(faults)}; name each input after its node")
+        number = {name: tensor for tensor, name in enumerate(names)}
+        layers, results = tuple(node.layer for node in nodes), tuple(number[name] for name in outputs)
+        sources = tuple(tuple(number[name] for name in node.inputs) for node in nodes)
+        readers: list[list[int]] = [[] for _ in names]
+        wants_gradient, origins = [False], [0]
+        for k, (node, layer, taken) in enumerate(zip(nodes, layers, sources, strict=True)):
+            for tensor in dict.fromkeys(taken):
+                readers[tensor].append(k)
+            differs = (not node.frozen and layer.parameters(1) > 0) or any(wants_gradient[tensor] for tensor in taken)
+            wants_gradient.append(layer.gradient != "none" and differs)
+            origins.append(origins[taken[0]] if layer.hands_on else k + 1)
+        for tensor in dict.fromkeys(results):
+            readers[tensor].append(len(nodes))
+        released: list[list[int]] = [[] for _ in nodes]
+        of_origin: list[list[int]] = [[] for _ in names]  # its readers under any name
+        for tensor, origin in enumerate(origins):
+            of_origin[origin] += [k for k in readers[tensor] if k == len(nodes) or not layers[k].hands_on]
+            if readers[tensor][-1] < len(nodes):
+                released[readers[tensor][-1]].append(tensor)
+        overwrites, homes = list[bool](), [0]
+        for k, (layer, taken) in enumerate(zip(layers, sources, strict=True)):
+            first = origins[taken[0]]
+            is_last = first > 0 and of_origin[first] == [k] and not layers[first - 1].protects_output
+            overwrites.append(layer.overwrites and is_last)
+            homes.append(homes[taken[0]] if layer.hands_on or overwrites[k] else k + 1)
+        vars(self).update(
+            nodes=nodes,
+            outputs=outputs,
+            layers=layers,
+            sources=sources,
+            released=tuple(map(tuple, released)),
+            overwrites=tuple(overwrites),
+            names=names,
+            readers=tuple(map(tuple, readers)),
+            wants_gradient=tuple(wants_gradient),
+            origins=tuple(origins),
+            homes=tuple(homes),
+            results=results,
+        )
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        """The hash, computed once: results of a graph are cached by it."""
-        return hash((self.nodes, self.outputs, self.memory, self.loss))
+        """Return the hash, computed once: results of a graph are cached by it."""
+        if "_hash" not in vars(self):
+            vars(self)["_hash"] = hash((self.nodes, self.outputs, self.memory, self.loss))
+        return int(vars(self)["_hash"])
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state without the hash, which differs in another process."""
         return {key: value for key, value in vars(self).items() if key != "_hash"}
 
-    @cached_property
-    def layers(self) -> tuple[Layer, ...]:
-        return tuple(node.layer for node in self.nodes)
-
     @property
     def is_untraced(self) -> bool:
         """True if a node is a user's untraced module, on crops or on whole images."""
         return any(isinstance(layer, Crops) for layer in self.layers)
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The names of all tensors, the input first."""
-        return (INPUT, *(node.name for node in self.nodes))
-
-    @cached_property
-    def sources(self) -> tuple[tuple[int, ...], ...]:
-        """The input tensors of each node."""
-        number = {name: tensor for tensor, name in enumerate(self.names)}
-        return tuple(tuple(number[name] for name in node.inputs) for node in self.nodes)
-
-    @cached_property
-    def results(self) -> tuple[int, ...]:
-        return tuple(self.names.index(name) for name in self.outputs)
-
-    @cached_property
-    def readers(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes that read each tensor, in order. Tensors of `outputs` have a last reader, number len(self)."""
-        readers: list[list[int]] = [[] for _ in self.names]
-        for index, sources in enumerate((*self.sources, self.results)):
-            for source in sources:
-                readers[source].append(index)
-        return tuple(tuple(dict.fromkeys(nodes)) for nodes in readers)
-
-    @cached_property
-    def released(self) -> tuple[tuple[int, ...], ...]:
-        """The tensors whose last reader is each node."""
-        released: list[list[int]] = [[] for _ in self.nodes]
-        for tensor, nodes in enumerate(self.readers):
-            if nodes[-1] < len(self):
-                released[nodes[-1]].append(tensor)
-        return tuple(map(tuple, released))
-
-    @cached_property
-    def wants_gradient(self) -> tuple[bool, ...]:
-        """True for each tensor that has a gradient: it depends on trained weights, and is no integer."""
-        has_weights = [not node.frozen and node.layer.parameters(1) > 0 for node in self.nodes]
-
-        def step(k: int, inputs: list[bool]) -> bool:
-            return self.layers[k].gradient != "none" and (any(inputs) or has_weights[k])
-
-        return tuple(self.fold(False, step))
-
-    @cached_property
-    def origins(self) -> tuple[int, ...]:
-        """The first tensor in the same memory as each: some layers return their input itself."""
-        return tuple(self.fold(0, lambda k, inputs: inputs[0] if self.layers[k].hands_on else k + 1))
-
-    @cached_property
-    def overwrites(self) -> tuple[bool, ...]:
-        """True for each node that overwrites its input: its layer can, no other node reads that tensor under any name,
-        and no backward pass needs it."""
-        readers: dict[int, list[int]] = {}
-        for tensor, nodes in enumerate(self.readers):
-            own = [k for k in nodes if k == len(self) or not self.layers[k].hands_on]
-            readers.setdefault(self.origins[tensor], []).extend(own)
-        firsts = [self.origins[sources[0]] for sources in self.sources]
-        return tuple(
-            layer.overwrites and readers[first] == [k] and first > 0 and not self.layers[first - 1].protects_output
-            for k, (layer, first) in enumerate(zip(self.layers, firsts, strict=True))
-        )
 
     def entering(self, first: int, stop: int) -> tuple[int, ...]:
         """Return the tensors that nodes `first` to `stop` (half-open) read and do not make."""
@@ -234,9 +223,9 @@ def one_of_equals(graph: Graph) -> Graph:
     return graph
 
 
-def _faults(graph: Graph) -> Iterable[str]:
-    names, used = {INPUT}, set(graph.outputs)
-    for node in graph.nodes:
+def _faults(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[str]:
+    names, used = {INPUT}, set(outputs)
+    for node in nodes:
         if node.name in names:
             yield f"two nodes are called '{node.name}'"
         if len(node.inputs) != node.layer.arity:
@@ -245,5 +234,5 @@ def _faults(graph: Graph) -> Iterable[str]:
         yield from (f"'{node.name}' takes '{name}', which no node before it makes" for name in missing)
         names.add(node.name)
         used.update(node.inputs)
-    yield from (f"'{name}' is an output that no node makes" for name in graph.outputs if name not in names)
-    yield from (f"nobody takes '{name}'" for name in (INPUT, *(n.name for n in graph.nodes)) if name not in used)
+    yield from (f"'{name}' is an output that no node makes" for name in outputs if name not in names)
+    yield from (f"nobody takes '{name}'" for name in (INPUT, *(n.name for n in nodes)) if name not in used)

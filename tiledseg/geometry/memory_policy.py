@@ -25,20 +25,12 @@ def keep_all(graph: Graph) -> MemoryPolicy:
 
 
 @lru_cache(64)
-def homes(graph: Graph) -> tuple[int, ...]:
-    """Return, for each tensor, the first tensor in the same memory."""
-    layers = zip(graph.layers, graph.overwrites, strict=True)
-    same = [layer.hands_on or overwrites for layer, overwrites in layers]
-    return tuple(graph.fold(0, lambda k, inputs: inputs[0] if same[k] else k + 1))
-
-
-@lru_cache(64)
 def makers(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Return, for each home, the nodes that compute its final values, in order; for other tensors none."""
     nodes: list[list[int]] = [[] for _ in graph.names]
     for k, layer in enumerate(graph.layers):
         if not layer.hands_on:
-            nodes[homes(graph)[k + 1]].append(k)
+            nodes[graph.homes[k + 1]].append(k)
     return tuple(map(tuple, nodes))
 
 
@@ -46,7 +38,7 @@ def makers(graph: Graph) -> tuple[tuple[int, ...], ...]:
 def origins_of(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Return, for each home, the homes from which it is computed."""
     return tuple(
-        tuple(dict.fromkeys(h for k in nodes for s in graph.sources[k] if (h := homes(graph)[s]) != home))
+        tuple(dict.fromkeys(h for k in nodes for s in graph.sources[k] if (h := graph.homes[s]) != home))
         for home, nodes in enumerate(makers(graph))
     )
 
@@ -60,14 +52,14 @@ def asked(graph: Graph) -> tuple[tuple[int, ...], ...]:
             continue
         inputs = [graph.sources[k][index] for index in layer.kept_inputs]
         output = [k + 1] if layer.keeps_output or graph.overwrites[k] else []
-        for home in dict.fromkeys(homes(graph)[tensor] for tensor in (*inputs, *output)):
+        for home in dict.fromkeys(graph.homes[tensor] for tensor in (*inputs, *output)):
             nodes[home].append(k)
     return tuple(map(tuple, nodes))
 
 
 def can_rebuild(graph: Graph, tensor: int) -> bool:
     """Return True if a tensor can be recomputed: it is not the network's input, nor a sum over an image."""
-    nodes = makers(graph)[homes(graph)[tensor]]
+    nodes = makers(graph)[graph.homes[tensor]]
     return bool(nodes) and all(graph.layers[k].can_rebuild for k in nodes)
 
 
@@ -79,7 +71,7 @@ def is_cheap(graph: Graph, home: int) -> bool:
 def spread(graph: Graph, word: Callable[[int], str], inside: Sequence[str] | str = KEEP) -> MemoryPolicy:
     """Return the policy with `word(home)` for all tensors of each home. `inside`: the words of nodes, or one for
     all."""
-    words = tuple(word(home) for home in homes(graph))
+    words = tuple(word(home) for home in graph.homes)
     return MemoryPolicy(words, (inside,) * len(graph) if isinstance(inside, str) else tuple(inside))
 
 
@@ -104,14 +96,14 @@ def passing(graph: Graph, policy: MemoryPolicy) -> tuple[bool, ...]:
         if is_cheap(graph, home) and policy.tensors[home] == REBUILD:
             run = len(makers(graph)[home]) + max((longest[source] for source in sources), default=0)
             longest[home] = run if run <= FEW_NODES else 0
-    return tuple(longest[home] > 0 for home in homes(graph))
+    return tuple(longest[home] > 0 for home in graph.homes)
 
 
 def recomputation(graph: Graph) -> MemoryPolicy:
     """Return the policy that rebuilds all but convolutions' outputs that several nodes read (skips, residuals) or that
     change resolution; the nodes between two of these are rebuilt from the first. If cheap nodes compute such a tensor
     from a single other one, that one is kept instead."""
-    place, origins = homes(graph), origins_of(graph)
+    place, origins = graph.homes, origins_of(graph)
     steps = list(zip(scales(graph), scales(graph.along_columns), strict=True))
     readers: dict[int, set[int]] = {}
     for k, sources in enumerate((*graph.sources, graph.results)):

@@ -55,8 +55,6 @@ class CompiledNetwork:
 def _whole(network: GraphNetwork) -> Callable[[torch.Tensor, dict[int, torch.Tensor]], list[torch.Tensor]]:
     """Return a function of the input, and of the kept channels of dropouts by node."""
     graph, modules = network.graph, list[Any](network.layers.values())
-    # Cached properties, computed before tracing, which cannot trace their code.
-    assert len(graph.sources) == len(graph.released), "one list a node"
 
     def run(x_BCHW: torch.Tensor, kept: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:

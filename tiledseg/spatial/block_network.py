@@ -116,7 +116,7 @@ class BlockProgram:
     def box(self, tensor: int, block: int) -> Box:
         """Return a block of a tensor, in positions of the whole tensor."""
         row, col = divmod(block, self.cols[0].parts)
-        return Box(self.rows[tensor].owned(row), self.cols[tensor].owned(col))
+        return Box(self.rows[tensor].blocks[row], self.cols[tensor].blocks[col])
 
 
 @dataclass

@@ -133,7 +133,7 @@ class ImagePass:
         given = run.actions[segment.nodes.index(tensor - 1)].given if inside else run.windows[tensor].box
         row, col = divmod(block, self.program.cols[0].parts)
         rows, cols = (leaving_partition(cuts, segment, tensor) for cuts in (self.program.rows, self.program.cols))
-        return part_in(made_BCHW, Box(rows.owned(row), cols.owned(col)), given)
+        return part_in(made_BCHW, Box(rows.blocks[row], cols.blocks[col]), given)
 
     def differentiate(self, index: int, block: int, loss: LossOf | None = None) -> None:
         """Run a segment again, then differentiate it; the last one by its `loss`."""
@@ -215,7 +215,7 @@ class ImagePass:
         source, dims = self._network.graph.sources[k][0], []
         at = divmod(block, self.program.cols[0].parts)
         for cuts, index in zip((self.program.rows, self.program.cols), at, strict=True):
-            read, given = cuts[source].owned(index), cuts[k + 1].owned(index)
+            read, given = cuts[source].blocks[index], cuts[k + 1].blocks[index]
             sizes = cuts[source].size, cuts[k + 1].size
             dims.append(DimPlace(read, given, read, sizes, cuts[source].parts == 1))
         return BlockPlace(*dims)

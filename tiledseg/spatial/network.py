@@ -89,10 +89,10 @@ def compile_actions(
         places = []
         for node, rank in zip(dims, at, strict=True):
             source, sizes = node.inputs[0].partition, (node.inputs[0].partition.size, node.output.size)
-            around = source.owned(rank), sizes, source.parts == 1, source.blocks
+            around = source.blocks[rank], sizes, source.parts == 1, source.blocks
             places.append(DimPlace(_read(node, 0, rank), node.given[rank], *around))
         place = BlockPlace(*places)
-        owned = Box(*(node.output.owned(rank) for node, rank in zip(dims, at, strict=True)))
+        owned = Box(*(node.output.blocks[rank] for node, rank in zip(dims, at, strict=True)))
         extents[k + 1] = Box(place.row.given, place.col.given)
         actions.append(Action(place, inputs, extents[k + 1], owned))
     return tuple(actions)
@@ -106,7 +106,7 @@ def _bring(windows: Sequence[NodeWindows], index: int, at: tuple[int, int], held
         held_here = one.exchanged or extent.contains(inside)
         assert held_here, f"a rank holds {extent} but is to read {inside}: the plan is broken"
         exchanges.append((one.partition, one.read) if one.exchanged else None)
-        sources.append(one.partition.owned(rank) if one.exchanged else read.clip(extent))
+        sources.append(one.partition.blocks[rank] if one.exchanged else read.clip(extent))
         missing.append((0, 0) if one.exchanged else read.outside(extent))
     pads = (*missing[1], *missing[0])
     crop = _crop(held, Box(*sources))
@@ -210,7 +210,7 @@ class SpatialNetwork:
     def blocks(self, rows: Partition, cols: Partition) -> tuple[Box, ...]:
         """Return this rank's block of each tensor, in positions of the whole tensor."""
         row, col = self._position()
-        own = Box(rows.owned(row), cols.owned(col))
+        own = Box(rows.blocks[row], cols.blocks[col])
         return own, *(action.given for action in self._program(rows, cols))
 
     def _program(self, rows: Partition, cols: Partition) -> tuple[Action, ...]:
@@ -223,7 +223,7 @@ class SpatialNetwork:
                 layer_windows(self._cols, cols, self.fusion, early),
             )
             at = self._position()  # last: ranks outside the mesh refuse a wrong cut too
-            own = Box(rows.owned(at[0]), cols.owned(at[1]))
+            own = Box(rows.blocks[at[0]], cols.blocks[at[1]])
             self._programs[rows, cols] = compile_actions(*windows, sources, at, {0: own}, range(len(sources)))
         return self._programs[rows, cols]
 

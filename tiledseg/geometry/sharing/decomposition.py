@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise, product
 from typing import Any, NamedTuple
@@ -28,34 +28,22 @@ class Partition:
     """The positions 0, ..., edges[-1] - 1 of one dim, cut into non-empty blocks: `edges` rise from 0."""
 
     edges: tuple[int, ...]
+    size: int = field(init=False, compare=False, repr=False)
+    parts: int = field(init=False, compare=False, repr=False)
+    whole: Interval = field(init=False, compare=False, repr=False)
+    blocks: tuple[Interval, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.edges[0] != 0 or any(b <= a for a, b in pairwise(self.edges)) or len(self.edges) < 2:
-            raise GeometryError(f"a partition with edges {list(self.edges)}; give edges that rise from 0")
+        edges = self.edges
+        if edges[0] != 0 or any(b <= a for a, b in pairwise(edges)) or len(edges) < 2:
+            raise GeometryError(f"a partition with edges {list(edges)}; give edges that rise from 0")
+        blocks = tuple(Interval(a, b) for a, b in pairwise(edges))
+        vars(self).update(size=edges[-1], parts=len(blocks), whole=Interval(0, edges[-1]), blocks=blocks)
 
     @staticmethod
     def even(size: int, parts: int) -> Partition:
         """Return `parts` blocks whose sizes differ by at most one."""
         return Partition(tuple(i * size // parts for i in range(parts + 1)))
-
-    @property
-    def size(self) -> int:
-        return self.edges[-1]
-
-    @property
-    def parts(self) -> int:
-        return len(self.edges) - 1
-
-    @property
-    def whole(self) -> Interval:
-        return Interval(0, self.size)
-
-    def owned(self, index: int) -> Interval:
-        return Interval(self.edges[index], self.edges[index + 1])
-
-    @property
-    def blocks(self) -> tuple[Interval, ...]:
-        return tuple(Interval(a, b) for a, b in pairwise(self.edges))
 
     def owners(self, window: Interval) -> dict[int, Interval]:
         """Return the parts of a window in the blocks that it meets, by block."""
@@ -110,7 +98,7 @@ class Decomposition:
 
     def owned(self, row: int, col: int) -> Box:
         """Return the pixels that the rank at (row, col) reads, in raster positions."""
-        box = Box(self.rows.owned(row), self.cols.owned(col))
+        box = Box(self.rows.blocks[row], self.cols.blocks[col])
         return box.shift(self.whole.row.start, self.whole.col.start)
 
     def _range(self, dim: int, block: int) -> range:
@@ -208,7 +196,7 @@ def _along(dim: DimWindows, index: int) -> tuple[Any, ...]:
     if dim is None:
         return None, None, {index: _ALL}, {index: _ALL}, [], True
     partition, windows = dim
-    own, window = partition.owned(index), windows[index]
+    own, window = partition.blocks[index], windows[index]
     parts = ((peer, own.clip(wanted)) for peer, wanted in enumerate(windows))
     sends = {peer: part.relative_to(own.start).slice for peer, part in parts if part.size}
     receives = {peer: part.relative_to(window.start).slice for peer, part in partition.owners(window).items()}

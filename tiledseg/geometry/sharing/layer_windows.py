@@ -252,7 +252,7 @@ class LayerBlocks(Decomposition):
 
     def block(self, row: int, col: int) -> Tile:
         """Return the block at (row, col) as a tile: its context is its part of the input, its core its outputs."""
-        output = Box(self.output_rows.owned(row), self.output_cols.owned(col))
+        output = Box(self.output_rows.blocks[row], self.output_cols.blocks[col])
         output = output.shift(self.output.row.start, self.output.col.start)
         core = output.clip(Box.of_shape(self.tiling.raster))
         return Tile(row * self.cols.parts + col, (row, col), core, self.owned(row, col), output)

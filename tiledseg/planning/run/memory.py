@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import KEEP, OFFLOAD, REBUILD, Graph
 from tiledseg.geometry.layers.declared import Crops
-from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.question import RunQuestion
@@ -179,7 +178,7 @@ def plan_offload(
         step = training_memory(graph, bands, context, value)
         # The forward pass's own tensors cannot be offloaded: those that later nodes read, and the one just made.
         sizes = [forward.input_bytes, *(cost.output_bytes for cost in forward.costs)]
-        place, held, most = homes(graph), {0}, 0
+        place, held, most = graph.homes, {0}, 0
         for k, released in enumerate(graph.released):
             held.add(k + 1)
             most = max(most, sum(sizes[home] for home in {place[tensor] for tensor in held}))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import KEEP, Graph, MemoryPolicy
-from tiledseg.geometry.memory_policy import homes
 from tiledseg.pipeline.balance import (
     TOLERANCES,
     BalancePrices,
@@ -215,7 +214,7 @@ def choose_stages(case: PipelineCase, balance: Sequence[int], budget: int) -> Me
         tensors[first + 1 : stop + 1] = choice.policy.tensors[first + 1 : stop + 1]
     if max(totals) > budget:
         return None
-    place = homes(graph)
+    place = graph.homes
     chunk_of = [chunk for chunk, (first, stop) in enumerate(runs) for _ in range(first, stop)]
     crossing = {place[k + 1] for k in range(len(graph)) if chunk_of[k] != chunk_of[max(0, place[k + 1] - 1)]}
     policy = MemoryPolicy(tuple(KEEP if home in crossing else tensors[home] for home in place), tuple(inside))

@@ -29,7 +29,6 @@ from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.declared import WholeLeaf
 from tiledseg.geometry.layers.joins import ImageAttention, Join
 from tiledseg.geometry.layers.layer import Layer, Shape
-from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.walk.rank_steps import DimStep, InputStep, RankSteps, pieces, whole_steps
 from tiledseg.units import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
@@ -62,12 +61,13 @@ class LayerCost:
 @dataclass
 class Tensor:
     """A tensor of a forward walk. `stored`: values in memory, where they are fewer than it shows; `home`: its number in
-    the graph (`memory_policy.homes`), None for a copy that one node reads."""
+    the graph (`Graph.homes`), None for a copy that one node reads; `counted`: a node that keeps it counts its bytes."""
 
     values: int
     value_bytes: int
     stored: int | None = None
     home: int | None = None
+    counted: bool = False
 
     @property
     def bytes(self) -> int:
@@ -144,12 +144,11 @@ class ForwardWalk:
     ) -> None:
         self.graph, self.bands, self.ranks, self.value_bytes = graph, bands, ranks, value_bytes
         self.results = graph.results if results is None else results
-        self.channels, self._homes = tensor_channels(graph, bands), homes(graph)
+        self.channels, self._homes = tensor_channels(graph, bands), graph.homes
         self.made: dict[int, _Present] = {}
         self.nodes: list[Node] = []
         self.costs: list[LayerCost] = []
         self.ran: dict[int, NodeRun] = {}
-        self._counted: set[int] = set()  # ids of the kept tensors whose bytes are counted
         self._fresh = self._received = 0  # of the present node
         self.sent: list[int] = []
         self.returned: list[int] = []
@@ -221,8 +220,8 @@ class ForwardWalk:
             kept += [(made, k + 1)] * (differentiated and layer.keeps_output)
         kept_bytes = copies + besides
         for tensor, _ in kept:
-            kept_bytes += 0 if id(tensor) in self._counted else tensor.memory
-            self._counted.add(id(tensor))
+            kept_bytes += 0 if tensor.counted else tensor.memory
+            tensor.counted = True
         weights = layer.parameters(self.channels[sources[0]])
         each = layer.multiply_adds(self.channels[sources[0]])
         each += sum(tensor.values for tensor in inputs[1:]) * self.ranks if layer.sees_all else 0

@@ -88,7 +88,7 @@ def rank_steps(graph: Graph, partition: Partition, fusion: int = 1) -> list[Rank
         if one.exchanged
     }
     return [
-        dim_steps(graph, nodes, windows, {0: partition.owned(index)}, index, swapped)
+        dim_steps(graph, nodes, windows, {0: partition.blocks[index]}, index, swapped)
         for index in range(partition.parts)
     ]
 

@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import USUAL_LOSS, Graph, LossBytes
-from tiledseg.geometry.memory_policy import can_rebuild, homes, is_cheap, makers, origins_of
+from tiledseg.geometry.memory_policy import can_rebuild, is_cheap, makers, origins_of
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.walk.cost import INDEX_BYTES, ForwardWalk, LayerCost, tile_walk, unfolded_bytes
 from tiledseg.planning.walk.cost_model import ASSUMED, Machine
@@ -230,7 +230,7 @@ class _BackwardUses:
 
     def __init__(self, walk: ForwardWalk, run: tuple[int, int] | None = None, given: bool = False) -> None:
         graph = self.graph = walk.graph
-        self.forward, self.place = walk, homes(graph)
+        self.forward, self.place = walk, graph.homes
         self.first, stop = run or (0, len(graph))  # a run's moments are counted from its first node
         self.ran = {k: walk.ran[k] for k in range(self.first, stop) if k in walk.ran}
         steps = run or (0, len(walk.nodes))
