@@ -59,15 +59,6 @@ def test_what_would_be_better_is(line: str, capsys: pytest.CaptureFixture[str]) 
         assert part["fits"] is False or own["epoch_seconds"] < part["epoch_seconds"]
 
 
-def test_memory_that_is_short_is_bought_by_recomputation(capsys: pytest.CaptureFixture[str]) -> None:
-    line = f"{SMALL} --grid 2"
-    roomy, tight = (summary(capsys, f"{line} --gpu-memory {size}") for size in ("16GiB", "600MiB"))
-    assert roomy["recomputed"] == 0 < tight["recomputed"]
-    assert tight["memory"] <= 600 * 2**20 < roomy["memory"]
-    assert tight["milliseconds"] > roomy["milliseconds"]
-    assert "recomputing" in printed(capsys, f"{line} --gpu-memory 600MiB").splitlines()[4]
-
-
 def test_gpus_take_images_and_tiles(capsys: pytest.CaptureFixture[str]) -> None:
     """More GPUs than tiles take several images, fewer take several tiles each."""
     one, many, few = (summary(capsys, f"{SMALL} --grid 4 --images 30 --gpus {gpus}") for gpus in (16, 64, 5))
@@ -77,13 +68,6 @@ def test_gpus_take_images_and_tiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert (ours["images_per_step"], ours["gpus"]) == (2, 32)
     assert many["epoch_seconds"] == pytest.approx(8 / 1000 * many["milliseconds"])
     assert many["epoch_seconds"] < one["epoch_seconds"] < few["epoch_seconds"]
-
-
-def test_idle_gpus_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "--size 10000 --machine a100 --gpus-per-node 4 --gpus 64 --precision bf16 --images 200 --grid 4"
-    words = "GPUs 48 at work, on 12 nodes of 4; 16 idle; an epoch's last step has 2 of 6 images, and idle GPUs step"
-    assert words in " ".join(printed(capsys, f"{line} 2 --images-per-step 6").split())
-    assert "idle" not in printed(capsys, f"{line} 4")
 
 
 def test_where_no_grid_fits_nothing_is_proposed_and_the_remedy_is_said(capsys: pytest.CaptureFixture[str]) -> None:
