@@ -6,9 +6,7 @@ import errno
 import fcntl
 import os
 import shlex
-import signal
 import socket
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,15 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.comm.launching import clean_environment, run_job
+from tests.comm.launching import run_job
 from tests.crash.runs import Material
 from tests.small_files import write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress
 from tiledseg.system.files import irregular_kind, replacing
 from tiledseg.system.outputs import unfinished
-from tiledseg.system.run_lock import NAME, check_free, hold
+from tiledseg.system.run_lock import hold
 from tiledseg.tile import main as tile
 
 
@@ -70,25 +67,6 @@ def test_two_stores_at_one_name(
     assert tile(words) == 2
     assert "another job is writing it too" in capsys.readouterr().err
     assert store.read_bytes() == b"other"
-
-
-HOLDER = "import sys, time, pathlib; from tiledseg.system.run_lock import hold\n"
-HOLDER += "with hold(pathlib.Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
-
-
-def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    command = [sys.executable, "-c", HOLDER, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment()) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        with pytest.raises(OutputError, match=f"in use by process {process.pid} on "):
-            check_free(folder)
-        process.send_signal(signal.SIGKILL)
-    assert (folder / NAME).exists(), "the file stays, and locks nothing"
-    check_free(folder)
-    with hold(folder):
-        assert str(os.getpid()) in (folder / NAME).read_text()
 
 
 def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,36 +57,6 @@ def test_more_images_and_epochs_are_trained_to_their_end_and_saved(material: Mat
     assert 0 < rates[-1] < 0.1 * rates[0], "the cosine ends with the last epoch"
 
 
-def test_a_changed_run_that_is_stopped_goes_on_exactly(
-    material: Material, begun: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The change is part of the run: after a stop in its middle, losses, rates and weights have the same bits."""
-    options = (*WHOLE, "--train.epochs", "8", "--optimizer.warmup_steps", "5")
-    whole, stopped = copy(begun, "whole"), copy(begun, "stopped")
-    assert train(material, whole, *options) == 0
-
-    def die() -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        after_step(patch, 9, die)
-        assert train(material, stopped, *options) == 130
-    assert find_checkpoint(stopped).saved.step == 8
-    assert train(material, stopped, *options) == 0
-    assert lines(stopped) == lines(whole)
-    names = ("model.safetensors", "optimizer.safetensors")
-    for mine, theirs in zip(*([find_checkpoint(f).path / n for n in names] for f in (stopped, whole)), strict=True):
-        assert mine.read_bytes() == theirs.read_bytes()
-
-
-def test_a_finished_run_branched_off_leaves_its_checkpoint(material: Material, begun: Path) -> None:
-    """`train.resume` with a path, and nothing left to do: the end is saved in the new folder too."""
-    folder = material.root / "branched"
-    source = ("--train.resume", str(begun))
-    assert train(material, folder, *one_image(material), *WHOLE, "--train.epochs", "2", *source) == 0
-    assert find_checkpoint(folder).saved.step == 2
-
-
 def test_fewer_epochs_in_the_middle_of_one(
     material: Material, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ zeros. In mode `layer`, halos and sums of norms come between them, at the same p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -44,7 +45,7 @@ class GradientReducer:
         self.buckets: list[torch.Tensor] = []
         for members in _group(list(reversed(self._parameters)), BUCKET_BYTES):
             self._add_bucket(members, torch.float64 if wide else members[0].dtype)
-        self._missing = [0] * len(self.buckets)
+        self._missing = Counter(self._bucket_of.values())  # gradients, by bucket
         self._next = 0
         self._works: list[Work] = []
         self._last: set[nn.Parameter] = set()
@@ -68,9 +69,7 @@ class GradientReducer:
             flat.zero_()
         for parameter in self._parameters:
             parameter.grad = None
-        self._missing = [0] * len(self.buckets)
-        for index in self._bucket_of.values():
-            self._missing[index] += 1
+        self._missing = Counter(self._bucket_of.values())
         self._next = 0
         self._works = []
         self._last = set()

@@ -62,7 +62,7 @@ def test_a_budget_changes_no_loss(name: str, shared: Path, meshes: dict[str, Mes
     if prepared.plan.pipeline is not None:  # and where whole stages are computed once more
         always = changed(sparing(whole, f"{name} always"), {"parallel.recompute": "always"})
         assert losses(run(always, mesh)) == expected
-        assert summary(shared / f"{name} always")["pipeline"]["settings"]["recompute"] == ["always"] * 2
+        assert summary(shared / f"{name} always")["pipeline"]["recompute"] == ["always"] * 2
 
 
 @pytest.mark.mpi
@@ -85,7 +85,7 @@ def test_blocks_that_a_budget_demands_give_the_losses_of_the_whole(
     run(sparing(whole, "blocks", budget=f"{budget}B", store=str(shared)), mesh)
     check_same_run(shared / "blocks", shared / "whole", 1e-11)
     told = summary(shared / "blocks")
-    assert told["blocks"]["bytes"] <= budget
+    assert told["blocks"]["memory"] <= budget
     assert told["blocks"]["in_file"], "the store is where they lie"
     assert told["rebuilt"] is None
 

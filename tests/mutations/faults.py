@@ -155,14 +155,13 @@ dropout depends on no step
 dropout is not scaled
 -return x_BCHW * (kept_BC.to(x_BCHW.dtype) / (1 - self.probability or 1.0))[:, :, None, None]
 +return x_BCHW * kept_BC.to(x_BCHW.dtype)[:, :, None, None]
-== training/optimizer.py | training/test_averaging.py
+== training/optimizer.py | training/test_optimizer.py
 the averaged weights stay in the network after a validation
 -        try:
 -            yield
 -        finally:
 -            self._swap()
 +        yield
-== training/optimizer.py | training/test_optimizer.py
 the cosine ends at the wrong rate
 -(1 + math.cos(math.pi * course.share(position, rate.warmup_steps))) / 2
 +(1 + math.cos(math.pi * course.share(position, 0))) / 2
@@ -199,14 +198,14 @@ a checkpoint gets its name before it is whole
 +            _remove(final)
 == checkpoint/folder.py | training/test_best.py
 the best checkpoint is dropped with the old ones
--            if _step_of(old) != best:
+-            if step != best:
 -                _remove(old)
 +            _remove(old)
 == checkpoint/folder.py | checkpoint/test_checkpoint.py test_resume.py
 the optimizer's state is forgotten
 -            for index, entries in state.items()
 +            for index, entries in {}.items()
-== training/resuming.py | training/test_resume_rules.py test_resume.py
+== training/resuming.py | training/test_resuming.py test_resume.py
 a run goes on with another number of classes
 -        if here[key] != value:
 -            raise CheckpointError(
@@ -234,7 +233,7 @@ a map is shifted by a pixel at each tile
 messages of two peers are swapped
 -incoming = [message(*each) for each in zip(receives, strips_BHWC, strict=True)]
 +incoming = [message(*each) for each in zip(reversed(list(receives)), strips_BHWC, strict=True)]
-== training/trainer.py | training/test_stop.py test_signals.py
+== training/trainer.py | training/test_start.py test_signals.py
 a signal in training is not acted on
 -return is_met() or (
 +return (

@@ -17,7 +17,7 @@ from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.loading import load_network
 from tiledseg.config.run import Config, ModelConfig, OptimizerConfig
-from tiledseg.errors import CheckpointError, ConfigError, InputError
+from tiledseg.errors import CheckpointError, InputError
 from tiledseg.models.network import build_modules
 
 
@@ -85,22 +85,17 @@ def test_statistics_of_a_file_stand_still(material: Material, tmp_path: Path) ->
 def test_what_cannot_begin_leaves_no_trace(material: Material, tmp_path: Path) -> None:
     file, folder = tmp_path / "file", tmp_path / "run"
     file.write_text("no weights")
-    config = pretrained(material, folder, file)
-
-    def refused(words: str, kind: type[InputError] = ConfigError) -> None:
-        with pytest.raises(kind, match=words):
+    first, other, wide, unknown = (pretrained(material, folder, file) for _ in range(4))
+    other.model.name, other.model.encoder = "unet", "auto"
+    write_raster(tmp_path / "wide.tif", torch.zeros(3, 64, 64).numpy())
+    wide.data = replace(wide.data, images=str(tmp_path / "wide.tif"), labels=str(material.root / "one-labels.tif"))
+    wide.data.normalize, unknown.data.normalize = "imagenet", "cityscapes"
+    for config, words in (
+        (first, "cannot be read as weights"),
+        (other, "no encoder of unet is published"),
+        (wide, "wide.tif has 3 bands of float32; set the key to true"),
+        (unknown, "data.normalize is 'cityscapes'; give one of true, false, imagenet"),
+    ):
+        with pytest.raises(InputError, match=words):
             run(config)
         assert not folder.exists()
-
-    refused("cannot be read as weights", CheckpointError)
-    config.model.name, config.model.encoder = "unet", "auto"
-    refused("no encoder of unet is published")
-    config.model.pretrained, config.data.normalize = None, "imagenet"
-    wide = tmp_path / "wide.tif"
-    write_raster(wide, torch.zeros(3, 64, 64).numpy())
-    config.data.images = str(wide)
-    config.data.labels = str(material.root / "one-labels.tif")
-    config.data.val_images = config.data.val_labels = []
-    refused(r"wide.tif has 3 bands of float32; set the key to true")
-    config.data.normalize = "cityscapes"
-    refused("data.normalize is 'cityscapes'; give one of true, false, imagenet")

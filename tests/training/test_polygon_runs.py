@@ -1,4 +1,4 @@
-"""Runs whose labels, or area, are polygons, against runs with rasters of the same pixels."""
+"""Runs whose labels or areas are polygons, beside runs with rasters of the same pixels; and spatial splits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rasterio
 import shapely
 import torch
 
@@ -15,9 +16,13 @@ import tiledseg
 from tests.crash.runs import lines
 from tests.raster.polygons_drawn import write_vectors
 from tests.small_files import PLACE, UTM, write_raster, write_yaml
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.commands.options import parse_config
 from tiledseg.evaluate import main as evaluate
+from tiledseg.geometry.box import Box
 from tiledseg.tile import main as tile
 from tiledseg.train import main
+from tiledseg.training.preparation import Preparation, prepare
 
 SIDE = 64
 CLASSES = [{"name": kind} for kind in ("ground", "road", "tree")]
@@ -72,16 +77,10 @@ def test_polygons_train_as_the_raster_that_they_draw(root: Path) -> None:
 
 
 def test_other_polygons_are_refused_in_one_line(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    data = {"labels": str(root / "labels.gpkg"), **POLYGONS}
-    train(root, "going", data)
     write_vectors(root / "far.gpkg", [shapely.box(0, 0, 9, 9)], UTM, kind=["road"])
-    for name, change, words in (
-        ("going", {"background": "road"}, "is of another run: data.background is"),
-        ("refused", {"labels": str(root / "far.gpkg")}, "has no polygon in the image"),
-        ("refused", {"labels": str(root / "labels.tif")}, "no labels are polygons"),
-    ):
-        with pytest.raises(AssertionError):
-            train(root, name, {**data, **change})
+    for labels, words in (("far.gpkg", "has no polygon in the image"), ("labels.tif", "no labels are polygons")):
+        write_run(root, "refused", {"labels": str(root / labels), **POLYGONS})
+        assert main(["--config", str(root / "refused.yaml")]) == 2
         error = capfd.readouterr().err
         assert words in error
         assert error.count("\n") == 1
@@ -158,3 +157,146 @@ def test_a_store_of_polygons_refuses_in_one_line(root: Path, capfd: pytest.Captu
         assert words in error
         assert error.count("\n") == 1
     assert not list(root.glob("never*"))
+
+
+WIDE = 96
+AREA = ((5, 7, 40, 60), (30, 50, 70, 90))
+STILL = {"lr": 1e-30}  # no weight moves by a bit
+
+
+@pytest.fixture(scope="module")
+def areas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    areas = tmp_path_factory.mktemp("areas")
+    generator = np.random.default_rng(6)
+    labels_HW = np.kron(generator.integers(0, 3, (12, 12)), np.ones((8, 8))).astype(np.uint8)
+    write_raster(areas / "image.tif", (generator.integers(1, 90, (3, WIDE, WIDE)) + 50 * labels_HW).astype(np.uint8))
+    write_raster(areas / "labels.tif", labels_HW[None])
+    inside_HW = np.zeros((WIDE, WIDE), bool)
+    for top, left, bottom, right in AREA:
+        inside_HW[top:bottom, left:right] = True
+    np.save(areas / "inside.npy", inside_HW)
+    write_raster(areas / "masked.tif", np.where(inside_HW, labels_HW, 255).astype(np.uint8)[None])
+    write_vectors(areas / "area.gpkg", [on_the_ground(*box) for box in AREA], UTM)
+    return areas
+
+
+def config(areas: Path, name: str, data: dict[str, Any], **changes: dict[str, Any]) -> None:
+    data = {"labels": str(areas / "labels.tif"), "classes": 3, **data}
+    write_run(areas, name, data, **{"tiling": {"grid": 6}, **changes})
+
+
+def train_in(areas: Path, name: str, data: dict[str, Any], **changes: dict[str, Any]) -> Path:
+    config(areas, name, data, **changes)
+    assert main(["--config", str(areas / f"{name}.yaml")]) == 0
+    return areas / name
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key != "tiles"} for line in lines(folder)]
+
+
+@pytest.mark.parametrize("halo", ["read", "layer"])
+def test_outside_an_area_nothing_counts(areas: Path, halo: str) -> None:
+    """As with labels that are left out there; tiles wholly outside are not computed, in mode read."""
+    data = {"val_images": str(areas / "image.tif"), "normalize": False}
+    mode = {"parallel": {"halo": halo}}
+    area = train_in(
+        areas,
+        f"area-{halo}",
+        {**data, "val_labels": str(areas / "labels.tif"), "area": str(areas / "area.gpkg")},
+        **mode,
+    )
+    masked = {**data, "labels": str(areas / "masked.tif"), "val_labels": str(areas / "masked.tif")}
+    assert told(area) == told(train_in(areas, f"masked-{halo}", masked, **mode))
+    inside_HW = np.load(areas / "inside.npy")
+    blocks = sum(bool(inside_HW[r : r + 16, c : c + 16].any()) for r in range(0, WIDE, 16) for c in range(0, WIDE, 16))
+    assert {line["tiles"] for line in lines(area) if "tiles" in line} == {blocks if halo == "read" else 36}
+    assert blocks < 30
+
+
+def test_statistics_are_those_of_the_area(areas: Path) -> None:
+    folder = train_in(areas, "statistics", {"area": str(areas / "area.gpkg")}, train={"epochs": 1})
+    with rasterio.open(areas / "image.tif") as dataset:
+        inside = dataset.read()[:, np.load(areas / "inside.npy")].astype(float)
+    found = find_checkpoint(folder).saved.normalization
+    np.testing.assert_allclose(found.mean, inside.mean(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(found.std, inside.std(axis=1), rtol=1e-12)
+
+
+BLOCKS: dict[str, Any] = {"blocks": [2, 3], "share": 0.34, "seed": 1}
+SPLIT = {"split": BLOCKS}
+
+
+def prepared(areas: Path, data: dict[str, Any], **changes: dict[str, Any]) -> Preparation:
+    config(areas, "asked", data, **changes)
+    return prepare(parse_config(["--config", str(areas / "asked.yaml")], "", ""), 1 << 30, 1)
+
+
+def marked(areas: Path, name: str, where_HW: Any) -> str:
+    """The image with other values in some pixels."""
+    with rasterio.open(areas / "image.tif") as dataset:
+        pixels_CHW = dataset.read()
+    other = np.random.default_rng(9).integers(1, 255, pixels_CHW.shape).astype(np.uint8)
+    write_raster(areas / f"{name}.tif", np.where(where_HW, other, pixels_CHW))
+    return str(areas / f"{name}.tif")
+
+
+@pytest.mark.parametrize("halo", ["read", "layer"])
+def test_validation_never_sees_what_is_trained_on(areas: Path, halo: str) -> None:
+    """Every pixel that is trained on changes: no score does, to the last bit, where the weights stay. Without a gap
+    some do. Every pixel that is validated on changes: no step does."""
+    found = prepared(areas, SPLIT)
+    assert found.validation is not None
+    whole = Box.of_shape((WIDE, WIDE))
+    trained_HW, held_out_HW = (part.parts[0].inside(whole) for part in (found.training, found.validation))
+    gap = found.training.parts[0].gap
+    assert gap == max(found.plan.footprint.before, found.plan.footprint.after) > 0
+    assert trained_HW.any()
+    assert held_out_HW.sum() == WIDE * WIDE // 3
+
+    def lines_with(kind: str, where_HW: Any, data: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+        """Return the lines of steps (`loss`) or of validations (`val`) of a run whose image has other pixels there."""
+        name = f"{kind}-{halo}-{len(list(areas.iterdir()))}"
+        folder = train_in(areas, name, {**data, "images": marked(areas, f"{name}-image", where_HW)}, **changes)
+        return [line for line in lines(folder) if kind in line]
+
+    none_HW, mode = np.zeros((WIDE, WIDE), bool), {"parallel": {"halo": halo}}
+    still = {"optimizer": STILL, **mode}
+    data = {**SPLIT, "normalize": False}
+    scores = lines_with("val", none_HW, data, **still)
+    assert scores == lines_with("val", trained_HW, data, **still)
+    assert scores[0]["val"]["loss"] is not None
+    assert lines_with("loss", none_HW, SPLIT, **mode) == lines_with("loss", held_out_HW, SPLIT, **mode)
+    if halo == "read":
+        close = {**data, "split": {**BLOCKS, "gap": 0}}
+        near_HW = prepared(areas, close).training.parts[0].inside(whole)
+        seen = lines_with("val", none_HW, close, **still)
+        assert seen != lines_with("val", near_HW, close, **still), "without a gap the test would see it"
+
+
+def test_refusals_and_notes(areas: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_vectors(areas / "far.gpkg", [on_the_ground(5000, 5000, 5090, 5090)], UTM)
+    tries: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"area": str(areas / "far.gpkg")}, {}, "leaves no pixel of"),
+        ({"area": str(areas / "labels.tif")}, {}, "labels.tif"),
+        ({"area": str(areas / "none.gpkg")}, {}, "none.gpkg"),
+        (
+            SPLIT,
+            {"model": {"norm": "instance"}, "parallel": {"halo": "layer"}},
+            "but model.norm is instance: its statistics",
+        ),
+        ({"split": {**BLOCKS, "gap": 90}}, {}, "leaves no pixel of"),
+        ({"split": {**BLOCKS, "gap": "wide"}}, {}, "data.split: gap is 'wide'"),
+        ({"split": "9 m"}, {}, "data.split: blocks is 9 m; give [R, C], blocks"),
+        ({**SPLIT, "val_images": "a.tif", "val_labels": "b.tif"}, {}, "both given"),
+    ]
+    for data, changes, words in tries:
+        config(areas, "refused", data, **changes)
+        assert main(["--config", str(areas / "refused.yaml")]) == 2, words
+        error = capfd.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
+    assert not (areas / "refused").exists()
+    assert any("below" in note for note in prepared(areas, {"split": {**BLOCKS, "gap": 1}}).warnings)
+    seen = prepared(areas, SPLIT, model={"norm": "instance"}, parallel={"halo": "layer", "exact": False}).warnings
+    assert any("data.split: model.norm is instance, and sees all blocks" in note for note in seen)

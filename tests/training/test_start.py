@@ -1,4 +1,4 @@
-"""What a run does before its first step: checks first, writes last."""
+"""What a run does before its first step: checks first, writes last; and that it stops in time for its job's end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from tests.small_files import tree
 from tiledseg.comm.mesh import ALONE
 from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config
-from tiledseg.errors import InputError
+from tiledseg.errors import ConfigError, InputError
+from tiledseg.training import trainer
 from tiledseg.training.run_journal import Journal
 from tiledseg.training.start import start
+from tiledseg.training.trainer import StopFlag, end_of_job
 
 
 def config_of(material: Material, folder: Path, **train: Any) -> Config:
@@ -78,3 +80,26 @@ def test_a_raster_that_is_written_to_in_mid_run_is_said(
     (note,) = json.loads((tmp_path / "other" / "summary.json").read_text())["warnings"]
     assert note.startswith(f"{image} {said}")
     assert ("train anew" in note) == (key == "images"), "validation trains nothing"
+
+
+def test_the_end_of_the_job_is_kept_clear_by_two_of_the_longest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(trainer.time, "time", lambda: now[0])
+    monkeypatch.setattr(trainer, "is_met", lambda: False)
+    flag, seen = StopFlag(end=1200), []
+    for step in (10, 40, 10, 10, 10, 10):
+        seen.append(flag.is_set)
+        now[0] += step
+    # Asked at 0, 10, 50, 60, 70, 80 of 200 seconds: two steps of 40 and 30 spare leave those up to 90.
+    assert seen == [False] * 6
+    now[0] = 1091
+    assert flag.is_set
+    assert not StopFlag().is_set, "nobody says when the job ends"
+
+
+def test_who_says_when_the_job_ends() -> None:
+    assert end_of_job({}) is None
+    assert end_of_job({"SLURM_JOB_END_TIME": "1700000000"}) == 1.7e9
+    assert end_of_job({"SLURM_JOB_END_TIME": "1700000000", "TILEDSEG_END_TIME": "1600000000"}) == 1.6e9
+    with pytest.raises(ConfigError, match="TILEDSEG_END_TIME is 'soon'; give Unix seconds"):
+        end_of_job({"TILEDSEG_END_TIME": "soon"})

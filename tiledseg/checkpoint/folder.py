@@ -103,8 +103,8 @@ def save_checkpoint(
         if best == state["step"]:
             write_whole(folder / BEST, final.name + "\n")
         flush(folder)
-        for old in _checkpoints(folder)[:-keep]:
-            if _step_of(old) != best:
+        for step, old in list(_checkpoints(folder).items())[:-keep]:
+            if step != best:
                 _remove(old)
     return final
 
@@ -256,7 +256,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     whole, and for a whole one of another version or program: resuming from an older one would lose it.
     """
     faults: list[str] = []
-    for path in reversed(_checkpoints(folder)):
+    for path in reversed(_checkpoints(folder).values()):
         try:
             return replace(verified(path), passed_over=tuple(faults))
         except DamagedCheckpointError as error:
@@ -270,8 +270,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 def newest_step(folder: Path) -> int | None:
     """Return the step of the newest checkpoint in `folder`, whole or not; None if there is none."""
-    paths = _checkpoints(folder)
-    return _step_of(paths[-1]) if paths else None
+    return max(_checkpoints(folder), default=None)
 
 
 def rewind(folder: Path, step: int, best: int | None) -> None:
@@ -280,28 +279,25 @@ def rewind(folder: Path, step: int, best: int | None) -> None:
     for path in folder.glob(f"{_PARTIAL}*"):
         delete(path)
     paths = _checkpoints(folder)
-    kept = [path for path in paths if _step_of(path) <= step]
+    kept = [each for each in paths if each <= step]
     if kept:
-        write_whole(folder / _LATEST, kept[-1].name + "\n")
-    for path in paths[len(kept) :]:
-        _remove(path)
+        write_whole(folder / _LATEST, paths[kept[-1]].name + "\n")
+    for later in list(paths)[len(kept) :]:
+        _remove(paths[later])
     if best is not None:
         write_whole(folder / BEST, name_of(best) + "\n")
     else:
         (folder / BEST).unlink(missing_ok=True)
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints of a folder, oldest first."""
-    return sorted((p for p in folder.glob("step-*") if _NAME.fullmatch(p.name) and p.is_dir()), key=_step_of)
+def _checkpoints(folder: Path) -> dict[int, Path]:
+    """Return the checkpoints of a folder by their steps, oldest first."""
+    named = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir())
+    return dict(sorted((int(name[1]), path) for name, path in named if name))
 
 
 def name_of(step: int) -> str:
     return f"step-{step:06d}"
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
 
 
 def _remove(path: Path) -> None:

@@ -81,7 +81,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     left = [1024 * int(re.findall(r"MemAvailable:\s+(\d+) kB", meminfo)[0])]
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
+        if controllers not in _GROUP_FILES:
             continue
         mount = root / "sys/fs/cgroup" / controllers
         limit, used, of_files = _GROUP_FILES[controllers]

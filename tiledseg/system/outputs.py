@@ -262,8 +262,8 @@ def taken(path: str | Path) -> OutputError:
 
 
 # Names in the folder of a run.
-CHECKPOINTS, VALIDATION, EVENTS = "checkpoints", "validation", "events"
-CONFIG, METRICS, STARTED = "config.yaml", "metrics.jsonl", "started.json"
-SUMMARY, PROGRESS, PAGE = "summary.json", "progress.png", "report.html"
-FOLDERS = CHECKPOINTS, VALIDATION, EVENTS
-FILES = CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, PAGE, "run.lock"
+CHECKPOINTS, VALIDATION, EVENTS = FOLDERS = "checkpoints", "validation", "events"
+CONFIG, METRICS, STARTED, SUMMARY = "config.yaml", "metrics.jsonl", "started.json", "summary.json"
+PROGRESS, PAGE = "progress.png", "report.html"
+WHOLE = CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, PAGE
+FILES = *WHOLE, "run.lock"

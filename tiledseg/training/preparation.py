@@ -4,11 +4,15 @@ the others; nothing is written and no pixel is read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
+from tiledseg.checkpoint.folder import Checkpoint
+from tiledseg.checkpoint.saved_state import Best, Origin, Resumed, Source
 from tiledseg.config.parallel import ALL, AUTO
 from tiledseg.config.run import Config, OptimizerConfig
 from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
@@ -26,9 +30,10 @@ from tiledseg.planning.run.spread import exact_modes, parallelism
 from tiledseg.planning.walk.cost_model import ASSUMED, ASSUMED_STORE, Store, disk_of, store_of
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.samples.content import ByContent, SplitPart
+from tiledseg.raster.samples.content import ByContent
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Sampler, Steps
+from tiledseg.raster.statistics import Normalization
 from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.choose_objective import choose_objective, given_weights, loss_bytes_of
 from tiledseg.training.objective import Objective
@@ -45,11 +50,16 @@ USUAL_BATCH, USUAL_STEPS = 4, 500
 
 @dataclass(frozen=True)
 class Preparation:
-    """A checked and planned run, computed by the root and sent to all ranks.
+    """A run before its first step: checked and planned by the root, sent to all ranks, and completed step by step.
 
     `user_config`: the configuration of the user. `config`: the same with epochs, tiles of a step and the learning rate
     as numbers. `class_weights`: empty if all are 1, or not yet counted. `files`: every file of the rasters. `chosen`:
     True if grid and steps are the program's defaults.
+
+    Where it begins (`resuming`): `checkpoint`: None for a new run. `sources`: the images as they are now; `added`: the
+    numbers of those that the checkpoint does not have. `resumed`: all resumptions with changes, this one last. `best`:
+    the best validation so far. `pretrained`: the file of a new run's `first_weights`, by name. `normalization`: the
+    checkpoint's, or measured (`start`).
     """
 
     user_config: Config
@@ -65,6 +75,18 @@ class Preparation:
     warnings: tuple[str, ...]
     files: tuple[str, ...]
     chosen: bool = False
+    checkpoint: Checkpoint | None = None
+    sources: tuple[Source, ...] = ()
+    added: tuple[int, ...] = ()
+    resumed: tuple[Resumed, ...] = ()
+    best: Best | None = None
+    pretrained: Origin | None = None
+    first_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    normalization: Normalization | None = None
+
+    def warned(self, *notes: str) -> Preparation:
+        """Return the run with further warnings."""
+        return replace(self, warnings=(*self.warnings, *notes))
 
     @property
     def epochs(self) -> int:
@@ -121,9 +143,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, on_cpu: bool = True) 
         _check_compiles(question, plan)
     tilings = () if question.windows else plan.tilings[: len(learnt.infos)]
     halo = max(plan.footprint.before, plan.footprint.after)
-    no_split: tuple[tuple[SplitPart, ...], tuple[SplitPart, ...], tuple[str, ...]] = (), (), ()
-    split = split_of(config, question.graph, halo, learnt.infos) if data.split is not None else no_split
-    trained, validated, split_notes = split
+    trained, validated, split_notes = split_of(config, question.graph, halo, learnt.infos)
     rasters = learnt.cut(tilings, data.area, trained)
     kept = rasters.kept(tilings) if tilings else None
     if plan.spread.shares_images or augmentation(train.augment).moves:

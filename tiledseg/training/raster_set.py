@@ -136,10 +136,11 @@ def split_of(
     config: Config, graph: Graph, halo: int, infos: Sequence[RasterInfo]
 ) -> tuple[tuple[SplitPart, ...], tuple[SplitPart, ...], tuple[str, ...]]:
     """Split the images into blocks by `data.split`; return the training part and the validation part of each image, and
-    notes for the user. `halo`: of the network, in pixels. Raises ConfigError if a layer sees whole images, because no
-    gap separates the blocks then; `parallel.exact: false` accepts it."""
+    notes for the user; all empty without a split. `halo`: of the network, in pixels. Raises ConfigError if a layer sees
+    whole images, because no gap separates the blocks then; `parallel.exact: false` accepts it."""
     split, reach = read_split(config.data.split), augmentation(config.train.augment).reach
-    assert split is not None, "there is a split"
+    if split is None:
+        return (), (), ()
     seeing, keyed = measuring(graph), config.model.build is None
     if seeing and config.parallel.exact:
         raise ConfigError(

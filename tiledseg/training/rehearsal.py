@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -161,16 +162,6 @@ def _walk(preparation: Preparation, meshes: Sequence[Mesh]) -> list[tuple[Part, 
     return shares
 
 
-class _NoValues:
-    """A sample's pixels on the device, without values."""
-
-    def __init__(self, bands: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        self._x_CHW = torch.empty(bands, *shape, device=_META, dtype=dtype)
-
-    def await_all(self) -> tuple[torch.Tensor, None]:
-        return self._x_CHW, None
-
-
 class _Sum:
     """A loss: the sum of all outputs."""
 
@@ -226,6 +217,7 @@ class _Walker:
         reducer.close()
 
     def _sample(self, part: Part) -> Sample:
-        shape, dtype = part.tile.context.shape, PARAMETER_DTYPES[self._precision]
-        carried = _NoValues(self._preparation.plan.network.bands, shape, dtype)
+        bands, dtype = self._preparation.plan.network.bands, PARAMETER_DTYPES[self._precision]
+        x_CHW = torch.empty(bands, *part.tile.context.shape, device=_META, dtype=dtype)
+        carried = SimpleNamespace(await_all=lambda: (x_CHW, None))
         return Sample(part.image, part.tile, np.empty(0), None, np.empty(0, bool), carried=carried)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from tiledseg.architecture.presets import FIRST, described
 from tiledseg.checkpoint.folder import Checkpoint, name_of
-from tiledseg.checkpoint.saved_state import Best, Origin, Resumed, SavedState, Source
+from tiledseg.checkpoint.saved_state import Best, Resumed, SavedState, Source
 from tiledseg.config.checks import shown
 from tiledseg.config.data import read_split
 from tiledseg.config.words import read_loss, read_policy
@@ -50,26 +50,12 @@ an entry of `sampling_fingerprint`: the key orders the steps, and may change bet
 always change; a warning lists the changes."""
 
 
-@dataclass(frozen=True)
-class Beginning:
-    """The start of a run. `checkpoint`: None for a new run. `sources`: its images as they are now. `resumed`: all
-    resumptions with changes, this one last. `added`: numbers of the images that the checkpoint does not have.
-    `pretrained`: the file of the first weights. `best`: the best validation so far."""
-
-    checkpoint: Checkpoint | None
-    sources: tuple[Source, ...]
-    resumed: tuple[Resumed, ...] = ()
-    added: tuple[int, ...] = ()
-    warnings: tuple[str, ...] = ()
-    pretrained: Origin | None = None
-    best: Best | None = None
-
-
-def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
-    """Compare a run with the checkpoint that it resumes. Raises CheckpointError if it would be another run."""
+def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Preparation:
+    """Compare a run with the checkpoint that it resumes, and return it with its beginning. Raises CheckpointError if it
+    would be another run."""
     sources = sources_of(preparation.training)
     if checkpoint is None:
-        return Beginning(None, sources)
+        return replace(preparation, sources=sources)
     saved = checkpoint.saved
     there, here = ({"kind": FIRST, **described(of.network)} for of in (saved, preparation.plan))
     for key, value in there.items():  # `kind` comes first: the other keys depend on it
@@ -81,8 +67,7 @@ def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
     paths = saved.sampling.get("images")
     before = saved.sources or tuple(Source(Identity(str(path)), None) for path in paths or ())  # of older versions
     added, rewritten, same = compare_sources(before, sources, checkpoint.path)
-    known, own = {key: paths for key, paths in _paths(before).items() if paths}, _paths(sources)
-    changed = _changed(checkpoint, preparation, same, known, {key: own[key] for key in known})
+    changed = _changed(checkpoint, preparation, same, before, sources)
     position, epochs, an_epoch = saved.position, preparation.epochs, preparation.sampler.steps_per_epoch
     if position > (epochs, 0):
         done = f"{position.epoch} epochs" + (f" and {position.step} steps" if position.step else "")
@@ -110,7 +95,19 @@ def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
         warnings.append(
             f"{rewritten[0]}{more} been written to since step {saved.step}; the normalisation stays that of before"
         )
-    return Beginning(checkpoint, sources, resumed, added, (*warnings, *notes), saved.pretrained, best)
+    begun = replace(
+        preparation,
+        checkpoint=checkpoint,
+        sources=sources,
+        added=added,
+        resumed=resumed,
+        best=best,
+        pretrained=saved.pretrained,
+        normalization=saved.normalization,
+    )
+    if preparation.counts_classes and "train.class_weights" not in changed:
+        begun = replace(begun, class_weights=saved.class_weights)
+    return begun.warned(*warnings, *notes)
 
 
 def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:
@@ -129,13 +126,15 @@ def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:
 
 
 def _changed(
-    checkpoint: Checkpoint, preparation: Preparation, same: bool, known: dict[str, Any], own: dict[str, Any]
+    checkpoint: Checkpoint, preparation: Preparation, same: bool, before: Sequence[Source], sources: Sequence[Source]
 ) -> dict[str, dict[str, Any]]:
     """Return the keys whose values differ from the checkpoint's, as {"from": ..., "to": ...}; raise CheckpointError for
-    a key that must not change. `same`: the images are the same; `known`, `own`: their paths there and here, by key."""
+    a key that must not change. `same`: the images, `before` there and `sources` here, are the same."""
     saved, order = checkpoint.saved, sampling_fingerprint(preparation)
-    there = {**flat(saved.config.record()), **known}
-    here = {**flat(preparation.user_config.record()), **own}
+    there, here = flat(saved.config.record()), flat(preparation.user_config.record())
+    for key, paths in _paths(before).items():
+        if paths:  # older checkpoints may have none
+            there[key], here[key] = paths, _paths(sources)[key]
     reads = (("train.loss", read_loss), ("optimizer.policy", read_policy), ("data.split", read_split))
     alike = {key for key, read in reads if read(there[key]) == read(here[key])}
     alike |= {"data.classes"} if saved.label_map == preparation.label_map else set()
@@ -164,19 +163,18 @@ def _changed(
 
 def _best(saved: SavedState, preparation: Preparation) -> tuple[Best | None, tuple[str, ...]]:
     """Return the best validation so far by the run's score; None and a note if its checkpoint is gone."""
-    best, folder = saved.best, Path(preparation.config.run.output) / CHECKPOINTS
+    best = saved.best
     if best is None or best.score != preparation.config.train.best:
         return None, ()
-    where = f"{folder / name_of(best.step)}, of the best {best.score}"
-    if not (folder / name_of(best.step)).is_dir():
-        return None, (f"{where}, is not there: the best begins anew",)
+    path = Path(preparation.config.run.output) / CHECKPOINTS / name_of(best.step)
     assert preparation.validation is not None, "a run with a score is validated"
     there, here = (  # fingerprints of images and labels, which do not depend on their paths
         sorted([each.sample or os.path.realpath(each.path) for each in _files(source)] for source in of)
         for of in (saved.judged, sources_of(preparation.validation))
     )
-    anew = f"{where}, was found on other validation images: the best begins anew"
-    return (best, ()) if there == here else (None, (anew,))
+    fault = "was found on other validation images" if path.is_dir() else "is not there"
+    anew = f"{path}, of the best {best.score}, {fault}: the best begins anew"
+    return (best, ()) if there == here and path.is_dir() else (None, (anew,))
 
 
 def flat(record: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -23,13 +23,11 @@ from tiledseg.system.files import irregular_kind
 from tiledseg.system.outputs import (
     CHECKPOINTS,
     CONFIG,
-    EVENTS,
+    FOLDERS,
     METRICS,
-    PAGE,
-    PROGRESS,
-    STARTED,
     SUMMARY,
     VALIDATION,
+    WHOLE,
     Output,
     check_outputs,
     whole,
@@ -65,10 +63,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     and if a step does not follow the one before it."""
     texts, lines, following = path.read_bytes().split(b"\n") if path.exists() else [b""], [], None
     for number, text in enumerate(texts, 1):
-        line = _parsed(text)
-        if line is None and number == len(texts):
+        try:
+            line = json.loads(text)
+            scores = line.get("val", {"loss": line.get("loss"), "mean_iou": None})
+            drawn = [isinstance(scores[key], (int, float, type(None))) for key in ("loss", "mean_iou")]
+            known = all(drawn) and type(line.get("step")) is int
+        except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
+            known = False
+        if not known and number == len(texts):
             break
-        if line is None or ("val" not in line and following not in (None, line["step"])):
+        if not known or ("val" not in line and following not in (None, line["step"])):
             raise OutputError(
                 f"{path}, line {number} is no line of this run, or its step does not follow ({text[:40]!r}); mend it, "
                 "or move the file away to keep it"
@@ -79,18 +83,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    """Return a line with a step and a loss or scores that can be drawn; None for other text."""
-    try:
-        line = json.loads(text)
-        scores = line.get("val", {"loss": line.get("loss"), "mean_iou": None})
-        numbers = scores["loss"], scores["mean_iou"]
-    except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
-        return None
-    drawable = all(isinstance(number, (int, float, type(None))) for number in numbers)
-    return line if drawable and type(line.get("step")) is int else None
-
-
 _KEY = "run.output"
 _MOST_BYTES = 1 << 20  # of a configuration
 
@@ -98,36 +90,6 @@ _MOST_BYTES = 1 << 20  # of a configuration
 def check_run_folder(folder: Path, inputs: Iterable[str | Path]) -> None:
     """Raise OutputError if the folder cannot be made or written, if another run uses it, or if a file that the run
     would write is one of `inputs` or was not written by a run."""
-    _check_place(folder)
-    run_lock.check_free(folder)
-    if not folder.exists():
-        return
-    sources = list(inputs)
-    for part in (folder / name for name in (CHECKPOINTS, EVENTS, VALIDATION)):  # the run removes and adds files there
-        if os.path.lexists(part) and irregular_kind(part) != "a folder":
-            kind = irregular_kind(part) or "a file"
-            raise OutputError(f"{part} is {kind}, where a run keeps a folder; move it away, or give another {_KEY}")
-        real = os.path.realpath(part)
-        for source in sources if part.exists() else ():
-            if os.path.commonpath([real, os.path.realpath(source)]) == real:
-                raise OutputError(f"the input {source} lies in {part}, which the run changes; move it away")
-    own = folder / CONFIG
-    record = _is_record(own)
-    if record:  # a run may start from its own record, which it then rewrites
-        sources = [source for source in sources if not (own.exists() and os.path.samefile(own, source))]
-    latest = [f"{CHECKPOINTS}/latest"] if (folder / CHECKPOINTS).is_dir() else []
-    names = CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, PAGE, *latest
-    outputs = [Output(_KEY, folder / run_lock.NAME), *(whole(_KEY, folder / name) for name in names)]
-    check_outputs(outputs, sources, folder)
-    checked = [] if record else [CONFIG] if latest else names  # a run writes its configuration first
-    for other in (folder / name for name in checked if os.path.lexists(folder / name)):
-        raise OutputError(
-            f"{other} was not written by a run, which would replace it; move it away, or give another {_KEY}"
-        )
-
-
-def _check_place(folder: Path) -> None:
-    """Raise OutputError if the folder is not there and cannot be made, or no file can be made in it."""
     existing = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
     try:  # to write: permission bits say little for a superuser, or on a network file system
         tempfile.TemporaryFile(dir=existing).close()
@@ -136,6 +98,28 @@ def _check_place(folder: Path) -> None:
     except OSError as error:
         reason = f"{existing} is not writable ({error.strerror})"
         raise OutputError(f"{_KEY} is {shown(str(folder))}, but {reason}; give another folder") from None
+    run_lock.check_free(folder)
+    if not folder.exists():
+        return
+    own = folder / CONFIG
+    record = _is_record(own)  # a run may start from its own record, which it then rewrites
+    sources = [source for source in inputs if not (record and os.path.exists(source) and os.path.samefile(own, source))]
+    for part in (folder / name for name in FOLDERS if os.path.lexists(folder / name)):  # which it removes from, adds to
+        kind, real = irregular_kind(part) or "a file", os.path.realpath(part)
+        if kind != "a folder":
+            raise OutputError(f"{part} is {kind}, where a run keeps a folder; move it away, or give another {_KEY}")
+        for source in sources:
+            if Path(os.path.realpath(source)).is_relative_to(real):
+                raise OutputError(f"the input {source} lies in {part}, which the run changes; move it away")
+    saved = (folder / CHECKPOINTS).is_dir()
+    names = [*WHOLE, *([f"{CHECKPOINTS}/latest"] if saved else [])]
+    outputs = [Output(_KEY, folder / run_lock.NAME), *(whole(_KEY, folder / name) for name in names)]
+    check_outputs(outputs, sources, folder)
+    checked = [] if record else [CONFIG] if saved else names  # a run writes its configuration first
+    for other in (folder / name for name in checked if os.path.lexists(folder / name)):
+        raise OutputError(
+            f"{other} was not written by a run, which would replace it; move it away, or give another {_KEY}"
+        )
 
 
 def _is_record(path: Path) -> bool:
@@ -148,8 +132,8 @@ def _is_record(path: Path) -> bool:
         return False
 
 
-def check_metrics(folder: Path, step: int | None, checkpoint_every: int) -> str | None:
-    """Return a note if the metrics in a run's folder are not those of `step` steps (None: of a new run).
+def check_metrics(folder: Path, step: int | None, checkpoint_every: int) -> list[str]:
+    """Return a warning if the metrics in a run's folder are not those of `step` steps (None: of a new run).
 
     Raises OutputError for metrics that no run has written, if lines before `step` are missing, and for a new run if
     the folder's run must have written checkpoints: the new one would remove its metrics. A run must have written one if
@@ -158,19 +142,19 @@ def check_metrics(folder: Path, step: int | None, checkpoint_every: int) -> str 
     path = folder / METRICS
     last = max((line["step"] for line in read_metrics(path) if "val" not in line), default=0)
     if step is None and not last:
-        return None
+        return []
     if step is None and ((folder / SUMMARY).exists() or last > 2 * checkpoint_every):
         raise OutputError(
             f"{path} has {last} steps, but no checkpoint is left in {folder}; put the checkpoints back, or give "
             f"another run.output, or move {METRICS} away to begin anew"
         )
     if step is None:
-        return f"{path} has {last} steps, but there is no checkpoint of them: the run begins anew"
+        return [f"{path} has {last} steps, but there is no checkpoint of them: the run begins anew"]
     if not path.exists():
-        return f"{path} is gone: the new one starts after step {step}"
+        return [f"{path} is gone: the new one starts after step {step}"]
     if last < step:
         raise OutputError(
             f"{path} ends at step {last}, the checkpoint is of step {step}: the lines between are lost; put the whole "
             "file back, or move this one away to start a new one"
         )
-    return None
+    return []

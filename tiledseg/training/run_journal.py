@@ -144,9 +144,7 @@ def _on_thread_error(former: Callable[[Any], object], arguments: Any) -> None:
         former(arguments)
 
 
-def facts_of(
-    preparation: Preparation, mesh: Mesh, command: str, warnings: Sequence[str], hosts: Sequence[str]
-) -> dict[str, Any]:
+def facts_of(preparation: Preparation, mesh: Mesh, command: str, hosts: Sequence[str]) -> dict[str, Any]:
     """Return the facts of `summary.json` that the root knows at the start; device and versions are the root's.
     `command`: as typed, without the launcher; `hosts`: of all ranks."""
     own, plan = report_rank(mesh, ask_mpi=False), preparation.plan
@@ -163,7 +161,7 @@ def facts_of(
     return {
         "command": command,
         "begun": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "warnings": list(warnings),
+        "warnings": list(preparation.warnings),
         "machine": {
             "hosts": ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""),
             "system": platform.platform(),
@@ -202,13 +200,12 @@ def seconds_so_far(folder: Path) -> float:
 
 def decisions(plan: RunPlan) -> dict[str, Any]:
     """Return a plan's parallel and memory settings for `summary.json`."""
-    spread = asdict(plan.spread)
-    rebuilt, blocks, pipeline = plan.rebuilt, plan.blocks, plan.pipeline and asdict(plan.pipeline)
-    settings = pipeline and {key: pipeline.pop(key) for key in ("schedule", "recompute", "times")}
+    spread, rebuilt = asdict(plan.spread), plan.rebuilt
     return {
         "parallel": {"halo": spread.pop("mode"), **spread},
         "tiles_per_batch": plan.tiles_per_batch,
-        "pipeline": pipeline and {**pipeline, "settings": settings},
+        "pipeline": plan.pipeline and asdict(plan.pipeline),
+        "blocks": plan.blocks and asdict(plan.blocks),
         "rebuilt": rebuilt
         and {
             "tensors": [name for name, _ in rebuilt.items],
@@ -216,13 +213,5 @@ def decisions(plan: RunPlan) -> dict[str, Any]:
             "bytes_kept_all": rebuilt.kept,
             "bytes": rebuilt.peak,
             "extra_time_share": round(rebuilt.extra, 4),
-        },
-        "blocks": blocks
-        and {
-            "shape": list(blocks.shape),
-            "bytes": blocks.memory,
-            "bytes_stored": blocks.stored,
-            "in_file": blocks.in_file,
-            "extra_time_share": round(blocks.extra, 4),
         },
     }

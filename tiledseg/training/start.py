@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tiledseg.architecture.network import Pretrainable
 from tiledseg.checkpoint.folder import Checkpoint, find_checkpoint, newest_checkpoint, newest_step, rewind
 from tiledseg.comm.failure import mark_agreed
@@ -23,7 +21,7 @@ from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.progress import StepProgress
 from tiledseg.execution.survey import Survey, survey, survey_content
 from tiledseg.memory.device import is_gpu
-from tiledseg.raster.labels.label_map import median_frequency_weights
+from tiledseg.raster.labels.label_map import LabelMap, median_frequency_weights
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.samples.content import Content, square_units, tile_units
 from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Position
@@ -36,7 +34,7 @@ from tiledseg.system.run_lock import hold
 from tiledseg.training.choose_objective import weighted
 from tiledseg.training.offloading import check_store, store_in_words, suggesting_settings
 from tiledseg.training.preparation import Preparation, prepare
-from tiledseg.training.resuming import Beginning, begin
+from tiledseg.training.resuming import begin
 from tiledseg.training.run_files import check_metrics, check_run_folder, own_files, read_json, read_metrics
 from tiledseg.training.run_journal import facts_of
 from tiledseg.training.trainer import Trainer, end_of_job
@@ -57,70 +55,63 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     make_deterministic(config.train.deterministic)  # before the first kernel runs
     mesh.on_all(config.memory.check_folder)  # each host has its own
     memory, folder = memory_per_rank(mesh), Path(config.run.output)
-    preparation, newest, beginning, weights, over = mesh.on_root(lambda: _look(config, memory, files, mesh))
+    run, newest, over = mesh.on_root(lambda: _look(config, memory, files, mesh))
     progress = StepProgress(0, 0, 2 if mesh.is_root and config.run.verbosity else 0)
     if over:
         progress.say(over)
         return 0
-    normalization, preparation = survey_data(preparation, beginning, mesh)
-    preparation = count_by_place(preparation, mesh)
+    run = count_by_place(survey_data(run, mesh), mesh)
     with ExitStack() as stack:  # the root holds the lock of the folder
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
-        mesh.on_root(lambda: _claim(folder, text, beginning, newest))
+        mesh.on_root(lambda: _claim(run, text, newest))
         hosts = mesh.communicator.gather_objects(mesh.host)
-        notes = [warning for warning in (idle_ranks(preparation, mesh.size), unlocked) if warning]
-        warnings = (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes)
-        plan, on_cpu = preparation.plan, mesh.device.type == "cpu"
-        if preparation.question.budgeted and on_cpu and (plan.rebuilt is not None or plan.blocks is not None):
+        run = run.warned(*filter(None, (idle_ranks(run, mesh.size), unlocked)))
+        plan, on_cpu = run.plan, mesh.device.type == "cpu"
+        if run.question.budgeted and on_cpu and (plan.rebuilt is not None or plan.blocks is not None):
             keep_no_more(os.environ)
         started: dict[str, Any] = {}
         if mesh.is_root:
-            started = facts_of(preparation, mesh, command, warnings, hosts)
-            for line in _opening_lines(preparation, beginning, (*warnings, few_steps(preparation))):
+            started = facts_of(run, mesh, command, hosts)
+            for line in _opening_lines(run):
                 progress.say(line)
             if is_gpu(mesh.device) and config.train.precision == "fp32":
                 progress.say("train.precision bf16 is many times as fast on a GPU (docs/how-to/gpu.md)")
-        trainer = Trainer(mesh, preparation, normalization, beginning, weights, started)
-        with suggesting_settings(preparation.question, preparation.plan):
+        trainer = Trainer(mesh, run, started)
+        with suggesting_settings(run.question, run.plan):
             return trainer.run(end)
 
 
-def _look(
-    config: Config, memory: int, files: Sequence[str], mesh: Mesh
-) -> tuple[Preparation, int | None, Beginning, dict[str, torch.Tensor], str]:
+def _look(config: Config, memory: int, files: Sequence[str], mesh: Mesh) -> tuple[Preparation, int | None, str]:
     """Make the checks that the root makes for all ranks. Return the run prepared for `memory` bytes a rank, its newest
-    checkpoint's step, its beginning, a new run's pretrained weights, and a line if nothing is left to do."""
+    checkpoint's step, and a line if nothing is left to do."""
     check_store(config.memory.offload, config.memory.store, mesh.device)
     on_cpu, folder, pretrained = mesh.device.type == "cpu", Path(config.run.output), config.model.pretrained
-    preparation = prepare(config, memory, mesh.size, on_cpu)
-    if preparation.compiles:
+    run = prepare(config, memory, mesh.size, on_cpu)
+    if run.compiles:
         from tiledseg.models.compiled import check_compiler
 
         check_compiler(mesh.device)
     # A CPU rank without stages holds weights and gradients; `train.ema` adds a copy.
-    copies = (2 if preparation.question.parallel.stages == 1 and on_cpu else 1) + (config.train.ema > 0)
-    check_weights(preparation.plan.network, copies, config.train.precision, mesh)
+    copies = (2 if run.question.parallel.stages == 1 and on_cpu else 1) + (config.train.ema > 0)
+    check_weights(run.plan.network, copies, config.train.precision, mesh)
     weights_file = [pretrained] if pretrained and Path(pretrained).exists() else []
-    check_run_folder(folder, [*preparation.files, *files, *weights_file])
-    newest, beginning = newest_step(folder / CHECKPOINTS), begin(_checkpoint_of(config), preparation)
-    checkpoint, every = beginning.checkpoint, config.train.checkpoint_every
-    weights, lost, over = dict[str, torch.Tensor](), None, ""
+    check_run_folder(folder, [*run.files, *files, *weights_file])
+    newest, run = newest_step(folder / CHECKPOINTS), begin(_checkpoint_of(config), run)
+    checkpoint, every, over = run.checkpoint, config.train.checkpoint_every, ""
     if checkpoint is None:
-        lost = check_metrics(folder, None, every)
+        run = run.warned(*check_metrics(folder, None, every))
         if pretrained:
             from tiledseg.checkpoint.loading import load_pretrained
 
-            assert isinstance(preparation.plan.network, Pretrainable), "presets refuse the key elsewhere"
-            weights, origin, note = load_pretrained(pretrained, preparation.plan.network)
-            beginning = replace(beginning, pretrained=origin, warnings=(*beginning.warnings, note))
+            assert isinstance(run.plan.network, Pretrainable), "presets refuse the key elsewhere"
+            weights, origin, note = load_pretrained(pretrained, run.plan.network)
+            run = replace(run, first_weights=weights, pretrained=origin).warned(note)
     elif checkpoint.path.parent.resolve() == (folder / CHECKPOINTS).resolve():
-        lost = check_metrics(folder, checkpoint.saved.step, every)
-        over = _nothing_left(checkpoint, beginning, preparation)
+        run = run.warned(*check_metrics(folder, checkpoint.saved.step, every))
+        over = _nothing_left(checkpoint, run)
     else:
         read_metrics(folder / METRICS)  # raises for damage
-    if lost:
-        beginning = replace(beginning, warnings=(*beginning.warnings, lost))
-    return preparation, newest, beginning, weights, over
+    return run, newest, over
 
 
 def _checkpoint_of(config: Config) -> Checkpoint | None:
@@ -143,23 +134,23 @@ def _checkpoint_of(config: Config) -> Checkpoint | None:
     return checkpoint
 
 
-def _nothing_left(checkpoint: Checkpoint, beginning: Beginning, preparation: Preparation) -> str:
+def _nothing_left(checkpoint: Checkpoint, run: Preparation) -> str:
     """Return a line for the user if the run has a summary of its end and no step is left, else an empty string."""
-    train, saved = preparation.config.train, checkpoint.saved
-    summary = read_json(Path(preparation.config.run.output) / SUMMARY)
+    train, saved = run.config.train, checkpoint.saved
+    summary = read_json(Path(run.config.run.output) / SUMMARY)
     if (summary.get("steps"), summary.get("finished")) != (saved.step, True):
         return ""
     done = f"nothing to do: {counted(saved.step, 'step')}, {counted(saved.position.epoch, 'epoch')}, are done"
-    if saved.position.epoch >= preparation.epochs:
+    if saved.position.epoch >= run.epochs:
         return f"{done}; give train.epochs above {saved.position.epoch} to go on, or another run.output"
-    if BestSoFar(train, preparation.label_map, beginning.best).gives_up(saved.position):
+    if BestSoFar(train, run.label_map, run.best).gives_up(saved.position):
         return f"{done}, and train.early_stop has ended the run; give a larger one to go on, or another run.output"
     return ""
 
 
-def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None) -> None:
+def _claim(run: Preparation, text: str, newest: int | None) -> None:
     """Clean the locked folder after a crash, and write the configuration."""
-    done = beginning.checkpoint.saved.step if beginning.checkpoint else 0
+    folder, done = Path(run.config.run.output), run.checkpoint.saved.step if run.checkpoint else 0
     now = newest_step(folder / CHECKPOINTS)
     if now != newest:  # another run wrote between the first look and the lock
         raise OutputError(
@@ -171,9 +162,9 @@ def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None) ->
         for step, path in own_files(folder):
             if step > done:
                 path.unlink()
-        if beginning.checkpoint is None:
+        if run.checkpoint is None:
             (folder / METRICS).unlink(missing_ok=True)
-        rewind(folder / CHECKPOINTS, done, beginning.best.step if beginning.best else None)
+        rewind(folder / CHECKPOINTS, done, run.best.step if run.best else None)
 
 
 def few_steps(preparation: Preparation) -> str:
@@ -205,10 +196,10 @@ def idle_ranks(preparation: Preparation, ranks: int) -> str:
     )
 
 
-def _opening_lines(preparation: Preparation, beginning: Beginning, warnings: Sequence[str]) -> list[str]:
+def _opening_lines(preparation: Preparation) -> list[str]:
     """Return the lines printed before the first step: warnings, and how the run is cut, spread and kept in memory."""
     plan, question = preparation.plan, preparation.question
-    lines = [f"warning: {warning}" for warning in warnings if warning]
+    lines = [f"warning: {warning}" for warning in (*preparation.warnings, few_steps(preparation)) if warning]
     windows, (rows, cols) = question.windows, plan.tilings[0].grid
     cut = windows.in_words if windows else f"grid {rows} x {cols}"
     halo = "" if windows and not windows.exact else f", halo {plan.footprint.before} px"
@@ -234,8 +225,8 @@ def _opening_lines(preparation: Preparation, beginning: Beginning, warnings: Seq
         lines.append(plan.rebuilt.in_words)
     if preparation.class_weights:
         lines.append(f"weights of the classes: {', '.join(f'{weight:.4g}' for weight in preparation.class_weights)}")
-    if beginning.checkpoint is not None:
-        lines.append(f"resuming from {beginning.checkpoint.path}")
+    if preparation.checkpoint is not None:
+        lines.append(f"resuming from {preparation.checkpoint.path}")
     return lines
 
 
@@ -244,59 +235,59 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LEAST_SQUARE = 16  # least side in pixels of a region of labels, where windows are drawn by their labels
 
 
-def survey_data(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[Normalization, Preparation]:
-    """Return the normalisation, and the preparation with class weights: the checkpoint's, or measured for a new run.
-    The labels of all new images are checked. Collective."""
-    saved = beginning.checkpoint.saved if beginning.checkpoint else None
-    normalize, label_map = preparation.config.data.normalize, preparation.label_map
-    weights, notes = saved.class_weights if saved else (), list[str]()
-    if any("train.class_weights" in r.changed for r in beginning.resumed if saved and r.step == saved.step):
-        weights = ()
-    count = preparation.counts_classes and not weights
-    numbers = range(len(preparation.training.images)) if saved is None or count else beginning.added
-    result: Survey | None = None
+def survey_data(run: Preparation, mesh: Mesh) -> Preparation:
+    """Return the run with its normalisation and class weights: the checkpoint's, or measured. The labels of all new
+    images are checked. Collective."""
+    new, count = run.checkpoint is None, run.counts_classes and not run.class_weights
+    numbers = range(len(run.training.images)) if new or count else run.added
     if numbers:
         with ExitStack() as stack:
-            images, labels = _opened(preparation, numbers, stack)
-            verbosity = preparation.config.run.verbosity if mesh.is_root else 0
+            images, labels = _opened(run, numbers, stack)
+            verbosity = run.config.run.verbosity if mesh.is_root else 0
             shown = stack.enter_context(closing(StepProgress(0, 0, verbosity))).part
-            result = survey(mesh, images, labels, label_map, normalize is not False and saved is None, count, shown)
-    if saved is None:
-        assert result is not None, "a run has images"
-        if not result.labels.any():
-            raise mark_agreed(
-                LabelError(
-                    "no pixel of data.labels is of a class: all are data.ignore_index "
-                    f"({label_map.ignore_index}), without data or outside the training area; check "
-                    "data.labels, data.classes and data.area"
-                )
+            normalize = new and run.config.data.normalize is not False
+            result = survey(mesh, images, labels, run.label_map, normalize, count, shown)
+        if new:
+            run = replace(run, normalization=_scaled(result.normalization, run.config.data.normalize))
+            run = run.warned(*_unlabelled(result, run.label_map))
+        if result.counts is not None:
+            absent = [str(k) for k, pixels in enumerate(result.counts.sum(axis=0).tolist()) if not pixels]
+            if absent:
+                run = run.warned(f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1")
+            run = replace(run, class_weights=median_frequency_weights(result.counts))
+    assert run.normalization is not None, "a run has images"
+    run = run.warned(*run.normalization.warnings())
+    return replace(run, objective=weighted(run.objective, run.class_weights)) if run.counts_classes else run
+
+
+def _unlabelled(found: Survey, label_map: LabelMap) -> list[str]:
+    """Return a warning if a class has no label while pixels are not counted. Raises LabelError without any label."""
+    if not found.labels.any():
+        raise mark_agreed(
+            LabelError(
+                "no pixel of data.labels is of a class: all are data.ignore_index "
+                f"({label_map.ignore_index}), without data or outside the training area; check "
+                "data.labels, data.classes and data.area"
             )
-        absent = [str(k) for k, pixels in enumerate(result.labels.tolist()) if not pixels]
-        if absent and result.unlabelled:
-            number = label_map.ignore_index
-            notes.append(
-                f"no label has class {', '.join(absent)}, and {result.unlabelled:,} label pixels are not counted: they "
-                f"are {number} or without data; if {number} is a class, give it in data.classes by its values "
-                "(docs/how-to/own-data.md)"
-            )
-    if result is not None and result.counts is not None:
-        weights = median_frequency_weights(result.counts)
-        absent = [str(k) for k, pixels in enumerate(result.counts.sum(axis=0).tolist()) if not pixels]
-        if absent:
-            notes.append(f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1")
-    preparation = replace(preparation, warnings=(*preparation.warnings, *notes))
-    if preparation.counts_classes:
-        preparation = replace(preparation, class_weights=weights, objective=weighted(preparation.objective, weights))
-    if saved is not None:
-        return saved.normalization, preparation
-    assert result is not None, "a run has images"
-    measured = result.normalization
-    if normalize == IMAGENET:  # for the first three bands; others as measured
-        mean, deviation = (tuple(255 * value for value in values) for values in (MEAN, DEVIATION))
-        constant = tuple(band for band in measured.constant if band >= len(MEAN))
-        rest = {"mean": (*mean, *measured.mean[len(mean) :]), "std": (*deviation, *measured.std[len(deviation) :])}
-        measured = replace(measured, constant=constant, **rest)
-    return measured, preparation
+        )
+    absent, number = [str(k) for k, pixels in enumerate(found.labels.tolist()) if not pixels], label_map.ignore_index
+    if not (absent and found.unlabelled):
+        return []
+    return [
+        f"no label has class {', '.join(absent)}, and {found.unlabelled:,} label pixels are not counted: they "
+        f"are {number} or without data; if {number} is a class, give it in data.classes by its values "
+        "(docs/how-to/own-data.md)"
+    ]
+
+
+def _scaled(measured: Normalization, normalize: bool | str) -> Normalization:
+    """Return the normalisation, by `data.normalize` imagenet of the first three bands with ImageNet's numbers."""
+    if normalize != IMAGENET:
+        return measured
+    mean, deviation = (tuple(255 * value for value in values) for values in (MEAN, DEVIATION))
+    constant = tuple(band for band in measured.constant if band >= len(MEAN))
+    rest = {"mean": (*mean, *measured.mean[len(mean) :]), "std": (*deviation, *measured.std[len(deviation) :])}
+    return replace(measured, constant=constant, **rest)
 
 
 def count_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -135,25 +135,12 @@ def logits_dtype(logits: torch.Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-class RankFigures(NamedTuple):
-    """The figures of one rank in a step. All are summed over ranks except `memory_bytes` and `seconds`. `loss`,
-    `weight`: sums over its pieces; `gradient`: sum of all numbers of the reduced gradient. `busy_seconds` and the
-    fields after it are those of its pipeline stage."""
-
-    loss: float
-    weight: float
-    gradient: float
-    pixels: float
-    stops: float
-    data_seconds: float
-    communication_seconds: float
-    halo_bytes: float
-    halo_messages: float
-    memory_bytes: float
-    busy_seconds: float = 0.0
-    seconds: float = 0.0
-    stage_bytes: float = 0.0
-    stage_messages: float = 0.0
+_FIGURES = (
+    *("loss", "weight", "gradient", "pixels", "stops", "data_seconds", "communication_seconds"),
+    *("halo_bytes", "halo_messages", "memory_bytes", "busy_seconds", "seconds", "stage_bytes", "stage_messages"),
+)
+"""The figures of a rank in a step. `loss`, `weight`: sums over its pieces; `gradient`: sum of all numbers of the
+reduced gradient. `busy_seconds` and those after it are of its pipeline stage."""
 
 
 class Stepper:
@@ -218,18 +205,16 @@ class Stepper:
         with waiting("the end of the pass"):  # the step's only wait for a GPU, whose kernels may wait for other ranks
             own_sums = self._loss.own(self._reducer.total().to(self._mesh.device))
         halos, communicating = self._halos, self._halos.seconds + self._waits.seconds()
-        own = RankFigures(
-            *(*own_sums, self._loss.pixels, stop, timed.seconds, communicating, halos.bytes, halos.messages),
-            peak_memory(self._mesh.device),
-            *(self._passes.figures() or ()),
-        )
+        of_stage = self._passes.figures() or (0.0, 0.0, 0.0, 0.0)
+        of_halos = halos.bytes, halos.messages, peak_memory(self._mesh.device)
+        own = (*own_sums, self._loss.pixels, stop, timed.seconds, communicating, *of_halos, *of_stage)
         every = torch.zeros(self._mesh.size, len(own), dtype=torch.float64)  # all-gather by one all-reduce on the host
         every[self._mesh.rank] = torch.tensor(own, dtype=torch.float64)
         self._mesh.communicator.all_reduce_sum(every).wait()
-        each = [RankFigures(*row) for row in every.tolist()]
-        sums = RankFigures(*map(sum, zip(*each, strict=True)))
-        loss, factor = self._loss.of_step(sums.loss, sums.weight)
-        finite = math.isfinite(sums.gradient)
+        of_ranks = dict(zip(_FIGURES, every.T.tolist(), strict=True))
+        sums = {name: sum(values) for name, values in of_ranks.items()}
+        loss, factor = self._loss.of_step(sums["loss"], sums["weight"])
+        finite = math.isfinite(sums["gradient"])
         skipped = loss is not None and not finite and scale is not None and scale.value > 1
         if loss is not None:
             largest = self._largest
@@ -246,27 +231,24 @@ class Stepper:
         seconds = time.perf_counter() - begun
         figures: dict[str, Any] = {
             "loss": loss,
-            "pixels": int(sums.pixels),
+            **{name: int(sums[name]) for name in ("pixels", "halo_bytes", "halo_messages")},
+            **{name: sums[name] / self._mesh.size for name in ("data_seconds", "communication_seconds")},
             "seconds": seconds,
-            "data_seconds": sums.data_seconds / self._mesh.size,
-            "communication_seconds": sums.communication_seconds / self._mesh.size,
-            "halo_bytes": int(sums.halo_bytes),
-            "halo_messages": int(sums.halo_messages),
-            "memory_bytes": int(max(figures.memory_bytes for figures in each)),
-            "pixels_per_second": sums.pixels / seconds,
+            "memory_bytes": int(max(of_ranks["memory_bytes"])),
+            "pixels_per_second": sums["pixels"] / seconds,
             **({"loss_scale": scale.value, "skipped": skipped} if scale else {}),
         }
         if (stages := self._axes.shape.stages) > 1:
             # `stage_seconds`: mean over a stage's ranks. `bubble_share`: share of the ranks' time spent waiting.
-            ranks, longest = self._axes.shape.ranks, max(figures.seconds for figures in each)
-            busy = [figures.busy_seconds for figures in each[:ranks]]
+            ranks, longest = self._axes.shape.ranks, max(of_ranks["seconds"])
+            busy = of_ranks["busy_seconds"][:ranks]
             figures |= {
-                "pipeline_bytes": int(sums.stage_bytes),
-                "pipeline_messages": int(sums.stage_messages),
+                "pipeline_bytes": int(sums["stage_bytes"]),
+                "pipeline_messages": int(sums["stage_messages"]),
                 "stage_seconds": [sum(busy[stage::stages]) / (ranks // stages) for stage in range(stages)],
                 "bubble_share": 1 - sum(busy) / (ranks * longest) if longest else 0.0,
             }
-        return figures, sums.stops > 0
+        return figures, sums["stops"] > 0
 
     def _diverged(self, step: int, loss: float, finite: bool, parts: Sequence[Part]) -> TiledsegError:
         """Return the error of a step that makes no update, with the tile of its largest loss. Collective."""

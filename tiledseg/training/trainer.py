@@ -33,7 +33,6 @@ from tiledseg.models.frozen import freeze
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.samples.sampling import Position
-from tiledseg.raster.statistics import Normalization
 from tiledseg.system.files import write_whole
 from tiledseg.system.outputs import CHECKPOINTS, PAGE, SUMMARY
 from tiledseg.system.signals import STOPPED, deferring, is_met
@@ -49,7 +48,7 @@ from tiledseg.training.optimizer import (
 )
 from tiledseg.training.preparation import Preparation
 from tiledseg.training.raster_set import RasterSet
-from tiledseg.training.resuming import Beginning, rewritten_notes, sampling_fingerprint, sources_of
+from tiledseg.training.resuming import rewritten_notes, sampling_fingerprint, sources_of
 from tiledseg.training.run_journal import Journal, seconds_so_far
 from tiledseg.training.step import Stepper
 from tiledseg.training.validation import BestSoFar, choose_views, validate, write_validation
@@ -87,23 +86,15 @@ class StopFlag:
 class Trainer:
     """A run's network, optimizer and position. Build it on every rank with the same arguments, then `run()`."""
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        preparation: Preparation,
-        normalization: Normalization,
-        beginning: Beginning,
-        first_weights: Mapping[str, torch.Tensor],
-        started: Mapping[str, Any],
-    ) -> None:
-        """`first_weights`: by name, for a new run. `started`: on the root, the facts of the summary that are known
-        now."""
-        self.mesh, self.preparation, self.normalization, self.beginning = mesh, preparation, normalization, beginning
+    def __init__(self, mesh: Mesh, preparation: Preparation, started: Mapping[str, Any]) -> None:
+        """`started`: on the root, the facts of the summary that are known now."""
+        assert preparation.normalization is not None, "pixels have been surveyed"
+        self.mesh, self.preparation, self.normalization = mesh, preparation, preparation.normalization
         self.config, self.plan, self.sampler = preparation.config, preparation.plan, preparation.sampler
         self.started = dict(started)
-        config, plan, train, checkpoint = self.config, self.plan, self.config.train, beginning.checkpoint
+        config, plan, train, checkpoint = self.config, self.plan, self.config.train, preparation.checkpoint
         self.judged = sources_of(preparation.validation) if mesh.is_root and preparation.validation is not None else ()
-        self.network = self._build_network(first_weights)
+        self.network = self._build_network()
         if config.model.freeze_norm:
             self.network.hold_statistics()
         self.offload = offload_to(config.memory.store, plan.offloaded, mesh)
@@ -135,7 +126,7 @@ class Trainer:
             self.step, self.position = saved.step, saved.position
             self.saved = checkpoint.path.parent.resolve() == self.checkpoints.resolve()
             average = load_average(checkpoint, mesh) if train.ema else ()
-        self.best = BestSoFar(train, preparation.label_map, beginning.best)
+        self.best = BestSoFar(train, preparation.label_map, preparation.best)
         self.average = AveragedWeights(self.network, train.ema, average) if train.ema else None
         self.passes = self.parallel.over(plan.tilings, plan.tiles_per_batch)
         self.stepper = Stepper(
@@ -153,17 +144,17 @@ class Trainer:
         self.stepper.paths = preparation.training.images
         self.journal: Journal | None = None  # on the root, from `run` on
 
-    def _build_network(self, first_weights: Mapping[str, torch.Tensor]) -> GraphNetwork:
+    def _build_network(self) -> GraphNetwork:
         """Build the network with its weights: from the checkpoint, from a file, or drawn by the seed."""
-        model, train, plan, checkpoint = self.config.model, self.config.train, self.plan, self.beginning.checkpoint
+        model, train, plan, checkpoint = self.config.model, self.config.train, self.plan, self.preparation.checkpoint
         built = network_modules(plan.network, train.seed, still=model.freeze_norm)
         network = built.to(PARAMETER_DTYPES[train.precision])
         if checkpoint is not None:
             load_network(checkpoint, network, mesh=self.mesh)
         elif isinstance(plan.network, ForeignNetwork):
             check_agreement(network, self.mesh, self.mesh.communicator, plan.network.build)
-        elif first_weights:
-            network.load_state_dict(first_weights, strict=False)  # the file may have the encoder alone
+        elif self.preparation.first_weights:
+            network.load_state_dict(self.preparation.first_weights, strict=False)  # of the encoder alone
         freeze(network, self.config.optimizer.lr_factors)
         verifies = built.recorded is not None and model.verify
         kept = plan.pipeline is not None and self.mesh.is_root  # a stage drops the layers of the others
@@ -189,7 +180,7 @@ class Trainer:
                 stack.enter_context(self.offload)
             stopped = self._loop(training, held_out, StopFlag(end))
             moved = moved_by_ranks(self.offload, self.config.memory.store, self.mesh)
-            notes = rewritten_notes(self.beginning.sources, self.judged) if self.mesh.is_root else []
+            notes = rewritten_notes(self.preparation.sources, self.judged) if self.mesh.is_root else []
             self.started["warnings"] = [*self.started.get("warnings", ()), *notes]
             early = (
                 f"stopped early after step {self.step}, by a signal or because the job's time ends; its checkpoint is "
@@ -305,7 +296,7 @@ class Trainer:
             "normalization": asdict(self.normalization),
             "class_weights": list(self.preparation.class_weights),
             "position": self.position._asdict(),
-            "sources": [asdict(source) for source in self.beginning.sources],
+            "sources": [asdict(source) for source in self.preparation.sources],
             "judged": [asdict(source) for source in self.judged],
             "sampling": sampling_fingerprint(self.preparation),
             "step": self.step,
@@ -326,8 +317,8 @@ class Trainer:
     def _history(self) -> dict[str, Any]:
         """Return the run's resumptions, first weights and best validation, for checkpoint and summary."""
         return {
-            "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
-            "pretrained": self.beginning.pretrained and asdict(self.beginning.pretrained),
+            "resumed": [asdict(resumed) for resumed in self.preparation.resumed],
+            "pretrained": self.preparation.pretrained and asdict(self.preparation.pretrained),
             "best": self.best.best and asdict(self.best.best),
         }
 

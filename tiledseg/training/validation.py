@@ -12,7 +12,6 @@ import json
 import math
 import random
 import time
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +48,7 @@ SIDE = 256
 """Most pixels a side of a view's picture."""
 _BANDS = 3  # bands of an image in a picture
 _TITLES = ("image", "labels", "map", "missed", "false")
-_Slices = tuple[slice, slice]
+_Places = tuple[NDArray[np.int64], ...]  # of pixels, as `numpy.ix_` gives them
 
 
 @dataclass(frozen=True)
@@ -65,18 +64,14 @@ class PanelView:
         """(height, width) of the picture."""
         return -(-self.box.height // self.stride), -(-self.box.width // self.stride)
 
-    def part(self, core: Box) -> tuple[_Slices, _Slices] | None:
-        """Return the slices of the view's pixels in `core`, within the picture and within the core; None if there are
-        none. Cores that cover a raster once fill the picture once."""
-        to, of = [], []
-        for view, own in (self.box.row, core.row), (self.box.col, core.col):
-            shown = range(view.start, view.stop, self.stride)
-            first, stop = bisect_left(shown, own.start), bisect_left(shown, own.stop)
-            if first == stop:
-                return None
-            to.append(slice(first, stop))
-            of.append(slice(shown[first] - own.start, shown[stop - 1] - own.start + 1, self.stride))
-        return (to[0], to[1]), (of[0], of[1])
+    def part(self, core: Box) -> tuple[_Places, _Places]:
+        """Return the places of the view's pixels in `core`, within the picture and within the core. Cores that cover a
+        raster once fill the picture once."""
+        sides = (self.box.row, core.row), (self.box.col, core.col)
+        shown = [(np.arange(view.start, view.stop, self.stride), own) for view, own in sides]
+        inside = [(places >= own.start) & (places < own.stop) for places, own in shown]
+        within = (places[kept] - own.start for (places, own), kept in zip(shown, inside, strict=True))
+        return np.ix_(*map(np.flatnonzero, inside)), np.ix_(*within)
 
 
 def choose_views(
@@ -115,11 +110,11 @@ class SeenView:
 
 @dataclass
 class Panels:
-    """The views of a run's validations, and this rank's fragments of them: (kind, view's number, slices, pixels)."""
+    """The views of a run's validations, and this rank's fragments of them: (kind, view's number, places, pixels)."""
 
     views: Sequence[PanelView]
     ignore_index: int
-    _fragments: list[tuple[str, int, _Slices, NDArray]] = field(default_factory=list)
+    _fragments: list[tuple[str, int, _Places, NDArray]] = field(default_factory=list)
 
     def looking(self, samples: Iterator[Sample]) -> Iterator[Sample]:
         """Yield the samples, and keep the image pixels of the views."""
@@ -137,7 +132,7 @@ class Panels:
         for number, to, of in self._parts(sample.image, core):
             valid_HW = sample.valid_HW[core.relative_to(sample.tile.core).slices][of]
             shown_HW = np.where(valid_HW, map_HW[of], np.uint8(self.ignore_index))
-            self._fragments += [("map", number, to, shown_HW), ("labels", number, to, labels_HW[of].copy())]
+            self._fragments += [("map", number, to, shown_HW), ("labels", number, to, labels_HW[of])]
 
     def gather(self, mesh: Mesh) -> list[SeenView]:
         """Return the views of a validation on the root; none elsewhere. Collective."""
@@ -152,15 +147,14 @@ class Panels:
             blank = np.nan if kind == "image" else self.ignore_index
             shape = *pixels.shape[:-2], *self.views[number].shape
             canvas = canvases.setdefault((kind, number), np.full(shape, blank, pixels.dtype))
-            canvas[..., to[0], to[1]] = pixels
+            canvas[(..., *to)] = pixels
         kinds = "image", "labels", "map"
         return [SeenView(view, *(canvases[kind, n] for kind in kinds)) for n, view in enumerate(self.views)]
 
-    def _parts(self, image: int, core: Box) -> Iterator[tuple[int, _Slices, _Slices]]:
+    def _parts(self, image: int, core: Box) -> Iterator[tuple[int, _Places, _Places]]:
         for number, view in enumerate(self.views):
-            part = view.part(core) if view.image == image else None
-            if part is not None:
-                yield number, *part
+            if view.image == image and core.clip(view.box).area:
+                yield number, *view.part(core)
 
 
 @dataclass(frozen=True)
