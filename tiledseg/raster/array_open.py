@@ -23,18 +23,18 @@ from tiledseg.errors import RasterError, install
 from tiledseg.geometry.box import Box
 from tiledseg.raster.array_names import NETCDF, TILES, ArrayName
 from tiledseg.raster.array_place import check_dims, class_names_of, dims_of, nodata_of, placed, time_of
-from tiledseg.raster.composed import VALID, Composed, StackedReader, open_composed
+from tiledseg.raster.composed import VALID, Composed, open_composed, stacked_reader
 from tiledseg.raster.gdal_open import CACHE_BYTES
-from tiledseg.raster.gdal_reader import GdalReader, as_stored, check_size, choose_bands
+from tiledseg.raster.gdal_reader import check_size, choose_bands
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.mirrored_reader import RasterReader, reading
+from tiledseg.raster.mirrored_reader import RasterReader, as_stored, reading
 from tiledseg.raster.remote import is_remote
 from tiledseg.system.files import irregular_kind
 
 _CLASSIC = b"CDF"
 
 
-class ArrayReader(GdalReader):
+class ArrayReader(RasterReader):
     """One array, whose pixels are valid by the rules of GDAL's rasters. See `reader.open_raster` for the arguments and
     errors. `close_store` closes its store, and `forget` drops what was kept of it."""
 
@@ -84,10 +84,12 @@ class ArrayReader(GdalReader):
                 **_cut(array.attrs.get(TILES), bands is None),
             )
 
-    def read_masks(self, box: Box) -> tuple[NDArray, list[NDArray]]:
-        """Return pixels (C, H, W), and no masks."""
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         rows, cols = box.slices
-        return np.asarray(self._pixels_CHW[:, rows, cols].compute(scheduler="synchronous").values, self.info.dtype), []
+        pixels_CHW = np.asarray(
+            self._pixels_CHW[:, rows, cols].compute(scheduler="synchronous").values, self.info.dtype
+        )
+        return pixels_CHW, np.ones(box.shape, np.bool_)
 
     def release(self) -> None:
         """Forget the chunks that were read: the next read asks the store anew."""
@@ -118,7 +120,7 @@ def open_array(path: str, array: Any, bands: Sequence[int] | None, nodata: float
         return ArrayReader(path, array, bands, nodata, *about)
     parts = [ArrayReader(path, array.isel({dim: at}), bands, nodata, *about) for at in range(array.sizes[dim])]
     numbers = [number for part in parts for number in part.info.band_numbers]
-    return StackedReader(path, parts, numbers, range(len(numbers)), len(parts))
+    return stacked_reader(path, parts, numbers, range(len(numbers)), len(parts))
 
 
 def _computed_once(path: str, array: Any) -> tuple[Any, Callable[[], object]]:

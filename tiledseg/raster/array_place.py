@@ -12,8 +12,8 @@ import numpy as np
 from affine import Affine
 
 from tiledseg.errors import RasterError
-from tiledseg.raster.gdal_reader import as_stored
 from tiledseg.raster.info import checked_crs, is_placed, named_crs
+from tiledseg.raster.mirrored_reader import as_stored
 
 _ROWS = ("y", "lat", "latitude", "northing", "projection_y_coordinate", "grid_latitude")
 _COLS = ("x", "lon", "longitude", "easting", "projection_x_coordinate", "grid_longitude")

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from tiledseg.errors import RasterError, renamed
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.array_names import file_of, parse_array_name
-from tiledseg.raster.gdal_reader import MOST_PIXELS, GdalReader, as_stored, valid_pixels
+from tiledseg.raster.gdal_reader import MOST_PIXELS
 from tiledseg.raster.info import RasterInfo, check_grids_match, is_placed
-from tiledseg.raster.mirrored_reader import RasterReader, prefetch, reading
+from tiledseg.raster.mirrored_reader import DerivedReader, RasterReader, as_stored, prefetch, reading
 from tiledseg.raster.places import covers, warped_reader
 from tiledseg.raster.statistics import check_alike
 
@@ -126,10 +126,10 @@ def open_composed(image: Composed, bands: Sequence[int] | None, opener: Opener) 
     own = bands if image.kind in (MOSAIC, TIMES) else None
     parts = list(prefetch(image.parts, lambda part: opener(part, own, True), threads, 2 * threads))
     if image.kind == MOSAIC:
-        return MosaicReader(image.label, parts)
+        return _mosaic_reader(image.label, parts)
     if image.kind == TIMES:
         read = [number for part in parts for number in part.info.band_numbers]
-        return StackedReader(image.label, parts, read, range(len(read)), len(parts))
+        return stacked_reader(image.label, parts, read, range(len(read)), len(parts))
     every = [(at, number) for at, part in enumerate(parts) for number in part.info.band_numbers]
     numbers = range(1, len(every) + 1) if bands is None else bands
     for number in numbers:
@@ -143,7 +143,7 @@ def open_composed(image: Composed, bands: Sequence[int] | None, opener: Opener) 
             part.close()
         parts = [opener(image.parts[at], [k for one, k in chosen if one == at], True) for at in sorted(dict(chosen))]
     order = sorted(range(len(chosen)), key=lambda place: chosen[place][0])  # the order in which parts are read
-    return StackedReader(image.label, parts, numbers, [order.index(place) for place in range(len(chosen))])
+    return stacked_reader(image.label, parts, numbers, [order.index(place) for place in range(len(chosen))])
 
 
 def _open_valid(image: Composed, bands: Sequence[int] | None, opener: Opener) -> RasterReader:
@@ -211,75 +211,61 @@ class MaskedReader(RasterReader):
         return counting_HW
 
 
-class StackedReader(RasterReader):
-    """The bands of `parts`, counted part by part and put into `order`. A pixel is valid by the rules of one file with
-    all these bands; of several `times`, if it is valid in each."""
+def stacked_reader(
+    label: str, parts: Sequence[RasterReader], numbers: Sequence[int], order: Sequence[int], times: int = 1
+) -> RasterReader:
+    """Return a reader of the bands of `parts`, counted part by part and put into `order`. A pixel is valid by the rules
+    of one file with all these bands; of several `times`, if it is valid in each."""
+    infos = [part.info for part in parts]
+    check_alike(infos if times > 1 else [replace(info, bands=1) for info in infos])
+    for info in infos[1:]:
+        check_grids_match(infos[0], info)
+    stored = [value for part in parts for value in part.nodata or ()]
+    as_one = times == 1 and len(stored) == len(order)
+    in_order = list(order) == sorted(order)
 
-    wraps = True
+    def derive(box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        read = [part.read_stored(box) if as_one else part.read(box) for part in parts]
+        pixels_CHW = np.concatenate([pixels for pixels, _ in read])
+        valid_HW = np.logical_and.reduce([valid for _, valid in read])
+        return pixels_CHW if in_order else pixels_CHW[list(order)], valid_HW
 
-    def __init__(
-        self, label: str, parts: Sequence[RasterReader], numbers: Sequence[int], order: Sequence[int], times: int = 1
-    ) -> None:
-        infos = [part.info for part in parts]
-        check_alike(infos if times > 1 else [replace(info, bands=1) for info in infos])
-        for info in infos[1:]:
-            check_grids_match(infos[0], info)
-        self.held = self._parts = tuple(parts)
-        self._order = list(order)
-        self.info = _merged(label, infos, bands=len(numbers), band_numbers=tuple(numbers), times=times)
-
-    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        rasters = [part for part in self._parts if isinstance(part, GdalReader)]
-        if len(rasters) == len(self._parts) and self.info.times == 1:
-            masked = [part.again(box, part.read_masks) for part in rasters]
-            pixels_CHW = np.concatenate([pixels for pixels, _ in masked])
-            nodata = [value for part in rasters for value in part.nodata]
-            valid_HW = valid_pixels(pixels_CHW, nodata, [mask_HW for _, masks in masked for mask_HW in masks])
-        else:
-            read = [part.read(box) for part in self._parts]
-            pixels_CHW = np.concatenate([pixels for pixels, _ in read])
-            valid_HW = np.logical_and.reduce([valid for _, valid in read])
-        return pixels_CHW if self._order == sorted(self._order) else pixels_CHW[self._order], valid_HW
+    info = _merged(label, infos, bands=len(numbers), band_numbers=tuple(numbers), times=times)
+    return DerivedReader(info, derive, parts, [stored[at] for at in order] if as_one else None)
 
 
-class MosaicReader(RasterReader):
-    """A mosaic of rasters on one pixel grid. Each pixel comes from the first part with a valid one there; pixels
-    outside all parts are not valid."""
+def _mosaic_reader(label: str, parts: Sequence[RasterReader]) -> RasterReader:
+    """Return a reader of a mosaic of rasters on one pixel grid. Each pixel comes from the first part with a valid one
+    there; pixels outside all parts are not valid."""
+    infos = [part.info for part in parts]
+    check_alike(infos)
+    boxes = [_place(infos[0], info) for info in infos]
+    hull = Box(*(reduce(Interval.hull, (getattr(box, side) for box in boxes)) for side in ("row", "col")))
+    if hull.area > MOST_PIXELS:
+        raise RasterError(f"{label} spans {hull.height} x {hull.width} px, of at most {MOST_PIXELS} in all; cut it")
+    if len({info.palette for info in infos}) > 1:
+        raise RasterError(f"the rasters of {label} have different colour tables; write them with one")
+    first = hull.row.start, hull.col.start
+    starts = ((box.row.start, box.col.start) for box in boxes)
+    corner = next((info.transform for info, at in zip(infos, starts, strict=True) if at == first), None)
+    info = _merged(
+        label,
+        infos,
+        height=hull.height,
+        width=hull.width,
+        transform=corner or infos[0].transform @ Affine.translation(hull.col.start, hull.row.start),
+        ground=None,
+        has_mask=True,
+        palette=infos[0].palette,
+        class_names=tuple(dict.fromkeys(name for info in infos for name in info.class_names)),
+    )
+    fill = as_stored(info.nodata, np.dtype(info.dtype)) or 0
+    places = [box.relative_to(hull) for box in boxes]
 
-    wraps = True
-
-    def __init__(self, label: str, parts: Sequence[RasterReader]) -> None:
-        infos = [part.info for part in parts]
-        check_alike(infos)
-        self._parts, boxes = tuple(parts), [_place(infos[0], info) for info in infos]
-        hull = Box(*(reduce(Interval.hull, (getattr(box, side) for box in boxes)) for side in ("row", "col")))
-        if hull.area > MOST_PIXELS:
-            raise RasterError(f"{label} spans {hull.height} x {hull.width} px, of at most {MOST_PIXELS} in all; cut it")
-        if len({info.palette for info in infos}) > 1:
-            raise RasterError(f"the rasters of {label} have different colour tables; write them with one")
-        first = hull.row.start, hull.col.start
-        starts = ((box.row.start, box.col.start) for box in boxes)
-        corner = next((info.transform for info, at in zip(infos, starts, strict=True) if at == first), None)
-        self._boxes = [box.relative_to(hull) for box in boxes]
-        self.held = self._parts
-        self.info = _merged(
-            label,
-            infos,
-            height=hull.height,
-            width=hull.width,
-            transform=corner or infos[0].transform @ Affine.translation(hull.col.start, hull.row.start),
-            ground=None,
-            has_mask=True,
-            palette=infos[0].palette,
-            class_names=tuple(dict.fromkeys(name for info in infos for name in info.class_names)),
-        )
-        fill = as_stored(self.info.nodata, np.dtype(self.info.dtype))
-        self._fill = 0 if fill is None else fill
-
-    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        pixels_CHW = np.full((self.info.bands, *box.shape), self._fill, self.info.dtype)
+    def derive(box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        pixels_CHW = np.full((info.bands, *box.shape), fill, info.dtype)
         valid_HW = np.zeros(box.shape, np.bool_)
-        for part, place in zip(self._parts, self._boxes, strict=True):
+        for part, place in zip(parts, places, strict=True):
             inner = box.clip(place)
             at = inner.relative_to(box).slices
             if inner.area and not valid_HW[at].all():
@@ -287,6 +273,8 @@ class MosaicReader(RasterReader):
                 pixels_CHW[:, *at] = np.where(valid_HW[at], pixels_CHW[:, *at], part_CHW)
                 valid_HW[at] |= part_HW
         return pixels_CHW, valid_HW
+
+    return DerivedReader(info, derive, parts)
 
 
 def _place(first: RasterInfo, info: RasterInfo) -> Box:

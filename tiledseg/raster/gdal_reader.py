@@ -27,7 +27,7 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.gdal_open import DRIVERS, names_beside, open_dataset, settings
 from tiledseg.raster.info import RasterInfo, checked_crs, ground_of
-from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, memory_bytes, reading
+from tiledseg.raster.mirrored_reader import HandlePool, RasterReader, as_stored, memory_bytes, reading
 from tiledseg.raster.remote import gdal_path, is_named, is_remote
 from tiledseg.system.files import irregular_kind
 
@@ -109,20 +109,16 @@ class GdalReader(RasterReader):
             failed.pop_all()
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        pixels_CHW, masks = self.read_masks(box)
-        return pixels_CHW, valid_pixels(pixels_CHW, self.nodata, masks)
-
-    def read_masks(self, box: Box) -> tuple[NDArray, list[NDArray]]:
-        """Return the pixels (C, H, W) of a box within the raster, and its masks (H, W), 0 at invalid pixels."""
         window = Window(box.col.start, box.row.start, box.width, box.height)
         bands = [*self.info.band_numbers, *([self._alpha] if self._alpha else [])]
+        mask_HW = np.ones(box.shape, np.bool_)
         with self._handle() as dataset:
             pixels_CHW = dataset.read(bands, window=window, out_dtype=self.info.dtype)
-            masks = [dataset.read_masks(1, window=window)] if self._masked else []
+            if self._masked:
+                mask_HW = dataset.read_masks(1, window=window) != 0
         if self._alpha:
-            masks.append(pixels_CHW[-1])
-            pixels_CHW = pixels_CHW[:-1]
-        return pixels_CHW, masks
+            return pixels_CHW[:-1], mask_HW & (pixels_CHW[-1] != 0)
+        return pixels_CHW, mask_HW
 
     @contextmanager
     def _handle(self) -> Iterator[Any]:
@@ -189,50 +185,6 @@ def choose_bands(
     if nodata is not None and dtype.kind in "iu" and as_stored(nodata, dtype) is None:
         raise RasterError(f"data.nodata is {nodata}, which {dtype} pixels of {path} cannot hold; give one they can")
     return tuple(bands), dtype.name, tuple(stated[band - 1] if nodata is None else nodata for band in bands)
-
-
-def valid_pixels(
-    pixels_CHW: NDArray, nodata: Sequence[float | None], masks: Sequence[NDArray] = ()
-) -> NDArray[np.bool_]:
-    """Return the validity (H, W) of pixels (C, H, W), from each band's nodata value (None: none) and masks.
-
-    A pixel is invalid
-    - where a mask (a per-dataset mask, an alpha band) is 0;
-    - where any band is NaN or infinite;
-    - in signed and floating-point rasters, where any band holds its nodata value;
-    - in unsigned rasters, where every band holds its nodata value (GDAL's rule for a dataset), because 0 or 255 in one
-      band alone may be a dark or bright pixel.
-    """
-    valid_HW = np.ones(pixels_CHW.shape[1:], np.bool_)
-    for mask_HW in masks:
-        valid_HW &= mask_HW != 0
-    if pixels_CHW.dtype.kind == "f":
-        for band_HW in pixels_CHW:
-            valid_HW &= np.isfinite(band_HW)
-    sentinels = [as_stored(value, pixels_CHW.dtype) for value in nodata]
-    if pixels_CHW.dtype.kind != "u":
-        for band_HW, sentinel in zip(pixels_CHW, sentinels, strict=True):
-            if sentinel is not None:
-                valid_HW &= band_HW != sentinel
-    elif None not in sentinels:
-        empty_HW = np.ones_like(valid_HW)
-        for band_HW, sentinel in zip(pixels_CHW, sentinels, strict=True):
-            empty_HW &= band_HW == sentinel
-        valid_HW &= ~empty_HW
-    return valid_HW
-
-
-def as_stored(value: float | None, dtype: np.dtype) -> np.generic | None:
-    """Return a nodata value in the raster's dtype; None without one, or if the dtype cannot hold it."""
-    if value is None:
-        return None
-    if dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            return dtype.type(value)
-    limits = np.iinfo(dtype)
-    if not limits.min <= value <= limits.max or value != int(value):  # NaN and infinity fail the first test
-        return None
-    return dtype.type(int(value))
 
 
 _MOST_BLOCKS = 1 << 16  # looked up one by one at about 5 microseconds each

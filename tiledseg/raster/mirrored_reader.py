@@ -110,11 +110,13 @@ class HandlePool:
 
 class RasterReader(ABC):
     """A reader of boxes of one raster. Any number of threads may read at once, each with its own handle. `held`: the
-    pools or readers that it owns. `wraps`: it reads other readers, which retry by themselves."""
+    pools or readers that it owns. `wraps`: it reads other readers, which retry by themselves. `nodata`: of each band
+    (None: none), by which `valid_pixels` judges the stored pixels; None if `_read_inside` returns the validity."""
 
     info: RasterInfo
     held: Sequence[HandlePool | RasterReader] = ()
     wraps = False
+    nodata: Sequence[float | None] | None = None
 
     def read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         """Return pixels (C, H, W) in the raster's own dtype and validity (H, W) of `box`, in absolute raster positions.
@@ -131,9 +133,13 @@ class RasterReader(ABC):
                 f"{box.height} x {box.width} px of {self.info.path} take {needed / 2**30:.3g} GiB, this machine has "
                 f"{there / 2**30:.3g} GiB; cut it finer with tiling.grid"
             )
-        return self.again(box, self._read)
+        return self._again(box, self._read)
 
-    def again(self, box: Box, read: Callable[[Box], T]) -> T:
+    def read_stored(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        """Return pixels and mask of a box within the raster, before they are judged by `nodata`."""
+        return self._again(box, self._read_inside)
+
+    def _again(self, box: Box, read: Callable[[Box], T]) -> T:
         """Return `read(box)`. Unless this reader wraps others, the read is repeated with new handles after each of the
         `PAUSES` if the system or GDAL refuses it. Raises RasterError for the last refusal, and for any other error at
         once. No read is put together from several tries."""
@@ -151,16 +157,17 @@ class RasterReader(ABC):
 
     def _read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         if Box.of_shape(self.info.shape).contains(box):
-            return self._read_inside(box)
+            pixels_CHW, valid_HW = self._read_inside(box)
+            return pixels_CHW, valid_HW if self.nodata is None else valid_pixels(pixels_CHW, self.nodata, valid_HW)
         rows, cols = mirrored_positions(box.row, self.info.height), mirrored_positions(box.col, self.info.width)
         hull = Box(*(Interval(int(places.min()), int(places.max()) + 1) for places in (rows, cols)))
         rows, cols = rows - hull.row.start, cols - hull.col.start
-        pixels_CHW, valid_HW = self._read_inside(hull)
+        pixels_CHW, valid_HW = self._read(hull)
         return pixels_CHW.take(rows, axis=1).take(cols, axis=2), valid_HW.take(rows, axis=0).take(cols, axis=1)
 
     @abstractmethod
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        """Read a box that lies within the raster."""
+        """Read a box that lies within the raster: its pixels, and the validity or, before `nodata`, the mask."""
 
     def release(self) -> None:
         """Close the handles that no thread is using; the next read reopens one."""
@@ -177,6 +184,65 @@ class RasterReader(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class DerivedReader(RasterReader):
+    """A raster computed from others: `derive` returns pixels and validity of a box within it. `held`: the readers that
+    it owns."""
+
+    wraps = True
+
+    def __init__(
+        self,
+        info: RasterInfo,
+        derive: Callable[[Box], tuple[NDArray, NDArray[np.bool_]]],
+        held: Sequence[RasterReader] = (),
+        nodata: Sequence[float | None] | None = None,
+    ) -> None:
+        self.info, self._derive, self.held, self.nodata = info, derive, held, nodata
+
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        return self._derive(box)
+
+
+def valid_pixels(pixels_CHW: NDArray, nodata: Sequence[float | None], mask_HW: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the validity (H, W) of pixels (C, H, W), from each band's nodata value (None: none) and a mask.
+
+    A pixel is invalid
+    - where the mask is False;
+    - where any band is NaN or infinite;
+    - in signed and floating-point rasters, where any band holds its nodata value;
+    - in unsigned rasters, where every band holds its nodata value (GDAL's rule for a dataset), because 0 or 255 in one
+      band alone may be a dark or bright pixel.
+    """
+    valid_HW = mask_HW.copy()
+    if pixels_CHW.dtype.kind == "f":
+        for band_HW in pixels_CHW:
+            valid_HW &= np.isfinite(band_HW)
+    sentinels = [as_stored(value, pixels_CHW.dtype) for value in nodata]
+    if pixels_CHW.dtype.kind != "u":
+        for band_HW, sentinel in zip(pixels_CHW, sentinels, strict=True):
+            if sentinel is not None:
+                valid_HW &= band_HW != sentinel
+    elif None not in sentinels:
+        empty_HW = np.ones_like(valid_HW)
+        for band_HW, sentinel in zip(pixels_CHW, sentinels, strict=True):
+            empty_HW &= band_HW == sentinel
+        valid_HW &= ~empty_HW
+    return valid_HW
+
+
+def as_stored(value: float | None, dtype: np.dtype) -> np.generic | None:
+    """Return a nodata value in the raster's dtype; None without one, or if the dtype cannot hold it."""
+    if value is None:
+        return None
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return dtype.type(value)
+    limits = np.iinfo(dtype)
+    if not limits.min <= value <= limits.max or value != int(value):  # NaN and infinity fail the first test
+        return None
+    return dtype.type(int(value))
 
 
 def mirrored_positions(positions: Interval, size: int) -> NDArray[np.intp]:

@@ -6,7 +6,6 @@ fit together like those of a file. Pixels beyond the source raster are not valid
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from rasterio.warp import transform as transform_points
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.info import RasterInfo, is_placed, whole_turn
-from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.mirrored_reader import DerivedReader, RasterReader
 
 Places = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Rows and columns of positions in a raster (pixel centres are whole numbers), which broadcast to (height, width)."""
@@ -71,30 +70,14 @@ class View(NamedTuple):
         return along(a, b, c), along(d, e, f)
 
 
-class PlacedReader(RasterReader):
-    """A reader that resamples `source` to the grid of `info`, at the positions that `places` returns for a box.
-    `nearest`: nearest pixel, else bilinear; a pixel is valid if all of its source pixels are. `owns`: it closes the
-    source."""
-
-    wraps = True
-
-    def __init__(
-        self, source: RasterReader, info: RasterInfo, places: Callable[[Box], Places], nearest: bool, owns: bool
-    ) -> None:
-        self.info, self._source, self._places, self._nearest = info, source, places, nearest
-        self.held = (source,) if owns else ()
-
-    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        return (_nearest if self._nearest else _blended)(self._source, *self._places(box))
-
-
 def view_reader(source: RasterReader, view: View, classes: bool = False) -> RasterReader:
     """Return a reader of a view of `source`, which the caller closes. `classes` are never interpolated; other pixels
-    are, as float32 or float64, unless the view is on pixels."""
+    are, as float32 or float64, unless the view is on pixels. A pixel is valid if all of its source pixels are."""
     nearest = classes or view.on_pixels
     dtype = source.info.dtype if nearest else str(_interpolated(np.dtype(source.info.dtype)))
     info = replace(source.info, height=view.shape[0], width=view.shape[1], dtype=dtype)
-    return PlacedReader(source, info, view.places, nearest, owns=False)
+    resample = _nearest if nearest else _blended
+    return DerivedReader(info, lambda box: resample(source, *view.places(box)))
 
 
 def warped_reader(source: RasterReader, target: RasterInfo, key: str) -> RasterReader:
@@ -111,7 +94,7 @@ def warped_reader(source: RasterReader, target: RasterInfo, key: str) -> RasterR
         )
     place = {"height": target.height, "width": target.width, "crs": target.crs, "transform": target.transform}
     info = replace(source.info, **place, ground=target.ground, has_mask=True)
-    return PlacedReader(source, info, lambda box: _warped(box, target, source.info), nearest=True, owns=True)
+    return DerivedReader(info, lambda box: _nearest(source, *_warped(box, target, source.info)), (source,))
 
 
 def covers(source: RasterInfo, target: RasterInfo) -> bool:
