@@ -86,12 +86,13 @@ def write(folder: Path, form: str, pixels: NDArray, name: str = "reflectance", n
     path = folder / f"{name}-{form}.{'tif' if form == 'tif' else 'nc' if form.startswith('nc') else 'zarr'}"
     if form == "tif":
         bands = pixels.reshape(-1, *pixels.shape[-2:])
-        profile = {"count": len(bands), "height": bands.shape[1], "width": bands.shape[2], "dtype": pixels.dtype}
-        with rasterio.open(path, "w", "GTiff", crs=CRS, transform=TRANSFORM, nodata=nodata, **profile) as dataset:
+        profile = dict(zip(("count", "height", "width"), bands.shape, strict=True), photometric="minisblack")
+        profile |= {"crs": CRS, "transform": TRANSFORM, "nodata": nodata, "dtype": pixels.dtype}
+        with rasterio.open(path, "w", "GTiff", **profile) as dataset:
             dataset.write(bands)
         return str(path)
     data = array.to_dataset()
-    chunks = tuple(CHUNK if size > 8 else 1 for size in pixels.shape)
+    chunks = tuple(min(CHUNK, size) if size > 8 else 1 for size in pixels.shape)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if form == "nc3":

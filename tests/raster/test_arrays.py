@@ -26,7 +26,7 @@ from tiledseg.foreign.tile_dataset import TileDataset
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster import array_names, array_open
 from tiledseg.raster.array_names import ArrayName, parse_array_name, takes_arrays
-from tiledseg.raster.composed import BANDS, Composed
+from tiledseg.raster.composed import files_of, parse_raster
 from tiledseg.raster.finding import expand_sources, pair_sources
 from tiledseg.raster.reader import identify, open_raster, written_since
 
@@ -92,7 +92,15 @@ def test_each_chunk_is_read_once(tmp_path: Path, form: str, times: int, monkeypa
             with ThreadPoolExecutor(4) as pool:
                 for box, (found, _) in zip(boxes, pool.map(reader.read, boxes), strict=True):
                     assert np.array_equal(found, pixels[:, *box.slices])
-            return bytes_read() - before
+            taken, seen = bytes_read() - before, counts.copy()
+            for end in (reader.release, reader.close) if form == "dask" else ():
+                end()  # forgets the chunks
+                reader.read(Box(Interval(0, 4), Interval(0, 4)))
+                reader.read(Box(Interval(0, 4), Interval(0, 4)))
+                assert sum((counts - seen).values()) == 1
+                counts.clear()
+                counts.update(seen)
+        return taken
 
     taken = read_boxes(source)
     if form == "nc4":  # HDF5 alone knows its chunks
@@ -100,27 +108,6 @@ def test_each_chunk_is_read_once(tmp_path: Path, form: str, times: int, monkeypa
     else:
         assert set(counts.values()) == {1}
         assert len(counts) == (1 if form == "dask" else 3) * 3 * 3
-
-
-def test_a_closed_reader_keeps_no_chunk(tmp_path: Path) -> None:
-    counts = Counter[str]()
-
-    def counted_chunk(block: Any) -> Any:
-        counts.update(["computed"])
-        return block
-
-    source = write(tmp_path, "dask", scene(SHAPE))
-    source = source.copy(data=source.data.map_blocks(counted_chunk, dtype="uint16", meta=np.empty((0,) * 3, "u2")))
-
-    @takes_arrays
-    def read_again(path: str) -> None:
-        with open_raster(path) as reader:
-            for expected, end in ((1, lambda: None), (1, reader.release), (2, reader.close), (3, lambda: None)):
-                reader.read(Box(Interval(0, 4), Interval(0, 4)))
-                assert counts["computed"] == expected
-                end()
-
-    read_again(source)
 
 
 def test_names_are_of_stores_alone(tmp_path: Path) -> None:
@@ -152,6 +139,8 @@ def test_stores_of_a_glob_are_found(tmp_path: Path) -> None:
         (tmp_path / f"{name}-zarr3.zarr").rename(tmp_path / f"{name}.zarr")
     found = expand_sources([f"{tmp_path}/*.zarr:/a"], "data.images")
     assert found == (f"{tmp_path}/a.zarr:/a", f"{tmp_path}/b.zarr:/a")
+    (joined,) = expand_sources([f"{tmp_path}/{{a,b}}.zarr:/a"], "data.images")
+    assert files_of(parse_raster(joined)) == [*found]
     for pattern, words in (
         (f"{tmp_path}/c*.zarr", "nothing matches"),
         (f"{tmp_path}/c.zarr:/x", "does not exist"),
@@ -246,27 +235,6 @@ def test_groups_and_several_variables(tmp_path: Path) -> None:
     with pytest.raises(RasterError, match="0 variables with x and y"):
         read(str(path))
     assert np.array_equal(read(other, Box.of_shape((50, 60)))[0][0], scene((50, 60), seed=1))
-
-
-@pytest.mark.parametrize("form", ["zarr3", "nc4"])
-def test_bands_of_several_stores_are_those_of_one(tmp_path: Path, form: str) -> None:
-    """Without data is what all bands of unsigned pixels hold, whichever store they are in."""
-    pixels = scene(SHAPE) % 3
-    parts = tuple(write(tmp_path, form, band, f"b{at}", nodata=0) for at, band in enumerate(pixels))
-    whole = write(tmp_path, "tif", pixels, nodata=0)
-    (ours, valid, _), (theirs, others, _) = read(str(Composed("all", BANDS, parts))), read(whole)
-    assert np.array_equal(ours, theirs)
-    assert np.array_equal(valid, others)
-    assert not valid.all()
-
-
-def test_stores_of_several_times_are_joined(tmp_path: Path) -> None:
-    pixels = scene((2, 20, 30)), scene((2, 20, 30), seed=1)
-    for at, each in enumerate(pixels):
-        write(tmp_path, "zarr3", each, "r")
-        (tmp_path / "r-zarr3.zarr").rename(tmp_path / f"t{at}.zarr")
-    (path,) = expand_sources([f"{tmp_path}/t{{0,1}}.zarr:/r"], "data.images")
-    assert np.array_equal(read(path, Box.of_shape((20, 30)))[0], np.concatenate(pixels))
 
 
 @pytest.mark.parametrize("form", ["zarr3", "nc4", "dask"])

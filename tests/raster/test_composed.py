@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 import rasterio
 from numpy.typing import NDArray
 
+from tests.array_scenes import CRS, TRANSFORM, write
 from tests.small_files import PLACE, write_raster
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.composed import (
     BANDS,
     MOSAIC,
+    TIMES,
     VALID,
     Composed,
     Raster,
@@ -49,8 +52,8 @@ def scene(dtype: str, bands: int = 4) -> NDArray:
 
 
 def piece(path: Path, pixels_CHW: NDArray, box: Box, **options: Any) -> str:
-    transform = PLACE @ rasterio.Affine.translation(box.col.start, box.row.start)
-    return write_raster(path, pixels_CHW[:, *box.slices], transform=transform, **options)
+    transform = TRANSFORM @ rasterio.Affine.translation(box.col.start, box.row.start)
+    return write_raster(path, pixels_CHW[:, *box.slices], crs=CRS, transform=transform, **options)
 
 
 def mosaic(folder: Path, pixels_CHW: NDArray, order: tuple[int, ...] = (2, 0, 3, 1), **options: Any) -> Composed:
@@ -58,60 +61,58 @@ def mosaic(folder: Path, pixels_CHW: NDArray, order: tuple[int, ...] = (2, 0, 3,
     return Composed("mosaic", MOSAIC, tuple(paths))
 
 
-def stack(folder: Path, pixels_CHW: NDArray, cuts: tuple[int, ...] = (1, 3), **options: Any) -> Composed:
-    parts = np.split(pixels_CHW, cuts)
-    return Composed(
-        "stack", BANDS, tuple(write_raster(folder / f"b{k}.tif", one, **options) for k, one in enumerate(parts))
-    )
+def stack(folder: Path, pixels_CHW: NDArray, form: str = "tif", nodata: float | None = None) -> Composed:
+    parts = enumerate(np.split(pixels_CHW, (1, 3)))
+    return Composed("stack", BANDS, tuple(write(folder, form, part, f"b{at}", nodata) for at, part in parts))
 
 
-def check_same(one: str, other: str, **how: Any) -> None:
-    with open_raster(one, **how) as plain, open_raster(other, **how) as composed:
-        assert replace(composed.info, path="", files=(), size=0, has_mask=True, block_shape=(1, 1)) == replace(
-            plain.info, path="", files=(), size=0, has_mask=True, block_shape=(1, 1)
-        )
-        for box in BOXES:
-            (ours_CHW, ours_HW), (theirs_CHW, theirs_HW) = composed.read(box), plain.read(box)
-            np.testing.assert_array_equal(ours_HW, theirs_HW)
-            np.testing.assert_array_equal(ours_CHW, theirs_CHW)
-            assert ours_CHW.dtype == theirs_CHW.dtype
-
-
-@pytest.mark.parametrize("kind", [stack, mosaic])
-@pytest.mark.parametrize("how", [{}, {"bands": [4, 1, 3]}, {"nodata": 3.0}], ids=str)
-@pytest.mark.parametrize(("dtype", "options"), [("uint8", {"nodata": 0}), ("int16", {"nodata": 0}), ("float32", {})])
-def test_it_has_the_pixels_of_one_file(
-    tmp_path: Path, kind: Any, how: dict[str, Any], dtype: str, options: dict[str, Any]
-) -> None:
-    pixels_CHW = scene(dtype)
-    plain = write_raster(tmp_path / "plain.tif", pixels_CHW, **options)
-    check_same(plain, str(kind(tmp_path, pixels_CHW, **options)), **how)
-
-
-def test_a_mosaic_of_stacks_has_the_pixels_of_one_file(tmp_path: Path) -> None:
-    pixels_CHW = scene("uint8")
-    plain = write_raster(tmp_path / "plain.tif", pixels_CHW, nodata=0)
+def mosaic_of_stacks(folder: Path, pixels_CHW: NDArray, **options: Any) -> Composed:
     stacks = []
     for at, box in enumerate(PIECES):
-        bands = [piece(tmp_path / f"{at}-{k}.tif", pixels_CHW[k : k + 1], box, nodata=0) for k in range(4)]
+        bands = [piece(folder / f"{at}-{k}.tif", band[None], box, **options) for k, band in enumerate(pixels_CHW)]
         stacks.append(Composed(f"stack {at}", BANDS, tuple(bands)))
     whole = Composed("whole", MOSAIC, tuple(stacks))
     assert parse_raster(str(whole)) == whole
-    assert (label_of(str(whole)), label_of(plain), len(files_of(whole))) == ("whole", plain, 16)
-    check_same(plain, str(whole))
-    check_same(plain, str(whole), bands=[2, 1])
+    assert (label_of(str(whole)), label_of("a.tif"), len(files_of(whole))) == ("whole", "a.tif", 16)
+    return whole
+
+
+KINDS = {
+    "stack": stack,
+    "stack of Zarr": partial(stack, form="zarr3"),
+    "stack of netCDF": partial(stack, form="nc4"),
+    "mosaic": mosaic,
+    "mosaic of stacks": mosaic_of_stacks,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "options"), [("uint8", {"nodata": 0}), ("int16", {"nodata": 0}), ("float32", {})])
+def test_it_has_the_pixels_of_one_file(tmp_path: Path, kind: str, dtype: str, options: dict[str, Any]) -> None:
+    pixels_CHW = scene(dtype)
+    one, several = write(tmp_path, "tif", pixels_CHW, "plain", **options), KINDS[kind](tmp_path, pixels_CHW, **options)
+    same = {"path": "", "files": (), "size": 0, "has_mask": True, "block_shape": (1, 1), "driver": ""}
+    for how in ({}, {"bands": [4, 1, 3]}, {"nodata": 3.0}):
+        with open_raster(one, **how) as plain, open_raster(str(several), **how) as composed:
+            assert replace(composed.info, **same) == replace(plain.info, **same)
+            for box in BOXES:
+                (ours_CHW, ours_HW), (theirs_CHW, theirs_HW) = composed.read(box), plain.read(box)
+                np.testing.assert_array_equal(ours_HW, theirs_HW)
+                np.testing.assert_array_equal(ours_CHW, theirs_CHW)
+                assert ours_CHW.dtype == theirs_CHW.dtype
 
 
 def test_of_overlapping_pieces_the_first_valid_one_counts(tmp_path: Path) -> None:
     ones_CHW, twos_CHW = np.full((1, 4, 6), 1, np.uint8), np.full((1, 4, 6), 2, np.uint8)
     ones_CHW[0, :, 4] = 0
     first = piece(tmp_path / "a.tif", ones_CHW, Box.of_shape((4, 6)), nodata=0)
-    second = write_raster(tmp_path / "b.tif", twos_CHW, nodata=0, transform=PLACE @ rasterio.Affine.translation(3, 2))
+    place = {"crs": CRS, "transform": TRANSFORM @ rasterio.Affine.translation(3, 2)}
+    second = write_raster(tmp_path / "b.tif", twos_CHW, nodata=0, **place)
     for order, middle in (((first, second), [1, 2, 1]), ((second, first), [2, 2, 2])):
         with open_raster(str(Composed("m", MOSAIC, order))) as reader:
             pixels_CHW, valid_HW = reader.read(Box.of_shape(reader.info.shape))
             assert reader.info.shape == (6, 9)
-            assert reader.info.transform == PLACE
+            assert reader.info.transform == TRANSFORM
         assert pixels_CHW[0, 3].tolist() == [1, 1, 1, *middle, 2, 2, 2]
         outside_HW = np.zeros((6, 9), bool)
         outside_HW[:2, 6:] = outside_HW[4:, :3] = True
@@ -179,7 +180,7 @@ def test_parts_that_do_not_fit_are_named_both(tmp_path: Path) -> None:
         "wide": (write_raster(tmp_path / "wide.tif", pixels_CHW.astype("uint16")), "dtype: uint8 against uint16"),
     }
     for name, (path, words) in others.items():
-        for kind in (BANDS, MOSAIC):
+        for kind in (BANDS, TIMES, MOSAIC):
             with pytest.raises(RasterError, match=words) as caught:
                 open_raster(str(Composed("x", kind, (good, path))))
             assert "good.tif" in str(caught.value)

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.small_files import write_raster
-from tiledseg.errors import LabelError, RasterError
+from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.raster import mirrored_reader, statistics
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.mirrored_reader import RasterReader, prefetch
+from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.samples.dataset import Dataset, layout_warning
 from tiledseg.raster.statistics import Normalization, finish, measure, partial_sums, statistics_blocks
@@ -93,31 +93,6 @@ def test_every_tile_is_a_window_of_the_one_normalised_raster(
         np.testing.assert_array_equal(sample.y_HW, y_HW[tile.core.slices])
         assert sample.valid_HW.shape == tile.core.shape
     data.close()
-
-
-def test_loads_the_same_through_prefetch_threads_and_few_open_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mirrored_reader, "MOST_IDLE", 3)
-    readers = [open_raster(write_raster(tmp_path / f"{i}.tif", image(seed=i))) for i in range(8)]
-    data = Dataset(readers, None, [tiling()] * 8, None, NORMALIZATION)
-    pairs = [(i, t) for t in range(6) for i in range(8)]
-    alone = [data.load(*pair).x_CHW for pair in pairs]
-    before = len(os.listdir("/proc/self/fd"))
-    together = list(prefetch(pairs, lambda pair: data.load(*pair).x_CHW, threads=3, depth=4))
-    assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
-    assert len(os.listdir("/proc/self/fd")) <= before + 3
-    assert data.load(0, 0).y_HW is None
-    data.close()
-
-
-def test_a_value_of_no_class_is_named_with_its_place(tmp_path: Path) -> None:
-    wrong = labels()
-    wrong[0, 50, 60] = 9
-    reader = open_raster(write_raster(tmp_path / "wrong.tif", wrong))
-    data = Dataset(open_pair(tmp_path)[:1], [reader], [tiling()], CLASSES, NORMALIZATION)
-    with pytest.raises(LabelError, match=r"wrong.tif holds value 9 at \(row 50, col 60\)"):
-        [data.load(0, tile) for tile in range(6)]
 
 
 INFO = RasterInfo("big.tif", 10000, 10000, 4, "uint8", block_shape=(512, 512), driver="GTiff")

@@ -12,7 +12,7 @@ import rasterio
 from tests.raster.conftest import Listener
 from tests.raster.range_server import __file__ as RANGE_SERVER  # noqa: N812
 from tests.raster.range_server import running
-from tests.raster.referring import overview_elsewhere, vrt
+from tests.raster.referring import vrt
 from tests.small_files import write_raster
 from tiledseg.errors import RasterError
 from tiledseg.evaluate import main as evaluate
@@ -48,16 +48,6 @@ def test_a_mask_of_a_url_reads_nothing_else(image: Path, listener: Listener) -> 
     assert listener.calls() == 0
 
 
-def test_an_overview_elsewhere_and_odd_names_are_never_asked_for(image: Path, listener: Listener) -> None:
-    for end in (".Msk", ".mSK", ".Ovr"):  # names that GDAL does not ask for either
-        Path(f"{image}{end}").write_text(vrt(f"/vsicurl/http://{listener.address}/a.tif", SIDE))
-    Path(f"{image}.aux.xml").write_text(overview_elsewhere(f"/vsicurl/http://{listener.address}/o.tif"))
-    pixels_CHW, valid_HW = read(image)
-    assert pixels_CHW[0, 0].tolist() == list(range(SIDE))
-    assert valid_HW.sum() == SIDE * SIDE - 1
-    assert listener.calls() == 0
-
-
 def test_masks_are_tiffs_and_pages_of_a_tiff_need_references(image: Path, listener: Listener) -> None:
     page = f"GTIFF_DIR:1:{image}"
     with pytest.raises(RasterError, match=r"does not exist; .*--references"):
@@ -71,18 +61,8 @@ def test_masks_are_tiffs_and_pages_of_a_tiff_need_references(image: Path, listen
     Path(f"{image}.ovr").unlink()
     with open_raster(str(image), references=True) as reader:
         assert reader.info.files == (str(image), f"{image}.msk")
-    assert listener.calls() == 0
-
-
-def test_references_by_choice_and_by_name(image: Path) -> None:
-    path = image.with_name("mosaic.tif")
-    path.write_text(vrt(str(image), SIDE))
-    with open_raster(str(path), references=True) as reader:
-        assert reader.info.references.startswith(f"{path} is a VRT and may read further files and URLs, as allowed: ")
-        assert reader.info.references.endswith(f": {image}")
-        np.testing.assert_array_equal(reader.read(WHOLE)[0], read(image)[0])
-    with open_raster(str(image), references=True) as reader:
         assert reader.info.references == ""
+    assert listener.calls() == 0
 
 
 def test_a_files_own_code_never_runs(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +174,8 @@ def test_gdal_and_obstore_are_sent_to_one_server() -> None:
     path_style = {"AWS_VIRTUAL_HOSTING": "FALSE"}
     assert {**gdal, **path_style}.items() <= gdal_options(url).items()
     assert not any(name.startswith("AWS") for name in gdal_options(gdal))
+    assert gdal_options({}, 8)["GDAL_HTTP_LOW_SPEED_TIME"] == "8"
+    assert "GDAL_HTTP_LOW_SPEED_TIME" not in gdal_options({"GDAL_HTTP_LOW_SPEED_TIME": "90"}, 8), "a user's own holds"
     for environment, endpoint, by_host in (
         (url, "http://h:9", False),
         ({"AWS_ENDPOINT_URL": "h"}, "https://h", False),
@@ -206,11 +188,6 @@ def test_gdal_and_obstore_are_sent_to_one_server() -> None:
         found = store_options("b", environment, 8, 1)
         assert (found.get("endpoint"), found["virtual_hosted_style_request"]) == (endpoint, by_host), environment
     assert store_options("b", {"AWS_NO_SIGN_REQUEST": "YES"}, 8, 1)["skip_signature"]
-
-
-def test_a_users_own_limits_hold() -> None:
-    assert gdal_options({}, 8)["GDAL_HTTP_LOW_SPEED_TIME"] == "8"
-    assert "GDAL_HTTP_LOW_SPEED_TIME" not in gdal_options({"GDAL_HTTP_LOW_SPEED_TIME": "90"}, 8)
 
 
 def test_what_was_read_is_named_and_never_shown() -> None:

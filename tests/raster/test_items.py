@@ -118,6 +118,10 @@ def test_masks_are_of_each_time_or_of_a_whole_mosaic() -> None:
     )
     assert image.parts == parts
     assert stem_of(path) == "a", "masks of each time leave an image its name"
+    (path,) = expand_sources(["s2/*_{04,06}.tif"], KEYS[0], rules=SourceRules(valid=3))
+    assert parse_raster(path).parts == tuple(
+        Composed(f"s2/a_{t}.tif", VALID, (f"s2/a_{t}.tif",), 3) for t in ("04", "06")
+    )
     with pytest.raises(RasterError, match=r"data.valid is clouds/.*, but s2/a_04.tif has no \{time\}"):
         expand_sources(["s2/a_04.tif"], KEYS[0], rules=series)
     (path,) = expand_sources(["m"], KEYS[0], rules=SourceRules(mosaic=True, valid="clouds.tif"))

@@ -98,15 +98,6 @@ def test_wildcards_and_lists_find_the_rasters_of_all_times(tmp_path: Path, monke
         pair_sources(patterns, ["{1}_labels.tif"], KEYS)
 
 
-def test_a_time_that_is_missing_or_of_another_grid_is_refused(tmp_path: Path) -> None:
-    series(tmp_path, "a")
-    with pytest.raises(RasterError, match=r"a_1231.tif does not exist"):
-        open_raster(joined([f"{tmp_path}/a_{time}.tif" for time in ("0401", "1231")]))
-    write_raster(tmp_path / "a_0620.tif", np.zeros((2, 9, 12), np.int16))
-    with pytest.raises(RasterError, match=r"a_0401.tif and .*a_0620.tif differ in size: 9 x 13 px against 9 x 12 px"):
-        open_raster(joined([f"{tmp_path}/a_{time}.tif" for time in TIMES[:2]]))
-
-
 @pytest.mark.parametrize(
     ("images", "times", "words"),
     [
@@ -121,19 +112,6 @@ def test_times_that_cannot_be_are_refused(images: str, times: list[str], words: 
     with pytest.raises(ConfigError) as refused:
         DataConfig(images=images, times=times).check()
     assert words in str(refused.value)
-
-
-def test_a_band_of_each_time_says_which_pixels_are_valid(tmp_path: Path) -> None:
-    times = np.random.default_rng(0).integers(0, 2, (2, 3, 20, 24)).astype("uint8")
-    for time, pixels_CHW in enumerate(times):
-        write_raster(tmp_path / f"x_{time}.tif", pixels_CHW)
-    (image,) = expand_sources([f"{tmp_path}/x_{{0,1}}.tif"], "data.images", rules=SourceRules(valid=3))
-    assert label_of(image) == f"{tmp_path}/x_{{0,1}}.tif"
-    with open_raster(image) as reader:
-        ours_CHW, valid_HW = reader.read(Box.of_shape((20, 24)))
-        assert (reader.info.times, reader.info.band_numbers) == (2, (1, 2, 1, 2))
-    np.testing.assert_array_equal(ours_CHW, times[:, :2].reshape(4, 20, 24))
-    np.testing.assert_array_equal(valid_HW, times[:, 2].all(0))
 
 
 def test_a_mask_that_is_missing_is_named_so(tmp_path: Path) -> None:

@@ -195,18 +195,6 @@ RASTER = (40, 50)
 ALL_VALID = np.ones(RASTER, np.bool_)
 
 
-def test_contrast_brightness_and_dropped_bands_by_hand() -> None:
-    x_CHW = np.random.default_rng(0).normal(size=(3, *RASTER))
-    valid_HW = np.random.default_rng(1).random(RASTER) > 0.2
-    found_CHW = np.where(valid_HW, x_CHW, 0)
-    Photometry((1.5, 1.0, 2.0), (0.0, -0.25, 1.0), (True, True, False)).apply(
-        found_CHW, valid_HW, Box.of_shape(RASTER), RASTER
-    )
-    np.testing.assert_array_equal(found_CHW[0], np.where(valid_HW, x_CHW[0] * 1.5, 0))
-    np.testing.assert_array_equal(found_CHW[1], np.where(valid_HW, x_CHW[1] - 0.25, 0))
-    assert (found_CHW[2] == 0).all()
-
-
 @pytest.mark.parametrize("bands", [1, 4, 5])
 def test_a_pixel_has_the_same_noise_in_every_box(bands: int) -> None:
     changes = Photometry((1.0,) * bands, (0.0,) * bands, (True,) * bands, noise=0.5, key=2**63 + 12345)

@@ -109,7 +109,7 @@ def loaders(path: str, info: RasterInfo) -> Iterator[Callable[[], Any]]:
 
 ENDINGS = (
     *("tif", "tif.msk", "tif.aux.xml", "prj", "png", "jp2", "vrt", "qml", "csv", "txt", "json", "yaml", "geojson"),
-    *("gpkg", "shp", "fgb", "tif.ovr"),
+    *("gpkg", "shp", "fgb", "tif.ovr", "tif.Msk", "tif.Ovr"),
 )
 
 
