@@ -102,6 +102,14 @@ def test_it_has_the_pixels_of_one_file(tmp_path: Path, kind: str, dtype: str, op
                 assert ours_CHW.dtype == theirs_CHW.dtype
 
 
+def test_each_band_has_the_nodata_value_of_its_part(tmp_path: Path) -> None:
+    pixels_CHW = scene("int16", 2)
+    parts = [write_raster(tmp_path / f"{at}.tif", pixels_CHW[at : at + 1], nodata=at + 1) for at in range(2)]
+    with open_raster(str(Composed("stack", BANDS, tuple(parts))), [2, 1]) as reader:
+        _, valid_HW = reader.read(Box.of_shape((HEIGHT, WIDTH)))
+    np.testing.assert_array_equal(valid_HW, (pixels_CHW[0] != 1) & (pixels_CHW[1] != 2))
+
+
 def test_of_overlapping_pieces_the_first_valid_one_counts(tmp_path: Path) -> None:
     ones_CHW, twos_CHW = np.full((1, 4, 6), 1, np.uint8), np.full((1, 4, 6), 2, np.uint8)
     ones_CHW[0, :, 4] = 0
@@ -191,6 +199,8 @@ def test_parts_that_do_not_fit_are_named_both(tmp_path: Path) -> None:
     four = write_raster(tmp_path / "four.tif", scene("uint8"))
     with pytest.raises(RasterError, match="with 4 bands"):
         open_raster(str(Composed("x", VALID, (good, four))))
+    with pytest.raises(RasterError, match="differ in bands: 1 against 4"):
+        open_raster(str(Composed("x", TIMES, (good, four))))
     with pytest.raises(RasterError, match=r"band 9.*bands 1 to 2"):
         open_raster(str(Composed("x", BANDS, (good, good))), [9])
     with pytest.raises(RasterError, match="cannot read the name"):
