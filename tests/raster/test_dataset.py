@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.small_files import write_raster
-from tiledseg.errors import RasterError
+from tiledseg.errors import LabelError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
@@ -93,6 +93,15 @@ def test_every_tile_is_a_window_of_the_one_normalised_raster(
         np.testing.assert_array_equal(sample.y_HW, y_HW[tile.core.slices])
         assert sample.valid_HW.shape == tile.core.shape
     data.close()
+
+
+def test_a_value_of_no_class_is_named_with_its_place(tmp_path: Path) -> None:
+    wrong = labels()
+    wrong[0, 50, 60] = 9
+    reader = open_raster(write_raster(tmp_path / "wrong.tif", wrong))
+    data = Dataset(open_pair(tmp_path)[:1], [reader], [tiling()], CLASSES, NORMALIZATION)
+    with pytest.raises(LabelError, match=r"wrong.tif holds value 9 at \(row 50, col 60\)"):
+        [data.load(0, tile) for tile in range(6)]
 
 
 INFO = RasterInfo("big.tif", 10000, 10000, 4, "uint8", block_shape=(512, 512), driver="GTiff")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,48 +83,6 @@ def test_lists() -> None:
     assert len(find_sources(["set/pairs.csv"], KEYS[0], SourceRules(parts=HELD_OUT_ALONE))) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("a.txt", "", ["a.txt lists no image"]),
-        ("a.txt", "i.png\nnone.png\n", ["a.txt, line 2", "none.png does not exist"]),
-        ("a.txt", "i.png\tl.png\tx\n", ["a.txt, line 1", "3 columns"]),
-        ("a.txt", "i.png\n", ["a.txt, line 1 names no labels", "data.labels is empty"]),
-        ("a.csv", "picture,label\ni.png,l.png\n", ["a.csv, line 1", "image,label,split"]),
-        ("a.csv", "image,label\ni.png\n", ["a.csv, line 2", "1 columns", "2"]),
-        ("a.csv", "image,label,split\ni.png,l.png,often\n", ["a.csv, line 2", "often", "train, val or test"]),
-        ("a.csv", "image,label,split\ni.png,l.png,test\n", ["a.csv lists no image of split train"]),
-        ("a.geojson", "{\n'x'}", ["a.geojson, line 2", "no JSON"]),
-        ("a.geojson", '{"features": [{"properties": {"image": 3}}]}', ["feature 0", "image 3", "text"]),
-        ("a.geojson", '{"features": [7]}', ["feature 0 names no image"]),
-    ],
-)
-def test_lists_that_cannot_be(name: str, text: str, words: list[str]) -> None:
-    touch("i.png", "l.png")
-    Path(name).write_text(text)
-    with pytest.raises(RasterError) as caught:
-        pair_sources([name], [], KEYS)
-    assert all(word in str(caught.value) for word in words), caught.value
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "words"),
-    [
-        ("a/*.png", "b/{stem}_L.png", ["a/1.png", "no labels b/1_L.png", "data.labels"]),
-        ("a", "b", ["a/1.png", "no labels b/1.*"]),
-        ("a/*.png", "b/{2}.png", ["{2}", "{stem}, {parent}, {1}"]),
-        ("a/*.png", "b/{}.png", ["{}", "{stem}"]),
-        ("a/*.png", "b/*.png", ["data.images has 1 rasters but data.labels has 2"]),
-    ],
-)
-def test_images_without_labels(images: str, labels: str, words: list[str]) -> None:
-    touch("a/1.png", "b/2.png", "b/3.png")
-    with pytest.raises(RasterError) as caught:
-        pair_sources([images], [labels], KEYS)
-    assert all(word in str(caught.value) for word in words), caught.value
-
-
 @pytest.fixture
 def files(folder: Path) -> Path:
     touch("b.tif", "a.tif", "c.png", "odd[1].tif", "deep/d.tif", "deep/er/e.tif")
@@ -149,19 +108,39 @@ def test_expands_in_the_order_given_and_globs_by_name(files: Path, patterns: lis
 
 
 @pytest.mark.parametrize(
-    ("patterns", "words"),
+    ("images", "labels", "words"),
     [
-        ([], "data.images is empty"),
-        (["bare"], "the folder bare holds no raster (.tif, "),
-        (["a.tif", "b.tif", "./a.tif"], "holds a.tif = ./a.tif twice, at positions 0 and 2"),
-        (["*.tif", "b.tif"], "twice, at positions 1 and 3"),
-        (["s3://b/a.tif", "s3://b/a.tif"], "twice, at positions 0 and 1"),
+        ([], [], ["data.images is empty"]),
+        (["bare"], [], ["the folder bare holds no raster (.tif, "]),
+        (["a.tif", "b.tif", "./a.tif"], [], ["holds a.tif = ./a.tif twice, at positions 0 and 2"]),
+        (["*.tif", "b.tif"], [], ["twice, at positions 1 and 3"]),
+        (["s3://b/a.tif", "s3://b/a.tif"], [], ["twice, at positions 0 and 1"]),
+        (["a/*.png"], ["b/{stem}_L.png"], ["a/1.png", "no labels b/1_L.png", "data.labels"]),
+        (["a"], ["b"], ["a/1.png", "no labels b/1.*"]),
+        (["a/*.png"], ["b/{2}.png"], ["{2}", "{stem}, {parent}, {1}"]),
+        (["a/*.png"], ["b/{}.png"], ["{}", "{stem}"]),
+        (["a/*.png"], ["b/*.png"], ["data.images has 1 rasters but data.labels has 2"]),
+        ({"a.txt": ""}, [], ["a.txt lists no image"]),
+        ({"a.txt": "c.png\nnone.png\n"}, [], ["a.txt, line 2", "none.png does not exist"]),
+        ({"a.txt": "c.png\tc.png\tx\n"}, [], ["a.txt, line 1", "3 columns"]),
+        ({"a.txt": "c.png\n"}, [], ["a.txt, line 1 names no labels", "data.labels is empty"]),
+        ({"a.csv": "picture,label\nc.png,c.png\n"}, [], ["a.csv, line 1", "image,label,split"]),
+        ({"a.csv": "image,label\nc.png\n"}, [], ["a.csv, line 2", "1 columns", "2"]),
+        ({"a.csv": "image,label,split\nc.png,c.png,often\n"}, [], ["a.csv, line 2", "often", "train, val or test"]),
+        ({"a.csv": "image,label,split\nc.png,c.png,test\n"}, [], ["a.csv lists no image of split train"]),
+        ({"a.geojson": "{\n'x'}"}, [], ["a.geojson, line 2", "no JSON"]),
+        ({"a.geojson": '{"features": [{"properties": {"image": 3}}]}'}, [], ["feature 0", "image 3", "text"]),
+        ({"a.geojson": '{"features": [7]}'}, [], ["feature 0 names no image"]),
     ],
 )
-def test_says_what_is_wrong_in_one_line(files: Path, patterns: list[str], words: str) -> None:
+def test_says_what_is_wrong_in_one_line(files: Path, images: Any, labels: list[str], words: list[str]) -> None:
+    """Of paths, and of lists by their texts."""
+    touch("a/1.png", "b/2.png", "b/3.png")
+    for name, text in images.items() if isinstance(images, dict) else ():
+        Path(name).write_text(text)
     with pytest.raises(RasterError) as error:
-        expand_sources(patterns, "data.images")
-    assert words in str(error.value)
+        pair_sources([*images], labels, KEYS)
+    assert all(word in str(error.value) for word in words), error.value
     assert "\n" not in str(error.value)
 
 

@@ -227,12 +227,6 @@ def test_empty_tiles_are_left_out_and_the_others_come_once_an_epoch() -> None:
         assert [len(step) for step in steps] == [4] * (len(filled) // 4) + [len(filled) % 4] * (len(filled) % 4 > 0)
         assert len(steps) == sampler.steps_per_epoch
     assert epochs[0] != epochs[1]
-    assert list(sampler.steps_from(Position(0, 3), 2)) == [
-        (Position(epoch, i), step)
-        for epoch, steps in enumerate(epochs)
-        for i, step in enumerate(steps)
-        if epoch or i >= 3
-    ]
 
 
 def test_classes_are_drawn_alike() -> None:
