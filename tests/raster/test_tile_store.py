@@ -1,11 +1,15 @@
-"""Tests of the tile store: the arrays of the rasters, the same bytes however often cutting was killed."""
+"""Tests of the tile store: the arrays of the rasters, the same bytes however often cutting was killed; and damaged
+stores give one line, or the result of the whole one."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
-from collections.abc import Sequence
+import shutil
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,7 @@ from tiledseg.errors import OutputError, RasterError, WriteError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.raster import tile_store
+from tiledseg.raster import mirrored_reader, tile_store
 from tiledseg.raster.finding import expand_sources, pair_sources
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.samples.dataset import Dataset, layout_warning
@@ -228,3 +232,126 @@ class TestRefuses:
         huge = replace(what, images=tuple(replace(info, bands=10**12) for info in what.images))
         with pytest.raises(OutputError, match=r"it needs .* GiB, .* GiB free; make room"):
             check_outputs([whole("--output", tmp_path / "tiles.h5", huge.bytes)])
+
+
+RASTER = "images/00000"
+Edit = Callable[[h5py.File], Any]
+
+
+@pytest.fixture
+def sound(tmp_path: Path, rasters: tuple[list[str], list[str]]) -> Path:
+    """A store of two images, one with invalid pixels, and their labels."""
+    return Path(cut(tmp_path / "sound.h5", plan(*rasters, grid=(2, 2))))
+
+
+@pytest.fixture
+def store(tmp_path: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(mirrored_reader, "PAUSES", ())
+    shutil.copy(sound, tmp_path / "other.h5")
+    return Path(shutil.copy(sound, tmp_path / "tiles.h5"))
+
+
+def everything(store: Path) -> list[Any]:
+    """Return all that a store gives: descriptions, and every tile's context or core."""
+    content: list[Any] = []
+    expand_sources([str(store)], "data.images")
+    for name in (f"{store}#{name}" for name in ("0", "1", "0:labels", "1:labels")):
+        with open_raster(name) as reader:
+            info = reader.info
+            assert info.tiling is not None
+            content += [info.shape, info.dtype, info.transform, info.crs, info.nodata, info.palette, info.tiling]
+            for tile in info.tiling.tiles:
+                content += reader.read(tile.core if "labels" in name else tile.context)
+    return content
+
+
+def outcome(store: Path) -> list[Any] | str:
+    """Return all that a store gives, or its one line."""
+    try:
+        return everything(store)
+    except RasterError as error:
+        line = str(error)
+    assert "tiles.h5" in line
+    assert "\n" not in line
+    assert len(line) < 700
+    return line
+
+
+def same(ours: list[Any], theirs: list[Any]) -> bool:
+    pairs = zip(ours, theirs, strict=True)
+    return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
+
+
+@pytest.mark.timeout(200)
+def test_a_flipped_bit_is_found_or_without_effect(store: Path, sound: Path) -> None:
+    expected, data = everything(sound), sound.read_bytes()
+    generator = np.random.default_rng(4)
+    places = [*range(0, 48), *generator.integers(0, len(data), 40).tolist(), *range(len(data) - 20, len(data))]
+    refused = 0
+    for at in places:
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << int(generator.integers(8))
+        store.write_bytes(damaged)
+        result = outcome(store)
+        refused += isinstance(result, str)
+        assert isinstance(result, str) or same(result, expected), f"byte {at} of {len(data)}"
+    assert refused > len(places) / 2  # the rest is padding of chunks, and validity of tiles without invalid pixels
+
+
+def test_a_flipped_bit_of_a_description_is_found(store: Path, sound: Path) -> None:
+    """HDF5 keeps texts in heaps without a checksum."""
+    data = sound.read_bytes()
+    start = data.index(b'{"source"')
+    for at in range(start, data.index(b'"footprint"', start), 5):
+        store.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        assert "a damaged description" in str(outcome(store)), f"byte {at} of {len(data)}"
+
+
+def _described(key: str, value: Any) -> Edit:
+    def edit(file: h5py.File) -> None:
+        raster = json.loads(file[RASTER].attrs["raster"])
+        assert raster[key] != value
+        text = json.dumps({**raster, key: value})
+        file[RASTER].attrs.update(raster=text, crc32=zlib.crc32(text.encode()))
+
+    return edit
+
+
+def _replaced(dataset: str, make: Callable[[h5py.Group], Any]) -> Edit:
+    def edit(file: h5py.File) -> None:
+        made = make(file[RASTER])
+        del file[RASTER][dataset]
+        file[RASTER][dataset] = made
+
+    return edit
+
+
+def _deleted(path: str) -> Edit:
+    return lambda file: file.__delitem__(path)
+
+
+EDITS: dict[str, Edit] = {
+    "no raster": lambda file: file[RASTER].attrs.__delitem__("raster"),
+    "raster text": lambda file: file[RASTER].attrs.__setitem__("raster", "{ no JSON"),
+    "labels taken away": _deleted("labels"),
+    "no pixels": _deleted(f"{RASTER}/pixels"),
+    "another grid": _described("grid", [3, 2]),
+    "other bands": _described("bands", 2),
+    "another dtype": _described("dtype", "int16"),
+    "a larger halo": _described("footprint", {"alignment": 8, "before": 24, "after": 24, "cut": 0, "mirror": False}),
+    "pixels elsewhere": _replaced("pixels", lambda group: h5py.ExternalLink("other.h5", f"/{RASTER}/pixels")),
+    "pixels by another name": _replaced("pixels", lambda group: h5py.SoftLink("/images/00001/pixels")),
+    "pixels of no chunks": _replaced("pixels", lambda group: group["pixels"][()]),
+    "fewer pixels": _replaced("pixels", lambda group: group["pixels"][:, :1]),
+    "a group for pixels": _replaced("pixels", lambda group: h5py.SoftLink("/images")),
+    "a raster elsewhere": lambda file: (
+        file.move(RASTER, "away") or file.__setitem__(RASTER, h5py.ExternalLink("other.h5", f"/{RASTER}"))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_datasets_that_do_not_fit_are_refused(store: Path, name: str) -> None:
+    with h5py.File(store, "r+") as file:
+        EDITS[name](file)
+    assert isinstance(outcome(store), str)
