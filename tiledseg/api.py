@@ -113,7 +113,7 @@ def predict_raster(
     None: values unchanged. `classes`: the expected number of classes.
 
     `flags`: any other flag of `tiledseg predict --help all`, with `_` for `-`: `precision="bf16"`, `format="gtiff"`,
-    `area="a.gpkg"`, `verbosity=0`. `verify=False`: do not compare a module first with its
+    `area="a.gpkg"`, `verbosity=0`, `polygons_classes=["road"]`. `verify=False`: do not compare a module first with its
     traced network (docs/explanation/exactness.md). `window`, `overlap`, `blend`, `ends`: a module of this input size
     maps by crops (docs/how-to/maps.md), untraced. A module also need not be traced with grid 1 on one rank. `memory`,
     `parallel`: maps of a group's keys, such as {"blocks": 8, "store": "/scratch"}, {"halo": "layer", "mesh": [2, 2]}.
@@ -144,6 +144,8 @@ def predict_raster(
         raise ConfigError(f"{refused[0]} is given, but network is the network; leave it out (tiledseg.predict_raster)")
     paths = {"output": target, "probabilities": probabilities, "polygons": flags.get("polygons")}
     files = {name: None if path is None else str(path) for name, path in paths.items()}
+    if not isinstance(named := flags.get("polygons_classes", ""), str):
+        flags["polygons_classes"] = None if named is None else ",".join(map(str, named))
     more = {
         "tiling": {"grid": list(grid) if isinstance(grid, tuple) else grid},
         "memory": {"blocks": "auto", **memory} if memory and "store" in memory else memory,

@@ -52,10 +52,12 @@ def build_parser() -> Parser:
     add("--image", nargs="+", required=True, help="rasters to map: paths, folders, globs, lists or URLs")
     add("--output", type=str, required=True, help="GeoTIFF of class numbers to write, a folder, or s3://")
     add("--probabilities", type=str, help="GeoTIFF of class probabilities to write, one band a class")
-    cog = "cog (default): Cloud-Optimized, with overviews; gtiff: tiled, without (docs/how-to/maps.md)"
+    cog = "cog (default): Cloud-Optimized, with overviews; gtiff: tiled, as the ranks write it"
     add("--format", choices=FORMATS, default="cog", help=cog)
     add("--compress", choices=COMPRESSIONS, default=AUTO, help="compression (default auto: docs/how-to/maps.md)")
     add("--polygons", metavar="FILE.gpkg", help="GeoPackage of the classes' areas to write")
+    names = "classes with polygons, by name or number (default: all)"
+    add("--polygons-classes", type=str, metavar="CLASS[,CLASS]", help=names)
     views = "the mean over the raster and its reflections, or all quarter turns of these too (default none)"
     add("--tta", choices=VIEWS, default=NO_VIEWS, help=views)
     bands = "bands by mean and deviation of the training images (default), or by those of each mapped image"
@@ -114,6 +116,8 @@ def main(words: Sequence[str]) -> int:
 
 def parse_groups(options: Namespace) -> Config:
     """Return the configuration from the options that are its keys. Raise ConfigError."""
+    if options.polygons is None:
+        refuse_given(options, ("polygons_classes",), "--polygons is not given", "give it")
     config = config_of(options, memory={"blocks": NONE})
     with renamed(options.flags):
         for group in (config.tiling, config.parallel, config.memory, config.model):
@@ -216,6 +220,7 @@ def request_of(options: Namespace, config: Config) -> Request:
         machine=config.parallel.machine,
         references=config.data.references,
         packing=Packing(options.format, options.compress),
+        polygons_classes=options.polygons_classes and tuple(options.polygons_classes.split(",")),
         area=config.data.area,
         views=options.tta,
         normalize=options.normalize,

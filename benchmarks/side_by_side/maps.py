@@ -83,7 +83,7 @@ def prepare(folder: Path) -> None:
 
 
 def by_tiledseg(module: nn.Module, image: Path, output: Path, options: dict[str, Any]) -> None:
-    tiledseg.predict_raster(module, image, output, format="gtiff", compress="none", **options)
+    tiledseg.predict_raster(module, image, output, format="gtiff", **options)
 
 
 def _of_image(image: Path, output: Path, scores_of: Callable[[torch.Tensor], torch.Tensor]) -> None:

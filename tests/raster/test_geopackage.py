@@ -27,7 +27,7 @@ def test_polygons_are_read_as_labels_and_cover_each_pixel_with_data_once(
     classes_HW = np.random.default_rng(3).choice(values, (37, 41)).astype(np.uint8)
     write_raster(tmp_path / "plain.tif", classes_HW[None], crs=UTM, transform=PLACE)
     with unfinished(tmp_path / "p.gpkg") as output:
-        write_polygons(output, tmp_path / "plain.tif", Info(37, 41), default_classes(4), 255)
+        write_polygons(output, tmp_path / "plain.tif", Info(37, 41), default_classes(4), {0, 1, 2, 3})
         assert not (tmp_path / "p.gpkg").exists(), "an unfinished file has another name"
         output.publish(JOURNALS)
     info = Info(37, 41)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from tiledseg.errors import ConfigError
+
 COG, GTIFF, ZARR = FORMATS = ("cog", "gtiff", "zarr")
 VIEWS = NO_VIEWS, REFLECTIONS, TURNS = ("none", "reflections", "turns")
 """The raster alone; it and its three reflections; these and their transposes, which are all quarter turns too."""
@@ -28,12 +30,16 @@ def _blocks(height: int, width: int) -> int:
 
 @dataclass(frozen=True)
 class Packing:
-    """Format and compression of a raster. `compress` auto: deflate, which every program reads. `average`: overviews
-    hold means of pixels, as shares need; others hold the most frequent value."""
+    """Format and compression of a raster. `compress` auto: deflate, which every program reads; `gtiff` is never
+    compressed. `average`: overviews hold means of pixels, as shares need; others hold the most frequent value."""
 
     format: str = "cog"
     compress: str = AUTO
     average: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format == GTIFF and self.compress not in (AUTO, "none"):
+            raise ConfigError(f"--compress is {self.compress}, but --format gtiff is not compressed; use --format cog")
 
     def of_shares(self) -> Packing:
         """Return the packing of class probabilities. auto leaves float32 as it is, since its last bits are noise."""
@@ -47,7 +53,7 @@ class Packing:
     @property
     def second_file(self) -> bool:
         """Return True if the plain file, whose pixels any rank can put in place, is packed into another one."""
-        return (self.format, self.codec) != ("gtiff", "none")
+        return self.format != GTIFF
 
     def bytes(self, height: int, width: int, pixel: int) -> int:
         """Return the most bytes of the disk: the plain file, the packed one, and GDAL's uncompressed overviews.
@@ -60,4 +66,4 @@ class Packing:
         return math.ceil((plain + packed) * BLOCK * BLOCK * pixel)
 
 
-PLAIN = Packing("gtiff", "none")
+PLAIN = Packing(GTIFF)

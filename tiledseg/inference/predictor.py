@@ -23,7 +23,7 @@ from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.inference.mapping import ImageShare, map_windows, open_dataset, share_image
-from tiledseg.inference.request import IMAGE, Request, plan_maps, staged, upload
+from tiledseg.inference.request import IMAGE, Request, chosen_classes, plan_maps, staged, upload
 from tiledseg.inference.trained import Mapper
 from tiledseg.raster.geopackage import JOURNALS, write_polygons
 from tiledseg.raster.info import RasterInfo, code_notes, is_placed, reference_notes
@@ -178,7 +178,7 @@ def _make_map(
                     with doing("writing the map's chunks"), writing(layout.path):
                         write_chunks(layout.plain, layout.output.file(), mesh.rank, mesh.size, tick)
                 mesh.communicator.barrier()
-            warn(mesh.on_root(lambda: _finish(files, info, mapper)))
+            warn(mesh.on_root(lambda: _finish(files, share, mapper)))
         except BaseException:  # on any rank: the root may be killed without a chance to clean up
             for output in files.outputs:
                 output.discard()  # one that has its name by now keeps it
@@ -210,13 +210,14 @@ def _lay_out(share: ImageShare, mapper: Mapper, held: ExitStack) -> MapFiles:
     return MapFiles(tuple(rasters), None if polygons is None else held.enter_context(unfinished(polygons)))
 
 
-def _finish(files: MapFiles, info: RasterInfo, mapper: Mapper) -> list[str]:
+def _finish(files: MapFiles, share: ImageShare, mapper: Mapper) -> list[str]:
     """Make the final files from the ranks' pixels, and give them their names. Return warnings. On one rank, with all of
     its cores."""
     if files.polygons is not None:
         with doing("outlining the map's polygons"):
             plain, legend = files.rasters[0].plain, mapper.legend or ()
-            write_polygons(files.polygons, plain, info, legend, mapper.ignore_index, tick)
+            classes = chosen_classes(share.request.polygons_classes, legend) - {mapper.ignore_index}
+            write_polygons(files.polygons, plain, share.info, legend, classes, tick)
     with doing("packing the map"):
         for layout in files.rasters:
             pack_layout(layout, len(os.sched_getaffinity(0)), tick)

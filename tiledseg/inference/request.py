@@ -31,6 +31,7 @@ from tiledseg.raster.composed import label_of, stem_of
 from tiledseg.raster.finding import check_assets, expand_sources
 from tiledseg.raster.geopackage import polygons_output
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.pair_reading import area_reader
 from tiledseg.raster.lists import EVERY, SourceRules
 from tiledseg.raster.map_writer import SIDECARS, raster_output
@@ -51,7 +52,7 @@ from tiledseg.raster.samples.dataset import check_cut
 from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.tile_store import parse_store_name
 from tiledseg.system.files import irregular_kind
-from tiledseg.system.outputs import Output, check_outputs, check_unclaimed, files_below
+from tiledseg.system.outputs import Output, check_ending, check_outputs, check_unclaimed, files_below
 from tiledseg.user_files.machine import machine_of
 
 TRAINING, IMAGE = ("training", "image")
@@ -63,10 +64,10 @@ class Request:
     """A request of a map.
 
     `grid` None: auto. `parallel.exact` False: accept norms with a tile's statistics. `inputs`: files that the request
-    was read from, which no output may replace. `polygons`: GeoPackage of the classes' areas. `views`: one of `VIEWS`.
-    `area`: file of polygons; the map has no data outside. `verify`: compare a traced network with its module first.
-    `blocks`: compute tiles in blocks, kept in `store`. `machine`: profile that decides the tiles. `composing`: how
-    images are made of rasters.
+    was read from, which no output may replace. `polygons`: GeoPackage of the areas of `polygons_classes` (None:
+    all). `views`: one of `VIEWS`. `area`: file of polygons; the map has no data outside. `verify`: compare a traced
+    network with its module first. `blocks`: compute tiles in blocks, kept in `store`. `machine`: profile that decides
+    the tiles. `composing`: how images are made of rasters.
     """
 
     image: str
@@ -81,6 +82,7 @@ class Request:
     verbosity: int = 1
     packing: Packing = field(default_factory=Packing)
     polygons: str | None = None
+    polygons_classes: tuple[str, ...] | None = None
     views: str = NO_VIEWS
     normalize: str = TRAINING
     area: str | None = None
@@ -91,7 +93,6 @@ class Request:
     composing: SourceRules = SourceRules()  # noqa: RUF009
 
 
-_OTHER_FORMATS = re.compile(r"\.(png|jpe?g|jp2|gif|bmp|webp|img|vrt|nc|h5|hdf5|gpkg|zarr)", re.IGNORECASE)
 _ENDINGS = {"cog": ".tif", "gtiff": ".tif", "zarr": ".zarr"}
 
 
@@ -182,10 +183,21 @@ def plan_maps(
         if plan.blocks is not None:
             raise ConfigError(f"{views} --memory.blocks is given; leave one out")
     _check_outputs(requests, infos, network.classes, mapper)
+    chosen_classes(first.polygons_classes, mapper.legend or default_classes(network.classes))
     for request, info in zip(requests, infos, strict=True):
         if request.area is not None and not area_reader(request.area, info, "--area").count:
             raise RasterError(f"--area {request.area} has no polygon in {info.path}; check its CRS and its place")
     return plan, tuple(infos)
+
+
+def chosen_classes(words: Sequence[str] | None, legend: Sequence[ClassRecord]) -> frozenset[int]:
+    """Return the numbers of the classes named by `words` (names or numbers; None: all). Raises ConfigError."""
+    names = [record.name for record in legend]
+    known = {**{str(number): number for number in range(len(names))}, **{name: k for k, name in enumerate(names)}}
+    for word in words or ():
+        if word not in known:
+            raise ConfigError(f"--polygons-classes has '{word}'; give names or numbers of {', '.join(names)}")
+    return frozenset(range(len(names)) if words is None else (known[word] for word in words))
 
 
 def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], classes: int, mapper: Mapper) -> None:
@@ -202,14 +214,8 @@ def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], cla
     area = [] if requests[0].area is None else [requests[0].area]
     check_outputs(outputs, [*read, *mapper.files, *requests[0].inputs, *area])
     for output in outputs:
-        if (
-            output.key != "--polygons"
-            and requests[0].packing.format != ZARR
-            and _OTHER_FORMATS.fullmatch(Path(output.path).suffix)
-        ):
-            raise OutputError(
-                f"{output.key} is '{output.path}', but a GeoTIFF is written there; give a name that ends in .tif"
-            )
+        if output.key != "--polygons" and requests[0].packing.format != ZARR:
+            check_ending(output.key, str(output.path), *_RASTERS)
         check_unclaimed(output.path)
 
 

@@ -5,9 +5,9 @@ a file a block's offset is known before its pixels, so any rank writes its recta
 read-modify-write, no lock, no gathering. One rank calls `lay_out` and broadcasts its value; every rank writes by a
 `RasterWriter`; after a barrier one rank calls `pack_layout` and `publish`. The bytes depend on the pixels only.
 
-GDAL's drivers pack the plain file: `cog`, a Cloud-Optimized GeoTIFF with overviews, or `gtiff`, a tiled GeoTIFF
-without. A GeoTIFF keeps a colour for each value, and names only in our tags CLASS_0, CLASS_1, ..., which `evaluate`
-reads. `map.tif.aux.xml` (GDAL's format) has the names of the categories, `map.qml` the style for QGIS.
+The plain file is the format `gtiff`; GDAL's driver packs it to `cog`, a Cloud-Optimized GeoTIFF with overviews. A
+GeoTIFF keeps a colour for each value, and names only in our tags CLASS_0, CLASS_1, ..., which `evaluate` reads.
+`map.tif.aux.xml` (GDAL's format) has the names of the categories, `map.qml` the style for QGIS.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ _CACHE_BYTES = 256 << 20
 _SHARES_LEVEL = 1
 """Compression level of probabilities: a higher one takes several times as long and saves a tenth of the bytes."""
 
-_LEVEL_NAMES = {"deflate": "zlevel", "zstd": "zstd_level"}
 _LOOK_SECONDS = 0.5
 
 
@@ -238,24 +237,17 @@ def _pack(layout: RasterLayout, threads: int, beat: Callable[[], None]) -> None:
         kept = meaning(theirs)
         lost = [what for what, value in meaning(ours).items() if kept[what] != value]
     if lost:
-        raise WriteError(
-            f"cannot write {layout.path}: GDAL's driver has not kept the {lost[0]}; use --format gtiff --compress none"
-        )
+        raise WriteError(f"cannot write {layout.path}: GDAL's driver has not kept the {lost[0]}; use --format gtiff")
 
 
 def _copy(layout: RasterLayout, threads: int) -> None:
-    """Copy the plain file by the driver of the packing; each driver has its own names of options."""
-    packing, dtype, cog = layout.packing, np.dtype(layout.dtype), layout.packing.format == "cog"
+    packing = layout.packing
     options: dict[str, Any] = {"compress": packing.codec, "num_threads": threads, "bigtiff": "if_safer"}
-    if cog:
-        resampling = "average" if packing.average else "mode"
-        options |= {"driver": "COG", "blocksize": BLOCK, "overview_resampling": resampling}
-    else:
-        options |= {"driver": "GTiff", "tiled": "yes", "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"}
-    if packing.average and packing.codec in _LEVEL_NAMES:
-        options["level" if cog else _LEVEL_NAMES[packing.codec]] = _SHARES_LEVEL
-    if dtype.kind == "f" and packing.codec != "none":
-        options["predictor"] = "floating_point" if cog else "3"
+    options |= {"blocksize": BLOCK, "overview_resampling": "average" if packing.average else "mode"}
+    if packing.average and packing.codec != "none":
+        options["level"] = _SHARES_LEVEL
+    if np.dtype(layout.dtype).kind == "f" and packing.codec != "none":
+        options["predictor"] = "floating_point"
     settings = {
         "GDAL_NUM_THREADS": str(threads),
         "GDAL_CACHEMAX": _CACHE_BYTES,
@@ -263,7 +255,7 @@ def _copy(layout: RasterLayout, threads: int) -> None:
         "COG_TMP_COMPRESSION": "NONE",  # compress overviews once
     }
     with rasterio.Env(**settings), rasterio.open(layout.plain, driver="GTiff") as dataset:
-        rasterio.shutil.copy(dataset, layout.output.file(), **options)
+        rasterio.shutil.copy(dataset, layout.output.file(), driver="COG", **options)
 
 
 def publish(layout: RasterLayout) -> list[str]:

@@ -45,7 +45,7 @@ VERSION = 3
 DAMAGED = "copy the store again, or cut it again with tiledseg tile"
 
 _NAME = re.compile(r"(?P<store>.+)#(?P<index>\d+)(?P<labels>:labels)?")
-_PLAIN = ("height", "width", "bands", "dtype", "ground", "nodata", "band_numbers", "palette")
+_PLAIN = ("height", "width", "bands", "dtype", "nodata", "band_numbers", "palette")
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CHUNK_BYTES = 4 << 20
 Opener = Callable[[int], AbstractContextManager[RasterReader]]
@@ -216,28 +216,28 @@ class StoreReader(RasterReader):
 
 
 def _info(raster: dict[str, Any], name: str, has_mask: bool) -> RasterInfo:
-    size, grid = (raster["height"], raster["width"]), (raster["grid"][0], raster["grid"][1])
-    tiling, ground = make_tiling(size, grid, Footprint(**raster["footprint"])), raster["ground"]
+    known = {key: _tuples(value) for key, value in raster.items()}
+    tiling = make_tiling((known["height"], known["width"]), known["grid"], Footprint(**raster["footprint"]))
     return RasterInfo(
         name,
-        *size,
-        raster["bands"],
-        str(np.dtype(raster["dtype"])),
-        crs=named_crs(name, raster["crs"]) if raster["crs"] else None,
-        transform=Affine(*raster["transform"]) if raster["transform"] else None,
-        ground=ground and GroundControl(tuple(map(tuple, ground[0])), ground[1], tuple(map(tuple, ground[2]))),
-        nodata=raster["nodata"],
+        **{key: known[key] for key in _PLAIN},
+        crs=named_crs(name, known["crs"]) if known["crs"] else None,
+        transform=Affine(*known["transform"]) if known["transform"] else None,
+        ground=GroundControl(*known["ground"]) if known["ground"] else None,
         block_shape=tiling.context_max,
         has_mask=has_mask,
-        band_numbers=tuple(raster["band_numbers"]),
         driver="tiles",
-        palette=tuple((index, tuple(colour)) for index, colour in raster["palette"] or ()) or None,
         tiling=tiling,
         files=(name.rpartition("#")[0],),
-        class_names=tuple((number, class_name) for number, class_name in raster.get("class_names", ())),
-        holds_classes="class_names" in raster,
-        times=raster.get("times", 1),
+        class_names=known.get("class_names", ()),
+        holds_classes="class_names" in known,
+        times=known.get("times", 1),
     )
+
+
+def _tuples(value: Any) -> Any:
+    """Return a value of JSON with tuples for its lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ class _HdfTarget(io.FileIO):
 def _create(file: h5py.File, name: StoreName, info: RasterInfo, tiling: Tiling) -> tuple[h5py.Dataset, h5py.Dataset]:
     """Create the empty datasets of a raster, in chunks of whole rows of one tile."""
     group = file.create_group(name.group)
-    raster: dict[str, Any] = {"source": info.path, **{key: getattr(info, key) for key in _PLAIN}}
+    raster: dict[str, Any] = {"source": info.path, "ground": info.ground, **{key: getattr(info, key) for key in _PLAIN}}
     raster["crs"] = info.crs.to_wkt() if info.crs else None
     raster["transform"] = list(info.transform)[:6] if info.transform is not None else None
     raster |= {"grid": tiling.grid, "footprint": asdict(tiling.footprint), "times": info.times}

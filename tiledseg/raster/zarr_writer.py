@@ -105,11 +105,9 @@ def write_chunks(plain: Path, store: Path, rank: int, size: int, beat: Callable[
     with zarr.config.set(_WHOLE), rasterio.open(plain, driver="GTiff") as dataset:
         group = zarr.open_group(store, mode="r+", zarr_format=3, use_consolidated=False)
         array: Any = group[CLASSES if CLASSES in group else SHARES]
-        boxes = list(Box.of_shape(dataset.shape).blocks(BLOCK, BLOCK))
-        every = [(band, box) for band in range(dataset.count) for box in boxes]
-        for band, box in every[rank::size]:
-            part, window = box.slices, Window.from_slices(*box.slices)
-            array[part if array.ndim == 2 else (band, *part)] = dataset.read(band + 1, window=window)
+        for box in list(Box.of_shape(dataset.shape).blocks(BLOCK, BLOCK))[rank::size]:
+            pixels_CHW = dataset.read(window=Window.from_slices(*box.slices))
+            array[(..., *box.slices)] = pixels_CHW[0] if array.ndim == 2 else pixels_CHW
             beat()
 
 

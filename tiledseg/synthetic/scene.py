@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from rasterio.crs import CRS
 
 from tiledseg.config.checks import checked
-from tiledseg.config.map_formats import BLOCK, Packing
+from tiledseg.config.map_formats import BLOCK
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.info import RasterInfo
@@ -86,7 +86,6 @@ WINDOW = (BLOCK, BLOCK)
 """Window that a thread renders at a time: one block of the file."""
 
 _CRS, _TRANSFORM = "EPSG:32632", Affine(METRES, 0.0, 480000.0, 0.0, -METRES, 5420000.0)
-_PACKING = Packing("gtiff", "zstd")
 _MAX_SIDE = 2_000_000
 _MAX_WORKERS = 256
 
@@ -294,12 +293,12 @@ def write_scene(
     scene = Scene(seed, size, bands)
     info = RasterInfo("the scene", *size, bands, "uint8", CRS.from_string(_CRS), _TRANSFORM)
     legend = [ClassRecord(name, colour) for name, colour in zip(CLASSES, CLASS_COLOURS, strict=True)]
-    outputs = [raster_output("--image", image, info, bands, "uint8", _PACKING)]
-    check_outputs([*outputs, raster_output("--labels", labels, info, 1, "uint8", _PACKING, legend=True)])
+    outputs = [raster_output("--image", image, info, bands, "uint8")]
+    check_outputs([*outputs, raster_output("--labels", labels, info, 1, "uint8", legend=True)])
     with unfinished(image) as first, unfinished(labels) as second:
         layouts = (
-            lay_out(first, info, bands, "uint8", NODATA, (), BANDS[bands], _PACKING),
-            lay_out(second, info, 1, "uint8", IGNORED, legend, packing=_PACKING),
+            lay_out(first, info, bands, "uint8", NODATA, (), BANDS[bands]),
+            lay_out(second, info, 1, "uint8", IGNORED, legend),
         )
         with RasterWriter(layouts[0]) as image_file, RasterWriter(layouts[1]) as label_file:
 
