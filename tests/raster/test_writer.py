@@ -127,17 +127,17 @@ def test_an_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     path, overview = tmp_path / "a.tif", tmp_path / "a.tif.ovr"
     path.write_bytes(b"old")
     overview.write_bytes(b"old")
-    (tmp_path / ".a.tif.part").mkdir()
-    (tmp_path / ".a.tif.part" / "whole").write_bytes(b"of a killed job")
     with suppress(ZeroDivisionError), unfinished(path) as output:
         lay_out(output, Info(30, 40), 1, "uint8")
         raise ZeroDivisionError
     assert (path.read_bytes(), overview.exists(), len(list(tmp_path.iterdir()))) == (b"old", True, 2)
+    (tmp_path / ".a.tif.part").mkdir()
+    (tmp_path / ".a.tif.part" / "whole.aux.xml").write_bytes(b"of a killed job")
     with unfinished(path) as output:
         publish(lay_out(output, Info(30, 40), 1, "uint8", 255))
     with rasterio.open(path) as dataset:
         assert (dataset.read() == 0).all()
-    assert not overview.exists()
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_two_jobs_with_one_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
