@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.law.cases import one_rank, step_gradients
+from tests.law.cases import one_rank
+from tests.law.steps import Steps, check_same_bits, train
 from tests.law.test_devices import CASE
 from tiledseg.errors import ConfigError
 from tiledseg.execution.carrying import make_deterministic, naming_disorder, use_one_kernel
@@ -53,12 +54,11 @@ def test_deterministic_training_does_not_fill_new_memory() -> None:
 def test_no_result_stands_in_memory_that_nobody_wrote(precision: str) -> None:
     """New memory filled with NaN changes no bit of a step."""
     make_deterministic(True)
-    loss, found = step_gradients(CASE, one_rank(), precision)
+    steps = Steps(CASE, images=((0,),), precision=precision)
+    found = train(steps, one_rank())
     torch.utils.deterministic.fill_uninitialized_memory = True
     assert torch.empty(4).isnan().all()
-    filled_loss, filled = step_gradients(CASE, one_rank(), precision)
-    assert loss == filled_loss
-    assert all(torch.equal(found[name], filled[name]) for name in found)
+    check_same_bits(train(steps, one_rank()), found)
 
 
 def test_a_kernel_without_an_order_is_named_in_a_line() -> None:

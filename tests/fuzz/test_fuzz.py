@@ -11,47 +11,40 @@ import pytest
 from benchmarks.forks import Interruption, Outcome
 from tests.comm.launching import ROOT, clean_environment
 from tests.conftest import NIGHTLY
-from tests.fuzz.__main__ import common_faults, faults_of_files
-from tests.fuzz.trials import Trial, aftermath, same
+from tests.fuzz.__main__ import Trial, faults_of
 
 BEFORE = {"image.tif": "1", "map.tif": "2"}
-KILLED = Interruption("SIGKILL", seconds=1.0)
 
 
 @pytest.mark.parametrize(
-    ("code", "err", "after", "interruption", "fault"),
+    ("code", "err", "after", "killed", "fault"),
     [
-        (0, "", {**BEFORE, "map.tif": "3"}, None, None),
-        (2, "error: x\n", BEFORE, None, None),
-        (-9, "", {**BEFORE, ".map.tif.part": "3"}, KILLED, None),
-        (0, "Traceback (most recent call last)\n", BEFORE, None, "traceback"),
-        (-11, "", BEFORE, KILLED, "exit code -11"),
-        (1, "", BEFORE, None, "exit 1 with 0 lines"),
-        (2, "error: x\nerror: y\n", BEFORE, None, "exit 2 with 2 lines"),
-        (0, "", {**BEFORE, "image.tif": "3"}, None, "input changed: image.tif"),
-        (2, "error: x\n", {**BEFORE, "map.tif": "3"}, None, "input changed: map.tif"),
-        (0, "", {**BEFORE, "stray": "3"}, None, "left over: stray"),
-        (0, "", {**BEFORE, ".map.tif.part": "3"}, None, "left over: .map.tif.part"),
+        (0, "", {"map.tif": "3"}, False, None),
+        (2, "error: x\n", {}, False, None),
+        (-9, "", {".map.tif.part": "3"}, True, None),
+        (0, "Traceback (most recent call last)\n", {}, False, "traceback"),
+        (-11, "", {}, True, "exit code -11"),
+        (1, "", {}, False, "exit 1 with 0 lines"),
+        (2, "error: x\nerror: y\n", {}, False, "exit 2 with 2 lines"),
+        (0, "", {"image.tif": "3"}, False, "input changed: image.tif"),
+        (2, "error: x\n", {"map.tif": "3"}, False, "input changed: map.tif"),
+        (0, "", {"stray": "3"}, False, "left over: stray"),
+        (0, "", {".map.tif.part": "3"}, False, "left over: .map.tif.part"),
     ],
 )
-def test_faults_are_seen(
-    code: int, err: str, after: dict[str, str], interruption: Interruption | None, fault: str | None
-) -> None:
-    trial = Trial("predict", [], "", ("map.tif",), lambda folder: [], interruption)
-    outcome = Outcome(code, "", err, 1.0, False)
-    faults = common_faults(trial, outcome) + faults_of_files(trial, outcome, BEFORE, after)
+def test_faults_are_seen(code: int, err: str, after: dict[str, str], killed: bool, fault: str | None) -> None:
+    trial = Trial("predict", interruption=Interruption("SIGKILL", seconds=1.0) if killed else None)
+    faults = faults_of(trial, Outcome(code, "", err, 1.0, False), BEFORE, BEFORE | after)
     assert [each.startswith(str(fault)) for each in faults] == ([] if fault is None else [True]), faults
 
 
-def test_a_damaged_map_is_seen(tmp_path: Path) -> None:
+def test_another_file_is_seen(tmp_path: Path) -> None:
     (tmp_path / "reference").mkdir()
-    (tmp_path / "reference/map.tif").write_bytes(b"pixels")
-    trial = Trial("predict", [], "", ("map.tif",), lambda folder: same(folder, "map.tif"), KILLED)
-    for data, faults in ((b"pixels", []), (b"qixels", ["map.tif is not that of undamaged material"])):
-        (tmp_path / "map.tif").write_bytes(data)
-        assert same(tmp_path, "map.tif") == faults
-        found = aftermath(trial, Outcome(0, "", "", 1.0, False), tmp_path)
-        assert found == [f"after the interruption: {fault}" for fault in faults]
+    for folder in (tmp_path, tmp_path / "reference"):
+        (folder / "map.tif").write_bytes(b"pixels")
+    assert Trial("predict").result_faults(tmp_path) == []
+    (tmp_path / "map.tif").write_bytes(b"qixels")
+    assert Trial("predict").result_faults(tmp_path) == ["map.tif is not that of undisturbed commands"]
 
 
 HANGS = """

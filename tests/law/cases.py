@@ -1,4 +1,4 @@
-"""Networks, rasters in memory, and a gradient computed twice: on the whole raster by torch alone, and by our tiles."""
+"""Networks, rasters in memory, and how far tensors are apart."""
 
 from __future__ import annotations
 
@@ -10,28 +10,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.mesh import ALONE, Mesh, serial_axes
-from tiledseg.execution.carrying import INPUT_DTYPES, PARAMETER_DTYPES
-from tiledseg.execution.halo_modes import ReadMode
-from tiledseg.execution.part_passes import SerialPasses
+from tiledseg.comm.mesh import ALONE, Mesh
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.models.dropout import DropoutKey, set_dropout_key
-from tiledseg.models.layers.block import tile_places
+from tiledseg.models.dropout import DropoutKey
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.samples.dataset import Dataset
-from tiledseg.raster.samples.sampling import TileReference
-from tiledseg.raster.statistics import Normalization
-from tiledseg.training.objective import Objective, PixelTerm
-from tiledseg.training.step import Stepper
 
 IGNORED = 255
 GRIDS = ((1, 1), (2, 2), (3, 2), (4, 4))
@@ -80,20 +69,6 @@ class Case:
         network = build_modules(self.unet, seed=1).to(dtype)
         return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
-    def dataset(self, grid: tuple[int, int] | None = None, dtype: str = "float64") -> Dataset:
-        draw = np.random.default_rng(5)
-        image_CHW = draw.normal(size=(self.unet.bands, *self.raster))
-        labels_HW = draw.integers(0, self.unet.classes, self.raster).astype(np.uint8)
-        labels_HW[draw.random(self.raster) < 0.1] = IGNORED
-        return Dataset(
-            [ArrayReader(image_CHW)],
-            [ArrayReader(labels_HW[None])],
-            [self.tiling(grid)],
-            LabelMap.from_config(self.unet.classes, IGNORED),
-            Normalization.identity(self.unet.bands),
-            dtype,
-        )
-
 
 @dataclass(frozen=True)
 class Strip(Case):
@@ -140,64 +115,12 @@ def all_cases() -> list[Case]:
     return cases
 
 
-@dataclass(frozen=True)
-class Undivided:
-    """The network on the whole raster, by torch's own loss and autograd: logits of the raster, and mean gradients."""
-
-    logits_KHW: torch.Tensor
-    loss: float
-    gradients: dict[str, torch.Tensor]
-
-
-def undivided(case: Case) -> Undivided:
-    network = case.network().train()
-    set_dropout_key(network, KEY)
-    dataset = case.dataset((1, 1))
-    sample = dataset.load(0, 0)
-    output_BKHW = network(as_batch(sample.x_CHW))
-    core_BKHW = output_BKHW[(slice(None), slice(None), *sample.tile.core_in_output.slices)]
-    target_BHW = torch.from_numpy(sample.y_HW).long()[None]
-    loss = functional.cross_entropy(core_BKHW, target_BHW, ignore_index=IGNORED)
-    loss.backward()
-    return Undivided(core_BKHW[0].detach(), loss.item(), gradients(network))
-
-
-def step_gradients(
-    case: Case, mesh: Mesh, precision: str = "fp64", grid: tuple[int, int] | None = None
-) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and mean gradients of one real optimizer step over the tiles of all ranks."""
-    network = case.network(PARAMETER_DTYPES[precision]).to(mesh.device).train()
-    dataset = case.dataset(grid, INPUT_DTYPES[precision])
-    mode, optimizer = ReadMode(network, mesh, dataset.tilings, precision), torch.optim.SGD(network.parameters(), lr=0.0)
-    axes, objective = serial_axes(mesh.communicator), Objective((PixelTerm(IGNORED),))
-    stepper = Stepper(optimizer, mesh, SerialPasses(mode), axes, objective, KEY.seed)
-    mine = mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
-    figures, _ = stepper.run(KEY.step, (dataset.load(0, part.tile) for part in mine), mine, stop=False)
-    stepper.close()
-    assert figures["loss"] is not None
-    return figures["loss"], gradients(network)
-
-
 def gradients(network: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad.detach().clone() for name, p in network.named_parameters() if p.grad is not None}
 
 
 def as_batch(x_CHW: NDArray) -> torch.Tensor:
     return torch.from_numpy(x_CHW)[None].contiguous(memory_format=torch.channels_last)
-
-
-def tiled_logits(case: Case, dtype: torch.dtype = torch.float64, grid: tuple[int, int] | None = None) -> torch.Tensor:
-    """The raster's logits from its tiles, of the case's grid unless given."""
-    network = case.network(dtype).train()
-    set_dropout_key(network, KEY)
-    dataset = case.dataset(grid, str(dtype).removeprefix("torch."))
-    logits_KHW = torch.zeros(case.unet.classes, *case.raster, dtype=dtype)
-    with torch.no_grad():
-        for tile in dataset.tilings[0].tiles:
-            places = tile_places(network.graph, dataset.tilings[0].whole, tile.context)
-            output_BKHW = network(as_batch(dataset.load(0, tile).x_CHW), places)
-            logits_KHW[(slice(None), *tile.core.slices)] = output_BKHW[(0, slice(None), *tile.core_in_output.slices)]
-    return logits_KHW
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:

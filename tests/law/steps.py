@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.law.cases import IGNORED, KEY, ArrayReader, Case, difference, one_rank
+from tests.law.cases import IGNORED, KEY, ArrayReader, Case, as_batch, difference, one_rank
 from tests.models.test_rebuild import policies
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import OptimizerConfig, ParallelConfig
@@ -29,6 +29,7 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.memory.mover import HOST
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.frozen import factor_of, freeze
+from tiledseg.models.layers.block import tile_places
 from tiledseg.models.network import GraphNetwork
 from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.pipeline import PipelinePlan, plan_pipeline
@@ -195,6 +196,20 @@ def _native(module: nn.Module) -> nn.Module:
     if not module.training:
         norm.eval().train = lambda mode=True: norm  # type: ignore[method-assign, assignment]
     return norm
+
+
+def tiled_logits(case: Case, precision: str = "fp64", grid: tuple[int, int] | None = None) -> torch.Tensor:
+    """The logits of the first image from its tiles, of the case's grid unless given."""
+    network = case.network(PARAMETER_DTYPES[precision]).train()
+    dataset = Steps(case, precision=precision).dataset(grid or case.grid)
+    set_dropout_key(network, KEY)
+    logits_KHW = torch.zeros(case.unet.classes, *case.raster, dtype=PARAMETER_DTYPES[precision])
+    with torch.no_grad():
+        for tile in dataset.tilings[0].tiles:
+            places = tile_places(network.graph, dataset.tilings[0].whole, tile.context)
+            output_BKHW = network(as_batch(dataset.load(0, tile).x_CHW), places)
+            logits_KHW[(slice(None), *tile.core.slices)] = output_BKHW[(0, slice(None), *tile.core_in_output.slices)]
+    return logits_KHW
 
 
 def by_one_rank(steps: Steps) -> Run:

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from tests.conftest import NIGHTLY
-from tests.law.cases import Case, all_cases, one_rank, relative, step_gradients, tiled_logits, undivided
+from tests.law.cases import Case, all_cases, difference, one_rank, relative
+from tests.law.steps import Steps, by_torch, tiled_logits, train
 from tiledseg.architecture.unet import UNet
 
 CASES = all_cases()
@@ -92,17 +93,14 @@ SERIAL_CASES = [
 @pytest.mark.parametrize("case", SERIAL_CASES, ids=name)
 def test_tiles_change_no_output_and_no_gradient(case: Case) -> None:
     """No output differs where a pixel's bits do not depend on where it stands."""
-    expected = undivided(case)
-    logits_KHW = tiled_logits(case)
-    loss, found = step_gradients(case, one_rank())
-    assert loss == pytest.approx(expected.loss, rel=GRADIENT_BOUND)
-    assert found.keys() == expected.gradients.keys()
-    whole = torch.cat([g.reshape(-1) for g in expected.gradients.values()])
-    assert relative(torch.cat([found[key].reshape(-1) for key in expected.gradients]), whole) <= GRADIENT_BOUND
-    worst = max((relative(found[key], expected.gradients[key]), key) for key in found)
+    steps = Steps(case, images=((0,),))
+    expected, found = by_torch(steps), train(steps, one_rank())
+    assert found.losses == pytest.approx(expected.losses, rel=GRADIENT_BOUND)
+    assert difference(found.gradients, expected.gradients) <= GRADIENT_BOUND
+    worst = max((relative(found.gradients[key], whole), key) for key, whole in expected.gradients.items())
     assert worst[0] <= TENSOR_BOUND, worst
     bound = 0.0 if has_steady_kernels(case.network()) else OUTPUT_BOUND
-    assert (logits_KHW - expected.logits_KHW).abs().max().item() <= bound
+    assert (tiled_logits(case) - tiled_logits(case, grid=(1, 1))).abs().max().item() <= bound
 
 
 # Wide layers and narrow ones, one band and several: below and above what torch gives to its BLAS.
@@ -118,6 +116,5 @@ SINGLE = [
 
 @pytest.mark.parametrize("case", SINGLE, ids=name)
 def test_outputs_in_float32_are_equal_to_the_last_bit(case: Case) -> None:
-    whole_KHW = tiled_logits(case, dtype=torch.float32, grid=(1, 1))
     assert has_steady_kernels(case.network(torch.float32))
-    assert torch.equal(tiled_logits(case, dtype=torch.float32), whole_KHW)
+    assert torch.equal(tiled_logits(case, "fp32"), tiled_logits(case, "fp32", (1, 1)))

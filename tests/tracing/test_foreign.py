@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.foreign_networks.networks import REAL
 from tests.conftest import NIGHTLY
-from tests.law.cases import difference, relative, tiled_logits
-from tests.law.steps import Steps, by_one_rank, check, train
+from tests.law.cases import difference, relative
+from tests.law.steps import Steps, by_one_rank, check, tiled_logits, train
 from tests.spatial.drawn import image
 from tests.spatial.twins import OpenAxes, copied, undivided
 from tests.tracing.cases import NETWORKS, Foreign, ForeignCase, traced
