@@ -23,7 +23,7 @@ import yaml
 import tiledseg
 from tests.comm.launching import MPIRUN, ROOT, clean_environment, mpirun
 from tests.conftest import NIGHTLY
-from tests.law.recipe_data import resnet
+from tests.checkpoint.published import resnet
 from tests.raster.polygons_drawn import write_vectors
 from tests.small_files import touch, write_yaml
 from tests.test_documents import command_lines

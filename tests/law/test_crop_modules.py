@@ -1,8 +1,7 @@
-"""Modules that run on crops: trained on windows, run whole, planned, or refused in a line."""
+"""Modules that run on crops: run whole, planned, or refused in a line (`test_runs.py` trains one on windows)."""
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ from torch import nn
 import tiledseg
 from tests.law.cases import one_rank
 from tests.law.fixed_size import BANDS, CLASSES, SIDE, Fickle, FixedSize, Spectral, fixed_size
-from tests.law.runs import configuration, losses, run
+from tests.law.runs import configuration, run
+from tests.law.test_runs import CROPS
 from tests.planning.allocated import measured, planned
 from tests.small_files import read_raster, write_raster
-from tiledseg.comm.mesh import Mesh
-from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.layers.declared import CropGrid
@@ -33,32 +31,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("image") / "image.tif"
     write_raster(path, np.random.default_rng(2).integers(1, 256, (BANDS, 45, 67), np.uint8))
     return path
-
-
-def keys_of(folder: Path, module: str = "FixedSize", **more: Any) -> dict[str, Any]:
-    """Return keys that train a module of one input size on windows, validated by crops."""
-    windows = {"windows": {"size": SIDE, "per_step": 3, "halo": "none"}, "epochs": 2}
-    return {
-        "model": ModelConfig(build=f"tests.law.fixed_size:{module}", window=SIDE, overlap=0.4, blend="cosine"),
-        "tiling.grid": "auto",
-        **{f"train.{key}": value for key, value in windows.items()},
-        "train.validate_every": 1,
-        **more,
-    }
-
-
-@pytest.mark.mpi
-@pytest.mark.ranks(2)
-def test_a_run_of_windows_is_that_of_one_rank(shared: Path, meshes: dict[str, Mesh], without_plots: None) -> None:
-    """Dropout draws by key, and the validation is that of the map."""
-    mesh = meshes["gloo"]
-    ours = run(configuration(shared, "windows", keys_of(shared)), mesh)
-    mesh.on_root(lambda: run(configuration(shared, "windows alone", keys_of(shared)), one_rank()))
-    theirs = [json.loads(line) for line in (shared / "windows alone" / "metrics.jsonl").read_text().splitlines()]
-    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-9)
-    assert len(set(losses(theirs))) > 2
-    found, wanted = ([line["val"]["iou"] for line in lines if "val" in line] for lines in (ours, theirs))
-    assert found == wanted
 
 
 def test_the_whole_image_needs_no_tracing(image: Path, tmp_path: Path) -> None:
@@ -195,7 +167,7 @@ def test_a_run_of_windows_refuses_in_a_line(
     keys: dict[str, Any], message: str, shared: Path, without_plots: None
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        run(configuration(shared, "refused", keys_of(shared, **keys)), one_rank())
+        run(configuration(shared, "refused", CROPS | keys), one_rank())
 
 
 def test_a_run_maps_by_its_crops_or_by_others(
@@ -203,7 +175,7 @@ def test_a_run_maps_by_its_crops_or_by_others(
 ) -> None:
     """And says so; exports no file without them; a network of ours is exact, and takes none."""
     folder = shared / "to map"
-    run(configuration(shared, folder.name, keys_of(shared)), one_rank())
+    run(configuration(shared, folder.name, CROPS), one_rank())
     build = "tests.law.fixed_size:FixedSize"
     assert f"{build}, crops of 12 px, overlap 0.4, blend cosine, ends inside" in (folder / "summary.json").read_text()
     trained = tiledseg.load(folder, build)

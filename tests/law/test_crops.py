@@ -1,4 +1,5 @@
-"""Maps by crops of one size: the definition, written again in a loop, and its bits for any tiles, ranks and threads."""
+"""Maps by crops of one size: the definition, written again in a loop, and its bits for any tiles and threads
+(`test_maps.py` has ranks)."""
 
 from __future__ import annotations
 
@@ -16,19 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tests.law.cases import one_rank
+import tiledseg
 from tests.law.fixed_size import BANDS, CLASSES, SHAPE, SIDE, Fickle, Handing, fixed_size
-from tests.law.test_steps import marks
 from tests.small_files import write_raster
-from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.layers.declared import CropGrid
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.inference.predictor import predict_all
-from tiledseg.inference.request import Request
-from tiledseg.inference.trained import module_mapper
 from tiledseg.models.layers.block import tile_places
-from tiledseg.planning.run.spread import Parallelism
 from tiledseg.tracing.crops import CropModule, crops_network, kept_between_tiles
 
 
@@ -212,73 +207,18 @@ def test_crops_half_a_batch_away_are_seen() -> None:
         np.testing.assert_allclose(scores_KHW, expected, rtol=0, atol=1e-12)
 
 
-ROWS: dict[str, tuple[CropGrid, dict[str, Any]]] = {
-    "gaussian": (CropGrid(SIDE), {}),
-    "mirrored": (CropGrid(SIDE, 0.4, "cosine", "mirrored"), {"parallel": Parallelism(halo="exchange")}),
-    "centre": (CropGrid(SIDE, 0.6, "centre"), {}),
-    "turns": (CropGrid(SIDE, 0.5, "mean"), {"views": "turns"}),
-}
-
-
-@pytest.fixture(scope="module")
-def image(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sides that no step divides, a corner without data; in a folder of all ranks. Collective."""
-    mesh = meshes["gloo"]
-    folder = Path(mesh.communicator.broadcast_object(str(tmp_path_factory.mktemp("crops"))))
-
-    def made() -> None:
-        pixels_CHW = np.random.default_rng(2).integers(1, 256, (BANDS, *SHAPE), np.uint8)
-        pixels_CHW[:, :9, :13] = 0
-        write_raster(folder / "image.tif", pixels_CHW, nodata=0)
-
-    mesh.on_root(made)
-    return folder / "image.tif"
-
-
-def mapped(image: Path, name: str, row: str, grid: tuple[int, int], mesh: Mesh) -> tuple[bytes, bytes]:
-    """The bytes of a map of classes and one of shares. Collective."""
-    files = [image.with_name(f"{name}{end}.tif") for end in ("", "-shares")]
-    cut, asked = ROWS[row]
-    own = {key: value for key, value in asked.items() if key != "parallel" or mesh.size > 1}
-    request = Request(str(image), *map(str, files), grid=grid, verbosity=0, **own)
-    predict_all([request], module_mapper(fixed_size(), BANDS, crops=cut), 1 << 30, mesh)
-    mesh.communicator.barrier()
-    return files[0].read_bytes(), files[1].read_bytes()
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("row", "grid"),
-    [
-        pytest.param("gaussian", (1, 1), marks=marks((3,))),
-        pytest.param("gaussian", (3, 3), marks=marks((2, 9))),
-        pytest.param("gaussian", (5, 9), marks=marks((3, 9))),
-        pytest.param("mirrored", (2, 4), marks=marks((2,))),
-        pytest.param("centre", (4, 3), marks=marks((2, 4))),
-        pytest.param("turns", (3, 4), marks=marks((3,))),
-    ],
-)
-def test_a_map_has_the_same_bits_for_any_ranks_and_tiles(
-    row: str, grid: tuple[int, int], image: Path, meshes: dict[str, Mesh]
-) -> None:
-    """Classes and probabilities, byte for byte, of one rank and one tile."""
-    mesh = meshes["gloo"]
-    ours = mapped(image, f"{row}{grid}", row, grid, mesh)
-    alone = mesh.on_root(lambda: mapped(image, f"{row} alone", row, (1, 1), one_rank()))
-    assert ours == alone
-
-
-def test_bits_do_not_depend_on_threads_which_share_no_attributes(image: Path) -> None:
-    wanted = mapped(image, "one", "gaussian", (1, 1), one_rank())
+def test_bits_do_not_depend_on_threads_which_share_no_attributes(tmp_path: Path) -> None:
+    image, files = tmp_path / "image.tif", [tmp_path / "map.tif", tmp_path / "shares.tif"]
+    write_raster(image, np.random.default_rng(2).integers(1, 256, (BANDS, *SHAPE), np.uint8))
     torch.manual_seed(4)
     network, x_BCHW = crops_network(Handing().eval(), BANDS, CropGrid(SIDE, 0.8)).eval(), torch.randn(1, BANDS, *SHAPE)
     found, threads = [], torch.get_num_threads()
     try:
         for number in (1, 4):
             torch.set_num_threads(number)
-            assert mapped(image, f"{number} threads", "gaussian", (2, 2), one_rank()) == wanted
+            tiledseg.predict_raster(fixed_size(), image, files[0], probabilities=files[1], window=SIDE, grid=2)
             with torch.no_grad():
-                found.append(network(x_BCHW))
+                found.append([network(x_BCHW).numpy().tobytes(), *(path.read_bytes() for path in files)])
     finally:
         torch.set_num_threads(threads)
-    assert torch.equal(*found)
+    assert found[0] == found[1]

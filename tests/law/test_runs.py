@@ -70,6 +70,14 @@ POLYGONS: Keys = {
 }  # fmt: skip
 WINDOWS: Keys = {"train.windows": {"size": 32, "per_step": 3}, "train.augment": CHANGES}
 SMALL: Keys = {**WINDOWS, "train.windows": {"size": 32, "per_step": 3, "halo": "none"}}
+# A module of one input size, trained on windows and validated by crops.
+CROPS: Keys = {
+    "model": ModelConfig(build="tests.law.fixed_size:FixedSize", window=12, overlap=0.4, blend="cosine"),
+    "tiling.grid": "auto",
+    "train.windows": {"size": 12, "per_step": 3, "halo": "none"},
+    "train.epochs": 2,
+    "train.validate_every": 1,
+}
 SOMEBODY: Keys = {"model": ModelConfig(build="tests.foreign.modules:build", arguments={"width": 3})}
 NORMED: Keys = {"model": ModelConfig(build="tests.foreign.modules:build", arguments={"width": 3, "norm": True})}
 STILL: Keys = {"model": ModelConfig("unet", build="tests.foreign.modules:build_measured", arguments={"width": 3})}
@@ -149,6 +157,7 @@ ROWS: dict[str, Row] = {
         {**WINDOWS, "train.windows": {"size": 16, "per_step": 2 * SIZE - 1}, "train.loss": LOSSES},
         ({"train.tiles_per_batch": 3},),
     ),
+    "windows of crops": Row((2,), CROPS, ({},), bound=1e-9),
     "tiles by class": Row(
         (4,),
         {

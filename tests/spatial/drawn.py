@@ -1,31 +1,16 @@
-"""Networks with skips that hypothesis draws, with an input and how it is spread over ranks."""
+"""Cuts, images, weights and norms for tests of what ranks and blocks compute."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from hypothesis import strategies as st
 from torch import nn
 
 from tests.geometry.drawn import CHANNELS, partitions
-from tests.geometry.drawn import networks as graphs
-from tests.spatial.twins import FLOOR, Network
+from tests.spatial.twins import Network
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.models.layers.pooling import MaxIndicesModule
-from tiledseg.models.network import build_network
 from tiledseg.models.norm import PixelNorm
-
-
-@dataclass(frozen=True)
-class Case:
-    """One network and one image, and how it is cut."""
-
-    network: Network
-    x_BCHW: torch.Tensor
-    rows: Partition
-    cols: Partition
-    floor: float = FLOOR
 
 
 def cuts(parts: int, size: int) -> st.SearchStrategy[Partition]:
@@ -72,16 +57,6 @@ def norms() -> list[nn.Module]:
         nn.InstanceNorm2d(CHANNELS, affine=True),
         PixelNorm(CHANNELS),
     ]
-
-
-@st.composite
-def networks(draw: st.DrawFn, shape: tuple[int, int]) -> Case:
-    """Skips, nested or not, of all kinds; pooling and upsampling of any kind; norms over few pixels."""
-    network = with_weights(build_network(draw(graphs()), CHANNELS), draw(st.integers(0, 3)))
-    height, width = (4 * draw(st.integers(max(2, n), max(4, n + 1))) for n in shape)
-    x_BCHW = image((draw(st.integers(1, 2)), CHANNELS, height, width), 5)
-    rows, cols = draw(cuts(shape[0], height)), draw(cuts(shape[1], width))
-    return Case(network, x_BCHW, rows, cols, floor=1.0)
 
 
 def may_tie(network: Network) -> bool:

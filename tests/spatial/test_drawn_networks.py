@@ -3,6 +3,7 @@ undivided result. A cut that does not fit is refused alike on all ranks, before 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +14,11 @@ from tests.geometry.drawn import law
 from tests.geometry.drawn import networks as graphs
 from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, image, with_weights
+from tests.spatial.test_block_network import in_blocks
 from tests.spatial.thread_ranks import on_ranks
 from tests.spatial.twins import Result, as_graph, copied, difference, loss_weights, refusal, start
 from tiledseg.comm.mesh import Axes
+from tiledseg.errors import GeometryError
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.network import GraphNetwork, build_network
@@ -74,18 +77,30 @@ def divided(flight: Flight, axes: Axes, shapes: list[torch.Size]) -> list[Result
     return [run.finish(x.shape, shape) for run, x, shape in zip(runs, flight.images, shapes, strict=True)]
 
 
-@settings(law, max_examples=60, suppress_health_check=list(HealthCheck))
-@given(flights())
-def test_drawn_networks_end_with_the_undivided_result(flight: Flight) -> None:
-    def reasons(axes: Axes) -> list[str | None]:
-        return [refusal(flight.network, axes, *cut, flight.fusion) for cut in flight.cuts]
+def test_drawn_networks_end_with_the_undivided_result() -> None:
+    """And so does a single image in such blocks on one rank."""
+    blocks = []
 
-    first, *others = on_ranks(*flight.ranks, reasons)
-    assert all(other == first for other in others)
-    if any(first):
-        return
-    expected = undivided(flight)
-    shapes = [result.y_BCHW.shape for result in expected]
-    for found in on_ranks(*flight.ranks, lambda axes: divided(flight, axes, shapes)):
-        faults = [difference(*pair, floor=1.0) for pair in zip(found, expected, strict=True)]
-        assert drawn.may_tie(flight.network) or not any(faults), faults
+    @settings(law, max_examples=60, suppress_health_check=list(HealthCheck))
+    @given(flights())
+    def ends(flight: Flight) -> None:
+        def reasons(axes: Axes) -> list[str | None]:
+            return [refusal(flight.network, axes, *cut, flight.fusion) for cut in flight.cuts]
+
+        first, *others = on_ranks(*flight.ranks, reasons)
+        assert all(other == first for other in others)
+        if any(first):
+            return
+        expected = undivided(flight)
+        shapes = [result.y_BCHW.shape for result in expected]
+        found = on_ranks(*flight.ranks, lambda axes: divided(flight, axes, shapes))
+        if len(flight.images) == 1:
+            with suppress(GeometryError):  # two tensors of one kept node, cut apart
+                found.append([in_blocks(flight.network, flight.images[0], lambda twin: flight.cuts[0])])
+                blocks.append(flight)
+        for each in found:
+            faults = [difference(*pair, floor=1.0) for pair in zip(each, expected, strict=True)]
+            assert drawn.may_tie(flight.network) or not any(faults), faults
+
+    ends()
+    assert len(blocks) > 8
