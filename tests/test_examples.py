@@ -21,9 +21,9 @@ import torch
 import yaml
 
 import tiledseg
+from tests.checkpoint.published import resnet
 from tests.comm.launching import MPIRUN, ROOT, clean_environment, mpirun
 from tests.conftest import NIGHTLY
-from tests.checkpoint.published import resnet
 from tests.raster.polygons_drawn import write_vectors
 from tests.small_files import touch, write_yaml
 from tests.test_documents import command_lines

@@ -151,22 +151,5 @@ def figures(folder: Path) -> list[dict[str, Any]]:
     return [{**each, "seconds": 0} for each in read_validations(folder)]
 
 
-def check_close(folder: Path, uninterrupted: Path) -> None:
-    """A run resumed on another number of ranks equals it but for the order of sums."""
-    resumed, whole = lines(folder), lines(uninterrupted)
-    assert [flat(line) for line in resumed] == [flat(line) for line in whole]
-    for here, there in zip(resumed, whole, strict=True):
-        np.testing.assert_allclose(losses(here), losses(there), rtol=1e-10)
-
-
 def step_losses(folder: Path) -> list[float]:
     return [line["loss"] for line in lines(folder) if "loss" in line]
-
-
-def losses(line: dict[str, Any]) -> list[float]:
-    return [line["val"]["loss"], line["val"]["mean_iou"]] if "val" in line else [line["loss"]]
-
-
-def flat(line: dict[str, Any]) -> dict[str, Any]:
-    """All of a line but its floating-point results."""
-    return {key: value for key, value in line.items() if key not in ("loss", "val")}

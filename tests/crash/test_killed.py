@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.comm.launching import needs_mpirun
-from tests.crash.runs import Material, Moment, check_close, check_same, lines, train
+from tests.crash.runs import Material, Moment, check_same, lines, train
+from tests.law.runs import check_same_run
 from tiledseg.checkpoint.folder import find_checkpoint, newest_checkpoint
 from tiledseg.geometry.box import Box
 from tiledseg.predict import main
@@ -52,7 +53,7 @@ def test_killed_in_a_checkpoint_of_two_and_resumed_on_one(material: Material, un
     assert [path.name for path in (folder / "checkpoints").glob(".partial-*")] == [".partial-step-000006"]
     assert newest_step(folder) == 4
     assert train(material, folder) == 0
-    check_close(folder, uninterrupted)
+    check_same_run(folder, uninterrupted, 1e-10)
     assert not list((folder / "checkpoints").glob(".*"))
 
 
@@ -67,7 +68,7 @@ def test_stopped_by_a_wall_time_signal(material: Material, uninterrupted: Path) 
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["finished"], summary["steps"]) == (False, stopped_at)
     assert train(material, folder) == 0
-    check_close(folder, uninterrupted)
+    check_same_run(folder, uninterrupted, 1e-10)
     assert json.loads((folder / "summary.json").read_text())["finished"] is True
 
 
@@ -80,7 +81,7 @@ def test_killed_while_neighbours_wait_for_its_halos(material: Material) -> None:
     assert done.code == 137
     assert 0 < newest_step(folder) <= 4, "of step 4 it may be under way"
     assert train(material, folder, *options) == 0
-    check_close(folder, whole)
+    check_same_run(folder, whole, 1e-10)
 
 
 @pytest.fixture(scope="module")

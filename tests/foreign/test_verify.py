@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import rasterio
 import torch
 from torch import nn
 
@@ -16,6 +14,7 @@ import tiledseg
 from tests.crash.runs import Material, step_losses
 from tests.foreign.modules import LargeOnly, Sly
 from tests.foreign.test_build import config, weights
+from tests.small_files import write_raster
 from tiledseg.cli import main
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError
@@ -29,17 +28,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two bands of 0 to 10,000, beyond the sizes that tracing tries."""
     path = tmp_path_factory.mktemp("scene") / "a.tif"
     pixels_CHW = np.random.default_rng(3).integers(0, 10001, (2, LARGE, LARGE)).astype(np.uint16)
-    with rasterio.open(path, "w", driver="GTiff", height=LARGE, width=LARGE, count=2, dtype="uint16") as file:
-        file.write(pixels_CHW)
+    write_raster(path, pixels_CHW)
     return path
-
-
-def test_a_map_of_another_network_is_none(scene: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"LargeOnly computes what.*\(mul, modules.py:\d+\) is called"):
-        tiledseg.predict_raster(LargeOnly(), scene, tmp_path / "map.tif", grid=1)
-    assert not list(tmp_path.iterdir())
-    tiledseg.predict_raster(LargeOnly(), scene, tmp_path / "map.tif", grid=1, verify=False)
-    assert (tmp_path / "map.tif").exists()
 
 
 class OfOneWhole(Sly):
@@ -49,12 +39,21 @@ class OfOneWhole(Sly):
         return super().forward(x) * (2 if 300 < x.shape[3] < 400 else 1)
 
 
-def test_a_map_of_tiles_that_the_whole_image_would_change_is_none(scene: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"\(mul, test_verify.py:\d+\) is given other numbers at 1 x {LARGE} x {LARGE}"
-    ):
-        tiledseg.predict_raster(OfOneWhole(norm=False), scene, tmp_path / "map.tif", grid=2)
+@pytest.mark.parametrize(
+    ("module", "grid", "words"),
+    [
+        (LargeOnly(), 1, r"LargeOnly computes what.*\(mul, modules.py:\d+\) is called"),
+        (OfOneWhole(norm=False), 2, rf"\(mul, test_verify.py:\d+\) is given other numbers at 1 x {LARGE} x {LARGE}"),
+    ],
+)
+def test_a_map_of_another_network_is_none(
+    module: nn.Module, grid: int, words: str, scene: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        tiledseg.predict_raster(module, scene, tmp_path / "map.tif", grid=grid)
     assert not list(tmp_path.iterdir())
+    tiledseg.predict_raster(module, scene, tmp_path / "map.tif", grid=grid, verify=False)
+    assert (tmp_path / "map.tif").exists()
 
 
 def test_a_map_says_what_was_compared(scene: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -100,15 +99,6 @@ def test_a_run_has_the_same_bits_with_the_check_and_without(
     assert step_losses(runs[True]) == step_losses(runs[False])
     ours, theirs = weights(runs[True]), weights(runs[False])
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-@pytest.mark.usefixtures("without_plots")
-def test_a_run_of_another_network_ends_before_its_first_step(material: Material, tmp_path: Path) -> None:
-    model = {"build": "tests.foreign.modules:in_training", "arguments": {}}
-    with pytest.raises(ConfigError, match="SmallOnly computes in training what its graph does not"):
-        tiledseg.train_network(config(material, tmp_path / "run", model=model))
-    lines = tmp_path / "run" / "metrics.jsonl"
-    assert not lines.exists() or not [line for line in lines.read_text().splitlines() if "loss" in json.loads(line)]
 
 
 @pytest.mark.mpi

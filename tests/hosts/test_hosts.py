@@ -24,7 +24,8 @@ import pytest
 
 from tests.comm.launching import MPIRUN, ROOT, Done, clean_environment, needs_mpirun
 from tests.conftest import NIGHTLY
-from tests.crash.runs import Material, check_close, train
+from tests.crash.runs import Material, train
+from tests.law.runs import check_same_run
 
 INTERFACE = "eth0"
 _NUMBERS = itertools.count()
@@ -172,7 +173,7 @@ def check_run(material: Material, name: str, mode: str, start: Callable[[list[st
     assert train(material, alone, *MODES[mode], *short) == 0
     ends = end_of(start(command(material, folder, *MODES[mode], *short)), 100)
     assert [done.code for done in ends] == [0] * len(ends), [done.err for done in ends]
-    check_close(folder, alone)
+    check_same_run(folder, alone, 1e-10)
 
 
 @needs_mpirun

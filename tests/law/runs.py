@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rasterio
 import shapely
 import torch
+from rasterio.transform import from_origin
 from safetensors.torch import load_file
 
+from tests.small_files import write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.commands.options import to_yaml
@@ -36,18 +37,12 @@ def write_scene(folder: Path) -> None:
     labels_HW = (np.add.outer(np.arange(HEIGHT) // 9, np.arange(WIDTH) // 7) % 3).astype(np.uint8)
     image_CHW = draw.integers(0, 90, (4, HEIGHT, WIDTH)) + 50 * labels_HW
     image_CHW[:, :5, :6] = 0
-    options = {"driver": "GTiff", "height": HEIGHT, "width": WIDTH, "dtype": "uint8", "crs": "EPSG:32633"}
-    options["transform"] = rasterio.transform.from_origin(500000, 5000000, 0.5, 0.5)
-    gray = [rasterio.enums.ColorInterp.gray] + [rasterio.enums.ColorInterp.undefined] * 3
+    place = {"crs": "EPSG:32633", "transform": from_origin(500000, 5000000, 0.5, 0.5)}
     for number in range(IMAGES):
         end = f"-{number}" if number else ""
-        with rasterio.open(
-            folder / f"image{end}.tif", "w", count=4, nodata=0, photometric="minisblack", **options
-        ) as file:
-            file.write(np.roll(image_CHW.astype(np.uint8), 11 * number, axis=1))
-            file.colorinterp = gray
-        with rasterio.open(folder / f"labels{end}.tif", "w", count=1, **options) as file:
-            file.write(np.roll(labels_HW, 11 * number, axis=0), 1)
+        turned_CHW = np.roll(image_CHW.astype(np.uint8), 11 * number, axis=1)
+        write_raster(folder / f"image{end}.tif", turned_CHW, nodata=0, **place)
+        write_raster(folder / f"labels{end}.tif", np.roll(labels_HW, 11 * number, axis=0)[None], **place)
     _write_polygons(folder)
 
 

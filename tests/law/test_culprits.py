@@ -77,25 +77,23 @@ def test_every_rank_ends_with_the_cause(
         check(config, mesh, what, shared / "image.tif")
 
 
-TOGETHER = {"model.norm": "batch", "tiling.grid": 1, "memory.blocks": 2, "train.images_per_step": 3}
+# Of three losses of ratios, that of the pixel; of three images in blocks, two on a rank and one on the other.
+RATIOS = {"train.loss": "dice", "train.tiles_per_step": 3}
+TOGETHER = {**SEVERAL, "model.norm": "batch", "tiling.grid": 1, "memory.blocks": 2, "train.images_per_step": 3}
 
 
 @pytest.mark.mpi
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("what", ["output", "gradient"])
-def test_the_tile_of_a_loss_of_ratios_is_named(
-    shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch, what: str
+@pytest.mark.parametrize(
+    ("keys", "what", "image", "step"),
+    [
+        *((RATIOS, what, 0, 2) for what in ("output", "gradient")),
+        *((TOGETHER | {"train.loss": "dice"}, "output", image, 1) for image in range(3)),
+    ],
+)
+def test_the_tile_and_the_image_of_a_loss_of_ratios_are_named(
+    shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch, keys: Any, what: str, image: int, step: int
 ) -> None:
-    plant(monkeypatch, what)
-    config = configuration(shared, f"ratios-{what}", {"train.loss": "dice", "train.tiles_per_step": 3})
-    check(config, meshes["gloo"], what, shared / "image.tif", step=2)  # of three, that of the pixel
-
-
-@pytest.mark.mpi
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("image", [0, 1, 2])
-def test_the_image_is_named(shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch, image: int) -> None:
-    """Two images on a rank, one on the other, in blocks."""
-    plant(monkeypatch, "output", image)
-    config = of(shared, f"together-{image}", {**SEVERAL, **TOGETHER, "train.loss": "dice"})
-    check(config, meshes["gloo"], "output", shared / f"image{f'-{image}' if image else ''}.tif")
+    plant(monkeypatch, what, image)
+    config = of(shared, f"{what}-{image}-{step}", keys)
+    check(config, meshes["gloo"], what, shared / f"image{f'-{image}' if image else ''}.tif", step)

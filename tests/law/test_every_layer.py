@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from tests.law.every_layer import EveryLayer, ForeignLayers
+from tests.planning.allocated import measured, planned
 from tiledseg.geometry.layers.joins import ImageAttention
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.shapes import count_parameters, tensor_shapes
-from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.blocks import BUILDERS
 from tiledseg.models.network import build_modules
-from tiledseg.planning.walk.step_memory import training_memory
 
 
 @pytest.mark.parametrize("kind", [EveryLayer, ForeignLayers])
@@ -29,17 +28,8 @@ def test_the_module_has_the_shapes_and_weights_that_its_layers_say(kind: type[Ev
 
 def test_the_memory_of_a_step_is_that_of_torch() -> None:
     """All that is allocated at once: within 0.1 %."""
-    network = build_modules(EveryLayer(), seed=0).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    for parameter in network.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    known = [tensor for p in network.parameters() for tensor in (p, p.grad) if tensor is not None]
-    x_BCHW = torch.randn(1, 2, 256, 256).contiguous(memory_format=torch.channels_last)
-    labels = torch.zeros(1, 256, 256, dtype=torch.long)
-    with AllocationMeter([*known, *network.buffers()]) as meter:
-        own_BCHW = x_BCHW.clone()
-        torch.nn.functional.cross_entropy(network(own_BCHW), labels.clone(), reduction="sum").backward()
-    memory = training_memory(EveryLayer().graph(), 2, (256, 256))
-    assert memory.activations + memory.backward == pytest.approx(meter.peak, rel=0.001)
+    _, peak = measured(build_modules(EveryLayer(), seed=0), (256, 256))
+    assert planned(EveryLayer().graph(), 2, (256, 256))[1] == pytest.approx(peak, rel=0.001)
 
 
 def kinds(layer: type[Layer] = Layer) -> set[str]:

@@ -82,10 +82,9 @@ def trained(meshes: dict[str, Mesh], shared: Path) -> Path:
 
         run(configuration(shared, "mapped", {"train.epochs": 3}), one_rank())
         with rasterio.open(shared / "image.tif") as file:
-            pixels_CHW, profile, bands = file.read(), file.profile, file.colorinterp
-        with rasterio.open(shared / "darker.tif", "w", photometric="minisblack", **profile) as file:
-            file.colorinterp = bands
-            file.write(pixels_CHW // np.arange(1, 5, dtype=np.uint8)[:, None, None])
+            pixels_CHW, place = file.read(), {"crs": file.crs, "transform": file.transform}
+        darker_CHW = pixels_CHW // np.arange(1, 5, dtype=np.uint8)[:, None, None]
+        write_raster(shared / "darker.tif", darker_CHW, nodata=0, **place)
         write_vectors(shared / "part.gpkg", [shapely.Polygon(CORNERS)], "EPSG:32633")
         return shared / "mapped"
 
