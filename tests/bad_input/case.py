@@ -27,16 +27,16 @@ class Case:
         return f"{self.command}-{self.name}"
 
 
-def _like(command: str, good: str, before: str = "") -> Callable[..., Case]:
+def _like(command: str, good: str, before: str = "", least_ranks: int = 1) -> Callable[..., Case]:
     """A function of a name, what is typed, and words: a good command but for `typed`; the last of an option counts."""
-    return lambda name, typed, *words: Case(before + name, command, f"{good} {typed}", words)
+    return lambda name, typed, *words: Case(before + name, command, f"{good} {typed}", words, least_ranks)
 
 
-train = _like("train", "--config ROOT/good.yaml --run.output ROOT/out")  # a folder that is not there
+GOOD_RUN = "--config ROOT/good.yaml --run.output ROOT/out"  # a folder that is not there
+GOOD_MAP = "--checkpoint ROOT/run --image ROOT/image.tif --output ROOT/map.tif --tiling.grid 2 --verbosity 0"
+train, train_on_three = _like("train", GOOD_RUN), _like("train", GOOD_RUN, least_ranks=3)
+predict, predict_on_three = _like("predict", GOOD_MAP), _like("predict", GOOD_MAP, least_ranks=3)
 resume = _like("train", "--config ROOT/good.yaml", "resume-")  # in the folder that the good run has left
-predict = _like(
-    "predict", "--checkpoint ROOT/run --image ROOT/image.tif --output ROOT/map.tif --tiling.grid 2 --verbosity 0"
-)
 evaluate = _like("evaluate", "--prediction ROOT/second-labels.tif --labels ROOT/labels.tif")
 plan = _like("plan", "--size 1000")
 scene = _like("scene", "--size 64 64 --image ROOT/scene.tif --labels ROOT/scene-labels.tif")
