@@ -15,13 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import rasterio
-from rasterio.transform import from_origin
 
 from tests.comm.launching import MPIRUN, ROOT, clean_environment, needs_mpirun, run_job
 from tests.conftest import NIGHTLY
 from tests.crash.runs import step_losses
 from tests.one_node_slurm import SlurmUnavailableError, one_node_slurm
+from tests.small_files import write_raster
 from tiledseg.train import main as train
 
 JOBS = ROOT / "jobs"
@@ -33,16 +32,13 @@ TINY = ["--tiling.grid", "2", "--train.tiles_per_step", "4"]
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `data`, a 64 x 64 raster and its labels, and run.yaml: three steps of a small U-Net in float64."""
-    random = np.random.default_rng(0)
-    labels_HW = (random.random((8, 8)) > 0.5).repeat(8, 0).repeat(8, 1).astype("uint8")
-    pixels_CHW = (labels_HW * 100 + random.integers(0, 60, (3, 64, 64))).astype("uint8")
-    profile = {"driver": "GTiff", "height": 64, "width": 64, "dtype": "uint8", "crs": "EPSG:32611"}
+    draw = np.random.default_rng(0)
+    labels_HW = (draw.random((8, 8)) > 0.5).repeat(8, 0).repeat(8, 1).astype("uint8")
+    pixels_CHW = (labels_HW * 100 + draw.integers(0, 60, (3, 64, 64))).astype("uint8")
     tmp_path = tmp_path_factory.mktemp("tiny")
-    for name, bands_CHW in (("image", pixels_CHW), ("labels", labels_HW[None])):
-        path = tmp_path / f"data/{name}.tif"
-        path.parent.mkdir(exist_ok=True)
-        with rasterio.open(path, "w", count=len(bands_CHW), transform=from_origin(0, 0, 0.5, 0.5), **profile) as raster:
-            raster.write(bands_CHW)
+    (tmp_path / "data").mkdir()
+    write_raster(tmp_path / "data/image.tif", pixels_CHW)
+    write_raster(tmp_path / "data/labels.tif", labels_HW[None])
     (tmp_path / "run.yaml").write_text(
         f"data: {{images: [{tmp_path}/data/image.tif], labels: [{tmp_path}/data/labels.tif]}}\n"
         "model: {levels: 2, base_channels: 4}\n"

@@ -4,7 +4,6 @@ have, with their halos, the loss of the whole-raster network on their pixels, or
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,12 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from tests.law.cases import one_rank
-from tests.law.runs import losses, run
+from tests.law.runs import changed, configuration, losses, run
 from tests.small_files import write_raster
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.config.parallel import MemoryConfig
-from tiledseg.config.run import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    RunConfig,
-    TilingConfig,
-    TrainConfig,
-)
+from tiledseg.config.run import Config, ModelConfig, OptimizerConfig, TrainConfig
 from tiledseg.config.words import augmentation
 from tiledseg.errors import CheckpointError
 from tiledseg.geometry.halo import network_footprint
@@ -67,14 +56,14 @@ def write(folder: Path, image_CHW: NDArray, labels_HW: NDArray) -> None:
 def config(folder: Path, name: str, **keys: Any) -> Config:
     """A run of one image; `keys` are those of `train`, and `grid`, `dropout`, `norm`."""
     model = {key: keys.pop(key) for key in ("dropout", "norm") if key in keys}
-    return Config(
-        data=DataConfig([str(folder / "image.tif")], [str(folder / "labels.tif")], classes=3, normalize=False),
-        tiling=TilingConfig(grid=keys.pop("grid", "auto")),
-        model=ModelConfig(levels=3, convs_per_level=1, base_channels=4, **model),
-        optimizer=OptimizerConfig(name="sgd", lr=0.05),
-        train=TrainConfig(**{"precision": "fp64", **keys}),
-        run=RunConfig(output=str(folder / name), verbosity=0),
-    )
+    groups = {
+        **{"data.normalize": False, "data.val_images": [], "data.val_labels": []},
+        "tiling.grid": keys.pop("grid", "auto"),
+        "model": ModelConfig(levels=3, convs_per_level=1, base_channels=4, **model),
+        "optimizer": OptimizerConfig(name="sgd", lr=0.05),
+        "train": TrainConfig(**{"precision": "fp64", **keys}),
+    }
+    return configuration(folder, name, groups)
 
 
 def windows(folder: Path, name: str, **keys: Any) -> Config:
@@ -149,7 +138,7 @@ def test_each_tile_is_one_of_its_own_changed_raster(tmp_path: Path) -> None:
 
 def still(plain: Config) -> Config:
     """Let weights stay as they are."""
-    return replace(plain, optimizer=OptimizerConfig(name="sgd", lr=1e-300))
+    return changed(plain, {"optimizer.lr": 1e-300})
 
 
 def test_a_tile_store_is_seen_as_its_raster_is(tmp_path: Path) -> None:
@@ -161,9 +150,8 @@ def test_a_tile_store_is_seen_as_its_raster_is(tmp_path: Path) -> None:
     keys = {"augment": [*PLACES, {"scale": [0.9, 1.2]}, *VALUES], "grid": 3, "dropout": 0.2}
     for name, made in (("tiles", config), ("windows", windows)):
         plain = made(tmp_path, name, **keys)
-        stored = replace(plain, data=replace(plain.data, images=[store], labels=[]))
-        stored.run = RunConfig(output=str(tmp_path / f"{name}-stored"), verbosity=0)
-        assert losses(run(stored, one_rank())) == losses(run(plain, one_rank()))
+        stored = {"data.images": [store], "data.labels": [], "run.output": str(tmp_path / f"{name}-stored")}
+        assert losses(run(changed(plain, stored), one_rank())) == losses(run(plain, one_rank()))
 
 
 def network_of(config: Config) -> Network:
@@ -215,7 +203,7 @@ def test_exact_windows_are_trained_on_as_parts_of_the_whole_raster(
     corners depend on the place, turned or not."""
     image = scene(tmp_path, whole=True)
     own = windows(tmp_path, "run", augment=augment, epochs=3)
-    own = replace(own, model=model or own.model, memory=MemoryConfig(blocks=blocks))
+    own = changed(own, {"model": model or own.model, "memory.blocks": blocks})
     assert losses(run(own, one_rank())) == pytest.approx(by_hand(own, *image, steps=6), rel=1e-12)
 
 
@@ -224,9 +212,9 @@ def test_small_windows_are_a_batch_of_images(norm: str, blocks: str | list[int],
     """With a batch norm, over all of a step: in mode layer, or in blocks."""
     image = scene(tmp_path, whole=True)
     own = windows(tmp_path, "run", windows=SMALL, norm=norm, augment=CHANGES)
-    own = replace(own, memory=MemoryConfig(blocks=blocks))
+    own = changed(own, {"memory.blocks": blocks})
     if norm == "batch" and blocks == "none":
-        own = replace(own, parallel=ParallelConfig(halo="layer"))
+        own = changed(own, {"parallel.halo": "layer"})
     assert losses(run(own, one_rank())) == pytest.approx(by_hand(own, *image, steps=4), rel=1e-11)
 
 
@@ -252,10 +240,10 @@ def test_a_run_on_windows_goes_on_in_the_middle_of_an_epoch(
     expected = losses(run(whole, one_rank()))
     assert len(expected) == 12
 
-    def onward(name: str, step: int, **changed: Any) -> list[float]:
-        resume = str(tmp_path / "whole" / "checkpoints" / f"step-{step:06}")
-        train = replace(whole.train, resume=resume, **changed)
-        return losses(run(replace(whole, train=train, run=RunConfig(str(tmp_path / name), verbosity=0)), one_rank()))
+    def onward(name: str, step: int, **others: Any) -> list[float]:
+        keys = {f"train.{key}": value for key, value in others.items()}
+        keys["train.resume"] = str(tmp_path / "whole" / "checkpoints" / f"step-{step:06}")
+        return losses(run(changed(whole, keys | {"run.output": str(tmp_path / name)}), one_rank()))
 
     assert onward("onward", 8) == expected[8:]
     with pytest.raises(CheckpointError, match=rf"in the middle of an epoch of other steps: {words}"):
