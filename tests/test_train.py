@@ -14,7 +14,8 @@ import pytest
 import yaml
 from torch.nn import functional
 
-from tests.crash.runs import STEPS, Material, after_step, check_same, lines, train, weights
+from tests.crash.runs import STEPS, Material, after_step, lines, train, weights
+from tests.law.runs import check_same_run
 from tests.small_files import tree, write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.commands.options import parse_config, to_yaml
@@ -53,7 +54,7 @@ def test_a_stopped_run_goes_on_exactly(
     assert find_checkpoint(folder).saved.step == step + 1
     assert json.loads((folder / "summary.json").read_text())["finished"] is False
     assert train(material, folder, *RECIPES[recipe]) == 0
-    check_same(folder, finished[recipe])
+    check_same_run(folder, finished[recipe], 0.0)
 
 
 def test_a_signal_in_the_last_step_is_a_finish(
@@ -64,7 +65,7 @@ def test_a_signal_in_the_last_step_is_a_finish(
         after_step(patch, STEPS - 1)
         assert train(material, folder) == 0
     assert json.loads((folder / "summary.json").read_text())["finished"] is True
-    check_same(folder, finished["adamw-fp64"])
+    check_same_run(folder, finished["adamw-fp64"], 0.0)
 
 
 def test_a_run_goes_on_over_damaged_checkpoints(
@@ -84,7 +85,7 @@ def test_a_run_goes_on_over_damaged_checkpoints(
     assert "step-000012 is damaged: model.safetensors does not match its checksum" in newest
     assert "step-000010 is no whole checkpoint: manifest.json cannot be read" in other
     assert not later.exists()
-    check_same(folder, finished["adamw-fp64"])
+    check_same_run(folder, finished["adamw-fp64"], 0.0)
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step-000012"]
 
 
@@ -125,7 +126,7 @@ def test_a_run_that_came_between_look_and_lock_is_seen(
     monkeypatch.setattr("tiledseg.training.start.hold", hold_late)
     assert train(material, folder) == 2
     assert "newest checkpoint was of step None and is of step 12; run the command again" in capfd.readouterr().err
-    check_same(folder, finished["adamw-fp64"])
+    check_same_run(folder, finished["adamw-fp64"], 0.0)
 
 
 def test_metrics_cut_short_are_seen_before_anything_is_written(

@@ -18,7 +18,6 @@ from tests.comm.launching import Done, mpirun
 from tests.small_files import write_raster, write_yaml
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.train import main
-from tiledseg.training.run_files import read_validations
 from tiledseg.training.run_journal import Journal
 
 JOB = str(Path(__file__).with_name("job.py"))
@@ -135,20 +134,6 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def weights(folder: Path) -> dict[str, bytes]:
     """The newest checkpoint's network, optimizer and averaged weights, byte for byte."""
     return {path.name: path.read_bytes() for path in sorted(find_checkpoint(folder).path.glob("*.safetensors"))}
-
-
-def check_same(folder: Path, uninterrupted: Path) -> None:
-    """A resumed run equals the uninterrupted one to the last bit."""
-    assert lines(folder) == lines(uninterrupted)
-    assert weights(folder) == weights(uninterrupted)
-    assert figures(folder) == figures(uninterrupted) != []
-    ours, theirs = (json.loads((each / "summary.json").read_text()) for each in (folder, uninterrupted))
-    assert (ours["val"], ours["best"]) == (theirs["val"], theirs["best"])
-
-
-def figures(folder: Path) -> list[dict[str, Any]]:
-    """Of every validation, but for the time that it took."""
-    return [{**each, "seconds": 0} for each in read_validations(folder)]
 
 
 def step_losses(folder: Path) -> list[float]:

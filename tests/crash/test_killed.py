@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.comm.launching import needs_mpirun
-from tests.crash.runs import Material, Moment, check_same, lines, train
+from tests.crash.runs import STEPS, Material, Moment, lines, train
 from tests.law.runs import check_same_run
 from tiledseg.checkpoint.folder import find_checkpoint, newest_checkpoint
 from tiledseg.geometry.box import Box
@@ -21,6 +21,17 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
 ]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(material: Material) -> Path:
+    """A run, trained on two ranks, against which all interrupted ones are held."""
+    folder = material.root / "uninterrupted"
+    done = material.train(2, folder)
+    assert done.code == 0, done.err
+    assert (folder / "progress.png").exists()
+    assert [line["step"] for line in lines(folder) if "loss" in line] == list(range(1, STEPS + 1))
+    return folder
 
 
 def newest_step(folder: Path) -> int:
@@ -42,7 +53,7 @@ def test_killed_in_a_step(material: Material, uninterrupted: Path) -> None:
     assert not (folder / "summary.json").exists()
     done = material.train(2, folder)
     assert done.code == 0, done.err
-    check_same(folder, uninterrupted)
+    check_same_run(folder, uninterrupted, 0.0)
 
 
 def test_killed_in_a_checkpoint_of_two_and_resumed_on_one(material: Material, uninterrupted: Path) -> None:

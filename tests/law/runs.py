@@ -106,9 +106,10 @@ def copied(folder: Path, name: str, mesh: Mesh) -> Path:
 
 
 def check_same_run(found: Path, wanted: Path, bound: float) -> None:
-    """Metrics, scores, what is counted and kept, weights, the optimizer's state, and the pictures of validations."""
+    """Metrics, scores, what is counted and kept, weights, the optimizer's state, and the pictures of validations. A
+    bound of 0 asks for the same bits."""
     ours, theirs = ([json.loads(x) for x in (f / "metrics.jsonl").read_text().splitlines()] for f in (found, wanted))
-    assert losses(ours) == pytest.approx(losses(theirs), rel=bound)
+    assert losses(ours) == pytest.approx(losses(theirs), rel=bound, abs=1e-12 if bound else 0)
     assert len(losses(ours)) > 1
     assert len(set(losses(theirs))) > 1
     for one, other in zip(ours, theirs, strict=True):
@@ -135,7 +136,8 @@ def check_alike(one: Any, other: Any, bound: float) -> None:
         for mine, theirs in zip(one, other, strict=True):
             check_alike(mine, theirs, bound)
     elif isinstance(other, float):
-        assert one == pytest.approx(other, rel=bound, abs=1e-12 if bound < 1e-6 else 0.02, nan_ok=True)
+        least = 0.0 if not bound else 1e-12 if bound < 1e-6 else 0.02
+        assert one == pytest.approx(other, rel=bound, abs=least, nan_ok=True)
     else:
         assert one == other or bound > 1e-6
 
