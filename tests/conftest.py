@@ -78,10 +78,16 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture(autouse=True)
-def kernels_as_they_come() -> None:
-    """A training run asks for deterministic kernels alone and leaves it at that; torch has none for unpooling."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_deterministic_debug_mode("default")
+def torch_as_it_came() -> Iterator[None]:
+    """A test's number of threads is its own. A training run asks for deterministic kernels alone and leaves it at that;
+    torch has none for unpooling."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_deterministic_debug_mode("default")
+        threads = torch.get_num_threads()
+    yield
+    if torch is not None:
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

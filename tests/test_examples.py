@@ -27,6 +27,7 @@ from tests.conftest import NIGHTLY
 from tests.raster.polygons_drawn import write_vectors
 from tests.small_files import touch, write_yaml
 from tests.test_documents import command_lines
+from tests.test_job_runs import fake
 from tiledseg.cli import main
 from tiledseg.commands.options import GROUPS
 
@@ -266,11 +267,7 @@ epochs: 20 > epochs: 1"""
 def test_a_batch_job_is_written_rehearsed_and_submitted_as_typed(place: Path, tmp_path: Path) -> None:
     """The commands of the page in one shell, for a machine of one rank; sbatch and bsub run the scripts at once."""
     shutil.copytree(place, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "tools").mkdir()
-    for name, body in SCHEDULERS.items():
-        tool = tmp_path / "tools" / name
-        tool.write_text(f"#!/bin/bash\nset -e\n{body}\n")
-        tool.chmod(0o755)
+    fake(tmp_path / "tools", **SCHEDULERS)
     text = (DOCS / "how-to/batch-jobs.md").read_text()
     for old, new in (line.split(" > ") for line in ONE_RANK.splitlines()):
         assert old in text

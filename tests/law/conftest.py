@@ -21,10 +21,14 @@ def small_views() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def shared(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of all ranks with a scene in it."""
+def common(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all ranks."""
     torch.set_num_threads(1)
-    mesh = meshes["gloo"]
-    folder = Path(mesh.communicator.broadcast_object(str(tmp_path_factory.mktemp("runs"))))
-    mesh.on_root(lambda: write_scene(folder))
-    return folder
+    return Path(meshes["gloo"].communicator.broadcast_object(str(tmp_path_factory.mktemp("runs"))))
+
+
+@pytest.fixture(scope="module")
+def shared(meshes: dict[str, Mesh], common: Path) -> Path:
+    """A folder of all ranks with a scene in it."""
+    meshes["gloo"].on_root(lambda: write_scene(common))
+    return common

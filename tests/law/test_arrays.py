@@ -31,10 +31,9 @@ SOME = ("tif", "zarr2", "memory", "items of pieces")  # on one rank and on four
 
 
 @pytest.fixture(scope="module")
-def forms(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tuple[Any, Any]]]:
+def forms(meshes: dict[str, Mesh], common: Path) -> tuple[Path, dict[str, tuple[Any, Any]]]:
     """A folder of all ranks, and in it image and labels of one scene in each form. Collective."""
-    mesh = meshes["gloo"]
-    folder = Path(mesh.communicator.broadcast_object(str(tmp_path_factory.mktemp("forms"))))
+    mesh, folder = meshes["gloo"], common
     pixels, labels = scene((3, *SHAPE), "int16"), scene(SHAPE, "uint8", seed=1) % 3
     pairs = (("reflectance", pixels, 7), ("classes", labels, None))
 

@@ -126,28 +126,20 @@ def test_a_map_leaves_later_threads_their_number(image: Path, tmp_path: Path) ->
     a kernel has one."""
     module, seen = fixed_size(), set()
     module.register_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        tiledseg.predict_raster(module, image, tmp_path / "map.tif", window=SIDE)
-        assert seen == {1}
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(torch.get_num_threads).result() == 2
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(2)
+    tiledseg.predict_raster(module, image, tmp_path / "map.tif", window=SIDE)
+    assert seen == {1}
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 2
 
 
 def test_a_compiled_module_is_mapped(image: Path, tmp_path: Path) -> None:
     """By torch.jit, with several threads too: as what it was made of."""
-    module, threads = nn.Conv2d(BANDS, CLASSES, 3, padding=1).eval(), torch.get_num_threads()
-    maps = set()
-    try:
-        for each, number in ((module, 1), (torch.jit.script(module), 1), (torch.jit.script(module), 3)):
-            torch.set_num_threads(number)
-            tiledseg.predict_raster(each, image, tmp_path / "map.tif", window=SIDE)
-            maps.add((tmp_path / "map.tif").read_bytes())
-    finally:
-        torch.set_num_threads(threads)
+    module, maps = nn.Conv2d(BANDS, CLASSES, 3, padding=1).eval(), set()
+    for each, number in ((module, 1), (torch.jit.script(module), 1), (torch.jit.script(module), 3)):
+        torch.set_num_threads(number)
+        tiledseg.predict_raster(each, image, tmp_path / "map.tif", window=SIDE)
+        maps.add((tmp_path / "map.tif").read_bytes())
     assert len(maps) == 1
 
 

@@ -7,7 +7,6 @@ Outputs are equal to the last bit wherever this processor's convolutions are ste
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -73,11 +72,8 @@ def _without_padding(module: nn.Conv2d | nn.ConvTranspose2d, x_BCHW: torch.Tenso
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
+def _one_thread() -> None:
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def name(case: Case) -> str:

@@ -87,15 +87,12 @@ def write_workplace(root: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def workplace(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def workplace(meshes: dict[str, Mesh], common: Path) -> Iterator[Path]:
     """The folder from which all ranks run: what the recipes name lies in it."""
-    torch.set_num_threads(1)
-    mesh = meshes["gloo"]
-    folder = Path(mesh.communicator.broadcast_object(str(tmp_path_factory.mktemp("recipes"))))
-    mesh.on_root(lambda: write_workplace(folder))
+    meshes["gloo"].on_root(lambda: write_workplace(common))
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        yield folder
+        patch.chdir(common)
+        yield common
 
 
 def small(name: str, output: str) -> Config:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,11 +14,8 @@ from tiledseg.models.layers.convolution import SteadyConvolution, convolve, conv
 
 
 @pytest.fixture(params=[1, 2])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
+def _threads(request: pytest.FixtureRequest) -> None:
     torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def image(*shape: int, seed: int = 1) -> torch.Tensor:
