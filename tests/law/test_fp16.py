@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.law.cases import one_rank
-from tests.law.runs import check_same_checkpoint, configuration, losses, run
+from tests.law.runs import configuration, losses, run
 from tests.law.test_runs import FP16
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.saved_state import LossScale, parse_state
@@ -23,24 +22,10 @@ from tiledseg.errors import TiledsegError
 from tiledseg.gradients import GradientReducer
 
 pytestmark = pytest.mark.usefixtures("small_views", "without_plots")
-STEPS = 6
-LARGE = LossScale(2.0**20)  # two steps of the scene overflow, the others not
 
 
-def fp16(folder: Path, name: str, steps: int = STEPS) -> Config:
+def fp16(folder: Path, name: str, steps: int) -> Config:
     return configuration(folder, name, {**FP16, "train.epochs": steps})
-
-
-@pytest.fixture(scope="module")
-def large() -> Iterator[None]:
-    """Runs begin with `LARGE`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tiledseg.training.trainer.LossScale", lambda: LARGE)
-        yield
-
-
-def scales(lines: list[dict]) -> list[tuple[float, bool]]:
-    return [(line["loss_scale"], line["skipped"]) for line in lines]
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "dice"])
@@ -57,26 +42,10 @@ def test_the_scale_leaves_the_result(loss: str, shared: Path, monkeypatch: pytes
     assert "loss_scale" not in found[2][0]
 
 
-@pytest.mark.mpi
-@pytest.mark.ranks(2)
-@pytest.mark.usefixtures("large")
-def test_a_run_goes_on_with_the_same_bits(shared: Path, meshes: dict[str, Mesh]) -> None:
-    """Stopped between the two steps that are left out, and after them."""
-    mesh = meshes["gloo"]
-    whole = run(fp16(shared, f"whole-{mesh.size}"), mesh)
-    for steps in (1, 4, STEPS):
-        lines = run(fp16(shared, f"parts-{mesh.size}", steps), mesh)
-    assert losses(lines) == losses(whole)
-    assert scales(lines) == scales(whole)
-    one, other = (find_checkpoint(shared / f"{name}-{mesh.size}") for name in ("whole", "parts"))
-    assert one.saved.loss_scale == other.saved.loss_scale == LossScale(2.0**18, 4)
-    check_same_checkpoint(shared / f"parts-{mesh.size}", shared / f"whole-{mesh.size}", 0.0)
-
-
-@pytest.mark.usefixtures("large")
-def test_a_step_left_out_moves_no_weight(shared: Path) -> None:
+def test_a_step_left_out_moves_no_weight(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither those of the average, nor the optimizer's state: as after no step. Checkpoints of older versions say
     nothing of a scale."""
+    monkeypatch.setattr("tiledseg.training.trainer.LossScale", lambda: LossScale(2.0**20))
     config = fp16(shared, "left-out", 2)
     run(replace(config, train=replace(config.train, ema=0.5, checkpoint_every=1)), one_rank())
     first, second = (load_file(path) for path in sorted((shared / "left-out").rglob("step-*/model.safetensors")))
