@@ -103,7 +103,8 @@ def mapped(trained: Path, name: str, row: Row, mesh: Mesh) -> None:
             asked[key] = str(shared / (f"{name}.gpkg" if key == "polygons" else asked[key]))
     image = shared / ("darker.tif" if "normalize" in asked else "image.tif")
     how, files = parallelism(ParallelConfig(**row.how)), (str(shared / f"{name}{end}.tif") for end in ("", "-shares"))
-    request = Request(str(image), *files, grid=row.grid, precision="fp64", parallel=how, verbosity=0, **asked)
+    asked |= {"grid": row.grid, "precision": "fp32" if row.crops else "fp64"}  # of crops, the order of sums shows so
+    request = Request(str(image), *files, parallel=how, verbosity=0, **asked)
     mapper = module_mapper(fixed_size(bands=4, classes=3), 4, crops=row.crops) if row.crops else network_of(trained)
     predict_all([request], mapper, 1 << 30, mesh)
     mesh.communicator.barrier()
