@@ -172,7 +172,7 @@ an epoch loses its last, smaller step
 every epoch has the order of the first
 -drawn_number(f"tiledseg.sampling {self.seed}", str(epoch))
 +drawn_number(f"tiledseg.sampling {self.seed}", "")
-== raster/samples/sampling.py | raster/test_sampling.py test_resume.py
+== raster/samples/sampling.py | raster/test_sampling.py test_train.py
 a resumed epoch begins one step late
 -if index >= first:
 +if index > first:
@@ -201,11 +201,11 @@ the best checkpoint is dropped with the old ones
 -            if step != best:
 -                _remove(old)
 +            _remove(old)
-== checkpoint/folder.py | checkpoint/test_checkpoint.py test_resume.py
+== checkpoint/folder.py | checkpoint/test_checkpoint.py test_train.py
 the optimizer's state is forgotten
 -            for index, entries in state.items()
 +            for index, entries in {}.items()
-== training/resuming.py | training/test_resuming.py test_resume.py
+== training/resuming.py | training/test_resuming.py test_train.py
 a run goes on with another number of classes
 -        if here[key] != value:
 -            raise CheckpointError(

@@ -1,25 +1,31 @@
-"""What a run does before its first step: checks first, writes last; and that it stops in time for its job's end."""
+"""What a run does before its first step: defaults, checks first, writes last; and that it ends in time."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import rasterio
 
 from tests.crash.runs import Material
-from tests.small_files import tree
+from tests.small_files import tree, write_raster
+from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import ALONE
 from tiledseg.commands.options import to_yaml
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError, InputError
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.planning.run.grid import usual_grids
 from tiledseg.training import trainer
+from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.run_journal import Journal
-from tiledseg.training.start import start
+from tiledseg.training.start import few_steps, idle_ranks, start
 from tiledseg.training.trainer import StopFlag, end_of_job
 
 
@@ -103,3 +109,120 @@ def test_who_says_when_the_job_ends() -> None:
     assert end_of_job({"SLURM_JOB_END_TIME": "1700000000", "TILEDSEG_END_TIME": "1600000000"}) == 1.6e9
     with pytest.raises(ConfigError, match="TILEDSEG_END_TIME is 'soon'; give Unix seconds"):
         end_of_job({"TILEDSEG_END_TIME": "soon"})
+
+
+SIDE = 600
+
+
+@pytest.fixture
+def unsaid(material: Material, tmp_path: Path) -> Config:
+    """A network and an image, nothing else."""
+    write_raster(tmp_path / "large.tif", np.zeros((3, SIDE, SIDE), np.uint8))
+    write_raster(tmp_path / "large-labels.tif", np.zeros((1, SIDE, SIDE), np.uint8))
+    config = config_of(material, tmp_path / "run")
+    plain = Config()
+    config.train, config.tiling = plain.train, plain.tiling
+    config.data = replace(plain.data, classes=3)
+    config.data.images, config.data.labels = str(tmp_path / "large.tif"), str(tmp_path / "large-labels.tif")
+    return config
+
+
+def test_tiles_follow_from_the_halo_and_from_how_many_there_are() -> None:
+    """8 halos, or 512 px; half of it for one image."""
+    wide = network_footprint(UNet(levels=5, convs_per_level=2, base_channels=8).graph())
+    narrow = network_footprint(UNet(levels=2, convs_per_level=1, base_channels=8).graph())
+    assert wide.before == 96
+    assert usual_grids([(10_000, 10_000)] * 100, wide) == [(13, 13)] * 100
+    assert usual_grids([(10_000, 10_000)] * 100, narrow) == [(20, 20)] * 100
+    assert usual_grids([(1536, 1536), (1024, 500)], narrow) == [(6, 6), (4, 2)]
+    assert usual_grids([(1536, 1536)], wide) == [(4, 4)]
+    assert usual_grids([(40, 300)], narrow) == [(1, 1)]
+
+
+def steps_of(prepared: Preparation) -> tuple[list[tuple[int, int]], int | None, int, int]:
+    grids = [tiling.grid for tiling in prepared.training.tilings]
+    per_step = prepared.question.tiles_per_step
+    return grids, per_step, prepared.sampler.steps_per_epoch, prepared.epochs
+
+
+@pytest.mark.parametrize(("memory", "ranks"), [(1 << 32, 1), (1 << 28, 1), (1 << 32, 5)])
+def test_ranks_and_memory_change_no_step(unsaid: Config, memory: int, ranks: int) -> None:
+    prepared = prepare(unsaid, memory, ranks)
+    assert steps_of(prepared) == ([(2, 2)], 1, 4, 125)
+    assert prepared.chosen
+    assert not few_steps(prepared)
+
+
+def test_idle_ranks_are_named_with_what_would_use_them(unsaid: Config) -> None:
+    prepared = prepare(unsaid, 1 << 32, 4)
+    assert idle_ranks(prepared, 1) == ""
+    assert idle_ranks(prepared, 4) == (
+        "3 of 4 ranks are idle: a step has 1 tile; give train.tiles_per_step 4, or start 1 rank"
+    )
+    whole = replace(unsaid, train=replace(unsaid.train, tiles_per_step=None), tiling=replace(unsaid.tiling, grid=1))
+    assert "give a finer tiling.grid, or start 1 rank" in idle_ranks(prepare(whole, 1 << 32, 4), 4)
+
+
+def test_what_is_said_stays(unsaid: Config, tmp_path: Path) -> None:
+    """A grid, whole images (null), windows, or a norm that sees the whole image: steps are as they were."""
+    one = [(1, 1)], None, 1, 1
+    said = {
+        "grid": (replace(unsaid, tiling=replace(unsaid.tiling, grid=3)), ([(3, 3)], None, 1, 1)),
+        "null": (replace(unsaid, train=replace(unsaid.train, tiles_per_step=None)), one),
+        "norm": (replace(unsaid, model=replace(unsaid.model, norm="instance")), one),
+        "halo": (replace(unsaid, parallel=replace(unsaid.parallel, halo="layer")), one),
+    }
+    for name, (config, expected) in said.items():
+        prepared = prepare(config, 1 << 32, 1)
+        assert (name, steps_of(prepared), prepared.chosen) == (name, expected, False)
+    epochs = replace(unsaid, train=replace(unsaid.train, epochs=2))
+    assert steps_of(prepare(epochs, 1 << 32, 1)) == ([(2, 2)], 1, 4, 2)
+    for name, bands in (("large", 3), ("large-labels", 1)):  # one small image
+        write_raster(tmp_path / f"{name}.tif", np.zeros((bands, 96, 96), np.uint8))
+    prepared = prepare(unsaid, 1 << 32, 1)
+    assert (steps_of(prepared), prepared.chosen) == (([(1, 1)], None, 1, 500), True)
+
+
+def test_a_run_says_what_it_wrote_and_that_nothing_is_left(
+    material: Material, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    config = config_of(material, folder, best="mean_iou")
+    config.run.verbosity = 1
+    assert run(config) == 0
+    said = capfd.readouterr().err.splitlines()
+    best = json.loads((folder / "summary.json").read_text())["best"]
+    where = f"{folder}/checkpoints/step-000003"
+    assert said[-1] == (f"wrote checkpoint {where}, best {where} (mean_iou {best['value']:.4f})")
+    assert not [line for line in said if "nothing to do" in line]
+    assert [line for line in said if line.startswith("warning: the run has 3 steps in all")]
+    before = tree(folder)
+    config.optimizer.lr *= 3
+    assert run(config) == 0
+    assert tree(folder) == before, "no step ran with the other rate"
+    assert capfd.readouterr().err.splitlines() == [
+        "nothing to do: 3 steps, 1 epoch, are done; give train.epochs above 1 to go on, or another run.output"
+    ]
+    (folder / "summary.json").unlink()  # a run that was killed before its summary ends again
+    assert run(config) == 0
+    assert json.loads((folder / "summary.json").read_text())["finished"]
+
+
+@pytest.mark.parametrize("ended", ["done", "killed"])
+def test_the_wall_time_is_that_of_all_starts(material: Material, tmp_path: Path, ended: str) -> None:
+    """Of a start that was killed as long as it wrote."""
+    folder = tmp_path / "run"
+    assert run(config_of(material, folder)) == 0
+    summary = json.loads((folder / "summary.json").read_text())
+    assert json.loads((folder / "started.json").read_text())["seconds_before"] == 0
+    if ended == "done":
+        (folder / "summary.json").write_text(json.dumps({**summary, "seconds": 1000.0}))
+    else:
+        (folder / "summary.json").unlink()
+        written = (folder / "metrics.jsonl").stat().st_mtime + 1000
+        os.utime(folder / "metrics.jsonl", (written, written))
+    config = config_of(material, folder)
+    config.train.epochs = 2
+    assert run(config) == 0
+    before = json.loads((folder / "started.json").read_text())["seconds_before"]
+    assert 1000 <= before < json.loads((folder / "summary.json").read_text())["seconds"] < 1300
