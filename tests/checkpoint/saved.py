@@ -1,7 +1,10 @@
-"""Checkpoints for tests: a small network that has learned for as many steps as its checkpoint tells."""
+"""Checkpoints for tests: a small network that has learned for as many steps as its checkpoint tells; and manifests that
+are changed and get right checksums again: somebody can write them, and no run does."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import torch
 from torch import nn
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.checkpoint.folder import contents_of, save_checkpoint
+from tiledseg.checkpoint.folder import contents_of, own_checksum, save_checkpoint, sha256
 from tiledseg.config.run import Config, DataConfig, OptimizerConfig
 from tiledseg.models.network import build_modules
 from tiledseg.training.optimizer import build_optimizer
@@ -54,3 +57,15 @@ def save(folder: Path, step: int, keep: int = 9, seed: int = 0) -> Path:
     optimizer = build_optimizer(network.parameters(), OptimizerConfig())
     train(network, optimizer, step)
     return save_checkpoint(folder, contents_of(network, optimizer), state_of(step), keep)
+
+
+Manifest = dict[str, Any]
+
+
+def seal(step: Path, change: Callable[[Manifest], object]) -> None:
+    """Change the manifest, and give it the checksums of all as it is then."""
+    manifest = json.loads((step / "manifest.json").read_text())
+    manifest.pop("own_checksum", None)
+    manifest["checksums"] = {file.name: sha256(file) for file in sorted(step.glob("*.safetensors"))}
+    change(manifest)
+    (step / "manifest.json").write_text(json.dumps({**manifest, "own_checksum": own_checksum(manifest)}))

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tiledseg
-from tests.checkpoint.resealed import seal
-from tests.checkpoint.saved import FILES, make_network, save
+from tests.checkpoint.saved import FILES, make_network, save, seal
 from tiledseg.checkpoint.folder import find_checkpoint, newest_checkpoint
 from tiledseg.checkpoint.loading import load_network, load_optimizer
 from tiledseg.config.run import OptimizerConfig

@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoint.resealed import seal
-from tests.checkpoint.saved import make_network, save, train
+from tests.checkpoint.saved import make_network, save, seal, train
 from tests.opens import opens
 from tiledseg.checkpoint.folder import AVERAGE, MODEL, OPTIMIZER, Checkpoint, find_checkpoint
 from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer

@@ -162,8 +162,6 @@ def _claim(run: Preparation, text: str, newest: int | None) -> None:
         for step, path in own_files(folder):
             if step > done:
                 path.unlink()
-        if run.checkpoint is None:
-            (folder / METRICS).unlink(missing_ok=True)
         rewind(folder / CHECKPOINTS, done, run.best.step if run.best else None)
 
 
