@@ -47,11 +47,13 @@ _LOOK_SECONDS = 0.5
 class RasterLayout:
     """A laid-out raster with the offset of each block: a value to broadcast.
 
-    `offsets`: int64 (bands, block rows, block cols), bytes from the start of the file. `notes`: georeferencing of the
-    source that the file cannot keep. `packing`: format of the final file. `legend`: the classes of a class map.
+    `plain`: the laid-out file, which gets the final name if it is not packed. `offsets`: int64 (bands, block rows,
+    block cols), bytes from the start of the file. `notes`: georeferencing of the source that the file cannot keep.
+    `packing`: format of the final file. `legend`: the classes of a class map.
     """
 
     output: Unfinished
+    plain: Path
     bands: int
     dtype: str
     offsets: NDArray[np.int64]
@@ -62,15 +64,6 @@ class RasterLayout:
     @property
     def path(self) -> Path:
         return self.output.path
-
-    @property
-    def plain(self) -> Path:
-        """Return the path of the laid-out file. Without packing it is the one that gets the final name."""
-        return _plain(self.output, self.packing)
-
-
-def _plain(output: Unfinished, packing: Packing) -> Path:
-    return output.file("plain") if packing.second_file else output.file()
 
 
 def lay_out(
@@ -88,7 +81,7 @@ def lay_out(
     `legend`: a name and a colour for each value from 0, for one band of uint8. Unwritten pixels hold 0. The
     caller has run `check_outputs` on `raster_output`. Raises WriteError if the file cannot be made.
     """
-    plain = _plain(output, packing)
+    plain = output.file("plain") if packing.second_file else output.file()
     profile = {"driver": "GTiff", "height": info.height, "width": info.width, "count": bands, "dtype": dtype}
     profile |= {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"}
     profile |= {"compress": "none", "endianness": "little", "bigtiff": "if_safer"}
@@ -109,23 +102,22 @@ def lay_out(
         if packing.format == ZARR and info.ground is not None:
             notes.append(f"a Zarr store does not keep the ground control of {info.path}")
         offsets = block_offsets(plain, bands)
-    return RasterLayout(output, bands, dtype, offsets, tuple(notes), packing, tuple(legend))
+    return RasterLayout(output, plain, bands, dtype, offsets, tuple(notes), packing, tuple(legend))
 
 
 def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
     """Return the offsets of all blocks (bands, block rows, block cols) of the plain file. Raises OutputError unless
-    blocks are whole, distinct and inside the file."""
+    blocks are distinct and inside the file."""
     with rasterio.open(path, driver="GTiff") as dataset:
         expected = BLOCK * BLOCK * np.dtype(dataset.dtypes[0]).itemsize
         shape = bands, -(-dataset.height // BLOCK), -(-dataset.width // BLOCK)
-        offsets, sizes = (np.zeros(shape, np.int64) for _ in range(2))
+        offsets = np.zeros(shape, np.int64)
         for band, row, col in np.ndindex(shape):
-            for what, numbers in (("OFFSET", offsets), ("SIZE", sizes)):
-                tag = dataset.get_tag_item(f"BLOCK_{what}_{col}_{row}", "TIFF", bidx=band + 1)
-                numbers[band, row, col] = int(tag or 0)
+            tag = dataset.get_tag_item(f"BLOCK_OFFSET_{col}_{row}", "TIFF", bidx=band + 1)
+            offsets[band, row, col] = int(tag or 0)
     ordered = np.sort(offsets, axis=None)
     inside = ordered[0] > 0 and ordered[-1] + expected <= path.stat().st_size
-    if not inside or (sizes != expected).any() or (np.diff(ordered) < expected).any():
+    if not inside or (np.diff(ordered) < expected).any():
         raise OutputError("its blocks are incomplete, overlap, or lie beyond its end")
     return offsets
 
