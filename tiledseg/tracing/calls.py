@@ -50,12 +50,6 @@ REASONS = {
     "roll": "moves pixels round the image's end, which a tile has not; pad and crop",
     **dict.fromkeys(("topk", "quantile", "unique", "histc"), _SORTED),
 }
-_TRUTHS = """eq ne lt le gt ge isnan isfinite logical_and logical_or logical_not logical_xor bitwise_and
-bitwise_or bitwise_not"""
-TRUTHS = frozenset(_TRUTHS.split())
-# Functions that return places of values, and which part of their result these are.
-PLACES = frozenset([("argmax", 0), ("argmin", 0), ("argsort", 0)])
-PLACES |= {(name, 1) for name in ("sort", "max", "min", "median", "kthvalue", "topk")}
 
 
 @dataclass(frozen=True)
@@ -88,6 +82,7 @@ class Call:
     arguments: tuple[Any, ...]  # `Made` or `Given` for each tensor
     keywords: Mapping[str, Any]
     shapes: tuple[tuple[int, ...], ...]  # of the result
+    floats: tuple[bool, ...]  # of each tensor of the result: True if it holds no booleans or whole numbers
     is_method: bool  # of a tensor
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from tiledseg.errors import TiledsegError
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel, Pixelwise
-from tiledseg.models.layers.pixelwise import OnePixel
+from tiledseg.models.layers.pixelwise import OnePixel, resolve
 from tiledseg.models.layers.resampling import UpsampleModule
 from tiledseg.models.norm import BatchNorm
 from tiledseg.spatial.twins import spatial_layer
@@ -52,6 +53,10 @@ class Value:
     shape: tuple[int, ...]
     other_shape: tuple[int, ...]  # in the other run
     pairs: Pairs | None = field(default=None, kw_only=True)  # weights of attention, in the place of a node
+
+    def as_meta(self, of_one: bool) -> torch.Tensor:
+        """Return a tensor of this shape without values; `of_one`: in the first run."""
+        return torch.empty(self.shape if of_one else self.other_shape, device="meta")
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,18 @@ class Step:
     def only(self, part: int = 0) -> Step:
         """Return the step with one tensor of its result alone."""
         return self.giving(self.call.shapes[part], self.other.shapes[part])
+
+    def do(self, function: str, *arguments: Any, **keywords: Any) -> Value:
+        """Lower a call of another function, in the place of this one, and return its result."""
+        calls = list[Call]()
+        for call, of_one in ((self.call, True), (self.other, False)):
+            given = tree_map(
+                lambda each, of_one=of_one: each.as_meta(of_one) if isinstance(each, Value) else each, arguments
+            )
+            made = resolve(function)(*given, **keywords)
+            result = (tuple(made.shape),), (made.is_floating_point(),)
+            calls.append(Call(function, None, call.owner, call.at, arguments, keywords, *result, is_method=False))
+        return self.lowering.lower(replace(self, call=calls[0], other=calls[1], trained=None))[0]
 
     def passed(self, value: Value, layout: Layout | None = None) -> list[Value]:
         """Return the value's node under the shapes of the call's result, in `layout`: nothing is computed."""
@@ -180,8 +197,8 @@ Handler = Callable[[Step], list[Value]]
 class Lowering:
     """The nodes and modules of a graph that grows call by call. A call that cannot be exact adds a fault."""
 
-    def __init__(self, one: Record, other: Record, trained: Record | None, still: bool) -> None:
-        self.records, self.trained, self.still = (one, other), trained, still
+    def __init__(self, one: Record, other: Record, trained: Record | None, still: bool, lower: Handler) -> None:
+        self.records, self.trained, self.still, self.lower = (one, other), trained, still, lower
         self.nodes: list[Node] = []
         self.modules: dict[str, nn.Module] = {}
         self.pixels: dict[str, tuple[tuple[int, int], ...]] = {INPUT: (one.size, other.size)}  # of nodes, in both runs
@@ -189,12 +206,13 @@ class Lowering:
         self.faults: list[str] = list(one.faults)
         self.pooled: dict[str, str] = {}  # nodes on means of parts of the image: the node of these means
         self.truths: dict[str, str] = {}  # nodes of booleans or integers: the node that they are computed of
+        self.own_gradients = list[str]()  # why a declared module's backward pass is not torch's alone
         self.untrained: str | None = None  # why the graph cannot do what the module does in training
         self.positions: dict[Any, Value] = {}  # tensors computed from the image's size, by their `Given`
         self.placed: list[Any] = []  # `functions.positions.Placed`
         self.in_other_dtype: Callable[[], Sequence[Record]] = tuple  # records both runs in another dtype
 
-    def run(self, bands: int, lower: Handler) -> None:
+    def run(self, bands: int) -> None:
         one, other = self.records
         self.values[Made(-1)] = Value(INPUT, WHOLE, *((run.batch, bands, *run.size) for run in (one, other)))
         trained = self.trained.calls if self.trained and len(self.trained.calls) == len(one.calls) else one.calls
@@ -203,7 +221,7 @@ class Lowering:
             step = Step(call, calls[1], self, calls[2] if calls[2] is not call else None)
             made = [step.made(None, part=part) for part in range(len(call.shapes))]
             try:
-                made = lower(step)
+                made = self.lower(step)
             except UnknownError:
                 if not self.faults:
                     what = "places of the whole image's maxima, or another second result that no graph has"

@@ -269,9 +269,9 @@ class Recorder(TorchFunctionMode):
             self._used |= {id(value.tensor) for value in constants}
             for number, part in enumerate(parts):
                 self._note(part, Made(len(self.record.calls), number))
-            what = placed, named, tuple(tuple(part.shape) for part in parts)
-            place = self._owners[-1], calling_line()
-            self.record.calls.append(Call(name, module, *place, *what, is_method))
+            made = tuple(tuple(part.shape) for part in parts), tuple(part.is_floating_point() for part in parts)
+            call = Call(name, module, self._owners[-1], calling_line(), placed, named, *made, is_method)
+            self.record.calls.append(call)
             if self._watch is not None:
                 self._inside += 1
                 self._watch(self.record.calls, parts)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cache, partial
 from math import inf, lcm, prod
 from typing import Any
 
@@ -47,11 +48,6 @@ class ModuleRuns:
 
     module: nn.Module
     bands: int
-    _other: ModuleRuns | None = None  # of a copy in another dtype
-    pairs: dict[tuple[Any, ...], Pair] = field(default_factory=dict)  # of runs without values
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleRuns:
-        return ModuleRuns(copy.deepcopy(self.module, memo), self.bands)
 
     def probe(self, batch: int, size: Size, fakes: FakeTensorMode | None = None) -> torch.Tensor:
         """Return images of noise, in the dtype and on the device of the weights; without values if `fakes` is given."""
@@ -80,17 +76,9 @@ class ModuleRuns:
         finally:
             quiet.disabled = before
 
-    def pair(
-        self, sizes: tuple[Size, Size], training: bool = False, fake: bool = False, gradients: bool = False, **how: Any
-    ) -> Pair:
-        """Record runs of 2 and 3 images. Runs without values are cached: weights do not change them."""
-        probe = self.probe(1, (1, 1))
-        key = sizes, training, fake, gradients, probe.dtype, probe.device
-        if key in self.pairs:
-            return self.pairs[key]
-        one, other = (self.run(n, size, training, fake, gradients=gradients, **how) for n, size in enumerate(sizes, 2))
-        self.pairs |= {key: (one, other)} if fake else {}
-        return one, other
+    def pair(self, sizes: tuple[Size, Size], training: bool = False, fake: bool = False, **how: Any) -> Pair:
+        """Record runs of 2 and 3 images."""
+        return self.run(2, sizes[0], training, fake, **how), self.run(3, sizes[1], training, fake, **how)
 
     def window_sizes(self) -> list[tuple[Size, Size]]:
         """Return pairs of sizes that are multiples of the windows of declared modules; none without such windows."""
@@ -100,12 +88,10 @@ class ModuleRuns:
             return []
         return [((2 * n, 3 * n), (4 * n, 2 * n)) for n in (8 * grid, 16 * grid, 32 * grid)]
 
-    def in_other_dtype(self, sizes: tuple[Size, Size]) -> Pair:
-        """Record both runs of a copy of the module, in float64, or in float32 if it is in float64."""
-        if self._other is None:
-            kind = torch.float32 if self.probe(1, (1, 1)).dtype == torch.float64 else torch.float64
-            self._other = ModuleRuns(copy.deepcopy(self.module).to(kind), self.bands)
-        return self._other.pair(sizes)
+    def in_other_dtype(self) -> ModuleRuns:
+        """Return the runs of a copy of the module, in float64, or in float32 if it is in float64."""
+        kind = torch.float32 if self.probe(1, (1, 1)).dtype == torch.float64 else torch.float64
+        return ModuleRuns(copy.deepcopy(self.module).to(kind), self.bands)
 
     def elsewhere(self, graph: Graph, size: Size) -> Record:
         """Record a run of one image, a stride larger than `size` if the module takes it."""
@@ -154,20 +140,18 @@ class Recorded:
         """
         training, gradients, begun, looks = network.training, torch.is_grad_enabled(), time.thread_time(), 0
         how: dict[str, Any] = {"gradients": gradients, "widest": inf}
+        pair = cache(partial(self.source.pair, self.sizes, training, **how))
         for batch, size in dict.fromkeys(images):
             key = batch, size, training, gradients
             if key in self.known or time.thread_time() - begun > seconds:
                 continue
             for fake in (True, False)[: 1 + (batch * prod(size) <= FEW)]:
                 with suppress(OtherSizeError):  # whatever the module raises
-                    one, other = self.source.pair(self.sizes, training, fake, **how)
+                    one, other = pair(fake)
                     again = self.source.run(batch, (size[0], size[1]), training, fake, **how)
-                    different = differing(one, again, other=other)
-                    if different and fake:  # has the module changed since the cached runs?
-                        self.source.pairs.clear()
-                        one, other = self.source.pair(self.sizes, training, fake, **how)
-                        different = differing(one, again, other=other)
-                    different = different or breaks_rule(self.placed, network.graph, network.bands, again)
+                    different = differing(one, again, other=other) or breaks_rule(
+                        self.placed, network.graph, network.bands, again
+                    )
                     # Other faults may come from the lack of values.
                     faults = (fault for fault in again.faults if "writ" in fault or " of the network" in fault)
                     if different := different or next(faults, None):

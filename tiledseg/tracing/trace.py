@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
-from math import inf, lcm
-from typing import Any
+from functools import cache
 
 import torch
 from torch import nn
 from torch.jit import ScriptModule
-from torch.utils._pytree import tree_leaves
 
 from tiledseg.errors import ConfigError, GeometryError
-from tiledseg.geometry.halo import round_up
 from tiledseg.geometry.shapes import output_size
-from tiledseg.models.layers.pixelwise import DeclaredModule
 from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Made, Record, differing, values_in, where
@@ -34,9 +28,6 @@ from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
 SIZES = [((64, 96), (160, 224)), ((128, 192), (320, 448)), ((256, 384), (640, 896))]
 # Networks without padding take other sizes, such as 572 = 35 x 16 + 12.
 SIZES += [((128 + more, 160 + more), (192 + more, 224 + more)) for more in range(2, 32, 2)]
-# Batches and sizes, and dtypes, at which the calls inside a declared module are compared.
-DECLARED_SIZES = ((8, (70_000, 24)), (1, (24, 70_000)), (5, (2_100, 2_100)))
-DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 
 
 def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *, still: bool = False) -> GraphNetwork:
@@ -79,7 +70,6 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
         before = one, other
         with suppress(ConfigError):
             source.run(1, sizes[0], fake=True, hangs=True)
-        source.pairs.clear()
         one, other = source.pair(sizes)
         changed = differing(before[0], one, "at its next call") or differing(before[1], other, "at its next call")
     if different := changed or differing(one, other):
@@ -91,11 +81,10 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     except OtherSizeError as error:
         trained, untrained = [], str(error).replace("the module", "it", 1)
     of_training = trained[0] if trained else None
-    lowering = Lowering(one, other, of_training, still)
-    lowering.in_other_dtype = partial(source.in_other_dtype, sizes)
-    lowering.run(source.bands, lowered)
+    lowering = Lowering(one, other, of_training, still, lowered)
+    lowering.in_other_dtype = cache(lambda: source.in_other_dtype().pair(sizes))
+    lowering.run(source.bands)
     outputs = _outputs(lowering, one, indices)
-    of_declared = _look_into_declared(lowering)
     if one.moved:
         lowering.faults.append(f"the module moves its buffer '{one.moved[0]}' in evaluation; leave it to training")
     if one.drew and not lowering.faults:
@@ -117,7 +106,7 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
             what = f"the module keeps a tensor in '{kept[0]}', which a later call reads"
             raise ConfigError(f"{what}: {reason}; compute it anew")
     graded = source.run(2, sizes[0], gradients=True)
-    own_backward = own_gradients(module) or of_declared or next(iter(graded.own_gradients), None)  # a call hangs hooks
+    own_backward = own_gradients(module) or next(iter(lowering.own_gradients + graded.own_gradients), None)
     own_backward = own_backward or differing(one, graded, "with gradients")
     untrained = own_backward or untrained or lowering.untrained
     if untrained and module.training:
@@ -136,51 +125,6 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     odd = source.probe(1, (third.size[0] + 1, third.size[1] + 1))
     network.only_size = None if holds_anywhere(network, odd) else third.size
     return network
-
-
-def _look_into_declared(lowering: Lowering) -> str | None:
-    """Compare the calls inside declared modules: note faults, and return the first backward pass besides torch's."""
-    own_backward = None
-    for name, module in ((name, m) for name, m in lowering.modules.items() if isinstance(m, DeclaredModule)):
-        for training in (False, True)[: 1 if lowering.untrained else 2]:
-            fault, backward = _calls_that_vary(module, training)
-            own_backward = own_backward or (backward and f"in '{name}', {backward}")
-            what = f"'{name}' is declared as {module.described}, but {fault}"
-            if fault and training:
-                lowering.untrained = lowering.untrained or what
-            elif fault:
-                lowering.faults.append(what)
-                break
-    return own_backward
-
-
-def _calls_that_vary(module: DeclaredModule, training: bool) -> tuple[str | None, str | None]:
-    """Return how a declared module's calls vary with an image's size, values or batch, its dtype or earlier calls; and
-    its first backward pass besides torch's. Numbers alone cannot show either."""
-    units = [lcm(layer.size, layer.stride) for layer in (module.rows, module.cols)]
-    far = [max(layer.reach, layer.size) for layer in (module.rows, module.cols)]
-
-    def run(batch: int, least: Size, fake: bool = False, module: DeclaredModule = module, **how: Any) -> Record:
-        rows, cols = (round_up(n, unit) for n, unit in zip(least, units, strict=True))
-        source = ModuleRuns(module, module.channels)
-        return source.run(batch, (rows, cols), training, fake, opened=True, widest=inf, **how)
-
-    def with_integers(run: Record) -> list[Any]:
-        given = [(call, tree_leaves((call.arguments, dict(call.keywords)))) for call in run.calls]
-        return [(call.function, call.at, *(leaf for leaf in each if isinstance(leaf, int))) for call, each in given]
-
-    one, other = run(2, (4 * far[0], 6 * far[1]), gradients=1), run(3, (10 * far[0], 8 * far[1]))
-    faults = [*one.faults, *(f"moves its buffer '{name}'" for name in one.moved)]
-    fault = next(iter(faults), None) or differing(one, other)
-    fault = fault or differing(one, run(2, one.size, gradients=1, first=training), "at its next call")
-    for batch, least in () if fault else DECLARED_SIZES:  # runs without values: thresholds lie below these sizes
-        with suppress(OtherSizeError):  # whatever the module raises, or torch for tensors without values
-            fault = fault or differing(one, run(batch, least, fake=True), None, other)
-    for dtype in () if fault else DTYPES:
-        with suppress(OtherSizeError):
-            again = run(2, one.size, True, copy.deepcopy(module).to(dtype))
-            fault = fault or (f"does something else in {dtype}" if with_integers(again) != with_integers(one) else None)
-    return fault and ("in training " if training else "") + fault, next(iter(one.own_gradients), None)
 
 
 def _refused(faults: list[str]) -> ConfigError:

@@ -23,14 +23,14 @@ from tiledseg.tracing.functions.positions import positioned
 from tiledseg.tracing.functions.times import TIMES, is_of_times, of_one_time
 from tiledseg.tracing.functions.views import VIEWS, resized_channels
 from tiledseg.tracing.functions.weighted import WEIGHTED, called, corrected
-from tiledseg.tracing.functions.windows import WHY_NOT, WINDOWS, mirrored, over_its_length
+from tiledseg.tracing.functions.windows import WHY_NOT, WINDOWS, mirrored
 from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, UnknownError, Value, refuse
 
 # The place of the argument `inplace` of activations.
 INPLACE = {"relu": 1, "relu6": 1, "selu": 1, "silu": 1, "mish": 1, "hardswish": 1, "hardsigmoid": 1}
 INPLACE |= {"leaky_relu": 2, "elu": 2, "celu": 2, "hardtanh": 3, "threshold": 3}
 # The place of the argument `dim` of further functions along channels.
-DIM_PLACES = {"normalize": 2, "topk": 2, "roll": 2, "diff": 2, "repeat_interleave": 2, "take_along_dim": 2}
+DIM_PLACES = {"topk": 2, "roll": 2, "diff": 2, "repeat_interleave": 2, "take_along_dim": 2}
 DIM_PLACES |= dict.fromkeys(("gather", "index_select", "cumprod", "logcumsumexp"), 1)
 
 
@@ -102,8 +102,7 @@ def _stack(step: Step) -> list[Value]:
     inputs, dim = step.argument(0, "tensors"), step.argument(1, "dim", 0)
     alike = all(isinstance(value, Value) and value.layout == inputs[0].layout for value in inputs)
     refuse(not alike, "stacks tensors of different layouts, or that do not depend on the input; stack images")
-    layout, at = inputs[0].layout, dim % (len(inputs[0].shape) + 1)
-    return _stacked(step, inputs, replace(layout, dims=(*layout.dims[:at], (), *layout.dims[at:])), at)
+    return [step.do("cat", tuple(step.do("unsqueeze", value, dim) for value in inputs), dim)]
 
 
 def _stacked(step: Step, inputs: Sequence[Value], layout: Layout, dim: int) -> list[Value]:
@@ -122,15 +121,21 @@ def _along_channels(step: Step) -> list[Value]:
     if name == "layer_norm":
         dim = tuple(range(-len(step.argument(1, "normalized_shape")), 0))
     else:
-        word, default = "dims" if name in ("roll", "flip") else "dim", 1 if name == "normalize" else None
-        dim = step.argument(DIM_PLACES.get(name, 1), word, default)
-        value = step.value()
-        over_image = name == "normalize" and isinstance(dim, int) and value.layout.dims[dim] == PIXELS
-        if over_image and not value.layout.one_pixel and step.argument(1, "p", 2.0) == 2:
-            return over_its_length(step, value, dim)
+        dim = step.argument(DIM_PLACES.get(name, 1), "dims" if name in ("roll", "flip") else "dim")
     refuse(dim is None, "has no dim; give dim=1")
     channel_dims(step.value(), dim, REASONS.get(name))
     return called(step, name)
+
+
+def _normalize(step: Step) -> list[Value]:
+    """Lower a division of channels by their lengths: of each pixel, or over the image."""
+    value, dim, p = step.value(), step.argument(2, "dim", 1), step.argument(1, "p", 2.0)
+    layout = value.layout
+    if not isinstance(dim, int) or layout.dims[dim] != PIXELS or layout.one_pixel or p != 2:
+        channel_dims(value, dim)
+        return called(step, "normalize")
+    length = step.do("norm", value, p, dim, True)
+    return [step.do("div", value, step.do("clamp_min", length, step.argument(3, "eps", 1e-12)))]
 
 
 def _dropout(step: Step) -> list[Value]:
@@ -201,5 +206,6 @@ HANDLERS: dict[str, Handler] = {
     "cat": _cat,
     "stack": _stack,
     **dict.fromkeys((*ALONG_CHANNELS, *DIM_PLACES, "layer_norm"), _along_channels),
+    "normalize": _normalize,
     **dict.fromkeys(_DROPOUTS.split(), _dropout),
 }

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf, lcm
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tiledseg.comm.mesh import serial_axes
 from tiledseg.errors import first_line
@@ -20,16 +23,19 @@ from tiledseg.memory.allocations import kept_for
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.layers.block import BlockPlace, DimPlace
 from tiledseg.models.layers.pixelwise import DeclaredModule, ReturnedModule
-from tiledseg.tracing.calls import values_in, where
+from tiledseg.tracing.calls import Record, differing, values_in, where
 from tiledseg.tracing.declared import Declaration, WholeImage, depths_of
 from tiledseg.tracing.functions.pixelwise import sizes_of
 from tiledseg.tracing.lowering import Step, Value, refuse
+from tiledseg.tracing.runs import ModuleRuns, OtherSizeError, Size
 from tiledseg.tracing.state import drawn_from
 
 LONG_SIDES = 128, 2048  # pixels of a long image, at least and at most
 LONG_WORK = 1 << 26  # multiply-adds of a long image
 LARGE = 1000.0  # pixels are 0 to 10,000
-Pair = tuple[int, int]
+# Batches and sizes, and dtypes, at which the calls inside a module are compared.
+FAR = ((8, (70_000, 24)), (1, (24, 70_000)), (5, (2_100, 2_100)))
+DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 EXACT = 1e-9  # tolerance in float64, of the largest value
 MASKED = 1e-12  # of the largest gradient: a smaller one leaks through the mask of attention
 IMAGE = ["B", "C0", "H", "W"]
@@ -53,11 +59,16 @@ def declared_leaf(step: Step, found: Declaration) -> list[Value]:
     module = DeclaredModule(leaf, (dims[0], dims[1]), layout, found.of, found.arguments, keywords, depths_of(leaf))
     sizes = [[layer.output_size(side) for layer, side in zip(dims, sides, strict=True)] for sides in pixels]
     channels = sizes_of(layout, value.shape, pixels[0], step.lowering.records[0].batch)["C0"]
-    fault, costs = _checked(module, channels, False)
-    refuse(fault, f"is declared as {stated}, but {fault}; declare what it sees (tiledseg.declare)")
     module.channels = channels
-    if fault := _checked(module, channels, True)[0]:
-        step.lowering.untrained = step.lowering.untrained or f"{where(step.call)} {fault}"
+    for training in (True, False):  # a fault in training alone leaves a network that maps
+        fault, costs = _checked(module, channels, training)
+        if fault is None:
+            fault, own_gradients = _calls_that_vary(module, training)
+            step.lowering.own_gradients += [f"in '{step.call.owner}', {each}" for each in own_gradients]
+        what = f"is declared as {stated}, but {fault}"
+        if fault and training:
+            step.lowering.untrained = step.lowering.untrained or f"{where(step.call)} {what}"
+    refuse(fault, f"{what}; declare what it sees (tiledseg.declare)")
     module.rows, module.cols = (replace(layer, work=costs[0], kept=costs[1]) for layer in dims)
     node = step.lowering.add(step, "declared", module.rows, module, (value,), module.cols)
     for depth in module.depths:
@@ -119,8 +130,37 @@ def _checked(module: DeclaredModule, channels: int, training: bool) -> tuple[str
     return None, costs
 
 
+def _calls_that_vary(module: DeclaredModule, training: bool) -> tuple[str | None, list[str]]:
+    """Return how a declared module's calls vary with an image's size, values or batch, its dtype or earlier calls; and
+    its backward passes besides torch's. Numbers alone cannot show either."""
+    units = [lcm(layer.size, layer.stride) for layer in (module.rows, module.cols)]
+    far = [max(layer.reach, layer.size) for layer in (module.rows, module.cols)]
+
+    def run(batch: int, least: Size, fake: bool = False, module: DeclaredModule = module, **how: Any) -> Record:
+        rows, cols = (round_up(n, unit) for n, unit in zip(least, units, strict=True))
+        source = ModuleRuns(module, module.channels)
+        return source.run(batch, (rows, cols), training, fake, opened=True, widest=inf, **how)
+
+    def with_integers(run: Record) -> list[Any]:
+        given = [(call, tree_leaves((call.arguments, dict(call.keywords)))) for call in run.calls]
+        return [(call.function, call.at, *(leaf for leaf in each if isinstance(leaf, int))) for call, each in given]
+
+    one, other = run(2, (4 * far[0], 6 * far[1]), gradients=1), run(3, (10 * far[0], 8 * far[1]))
+    faults = [*one.faults, *(f"moves its buffer '{name}'" for name in one.moved)]
+    fault = next(iter(faults), None) or differing(one, other)
+    fault = fault or differing(one, run(2, one.size, gradients=1, first=training), "at its next call")
+    for batch, least in () if fault else FAR:  # runs without values: thresholds lie below these sizes
+        with suppress(OtherSizeError):  # whatever the module raises, or torch for tensors without values
+            fault = fault or differing(one, run(batch, least, fake=True), None, other)
+    for dtype in () if fault else DTYPES:
+        with suppress(OtherSizeError):
+            again = run(2, one.size, True, copy.deepcopy(module).to(dtype))
+            fault = fault or (f"does something else in {dtype}" if with_integers(again) != with_integers(one) else None)
+    return fault and ("in training " if training else "") + fault, one.own_gradients
+
+
 def _seen_beyond(
-    twin: DeclaredModule, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, places: Sequence[Pair]
+    twin: DeclaredModule, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, places: Sequence[Size]
 ) -> str | None:
     """Return in words an input beyond the declared footprint with a gradient from the output at one of `places`."""
     dims = twin.rows, twin.cols

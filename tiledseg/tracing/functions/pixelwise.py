@@ -12,7 +12,7 @@ from typing import Any
 
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout, Pixelwise
 from tiledseg.models.layers.pixelwise import PixelFunction, Weights
-from tiledseg.tracing.calls import PLACES, TRUTHS, Given, values_in
+from tiledseg.tracing.calls import Given, values_in
 from tiledseg.tracing.lowering import Step, Value, refuse
 
 PIXELS = ("H", "W")
@@ -57,6 +57,7 @@ def pixelwise(
     `broadcasts`: True if torch broadcasts its weights to the tensor's dims."""
     inputs, weights, made = list[Value](), list[Given](), list[Value]()
     name, truths = function.removeprefix("Tensor."), step.lowering.truths
+    are_floats = (True,) if name == "type_as" else step.call.floats
     given = tuple(arguments), tuple(sorted(keywords.items()))
     filled = _slots(given, inputs, weights, name not in TENSORS_ALONE)
     common, after = _common_layout(inputs), layout
@@ -80,7 +81,7 @@ def pixelwise(
         channels = prod(shape) // (images_of(after, shape, step.lowering.records[0].batch) * prod(pixels))
         layer = Pixelwise(function, filled[0], channels, filled[1], before, after, shapes, several)
         node = step.lowering.add(step, name, layer, PixelFunction(layer, shared(weights)), inputs)
-        if name in TRUTHS or (name, part) in PLACES or all(value.node in truths for value in inputs):
+        if not are_floats[part] or all(value.node in truths for value in inputs):
             truths[node] = inputs[0].node or node
         made.append(step.made(node, after, part))
     return made

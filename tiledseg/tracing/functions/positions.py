@@ -196,7 +196,7 @@ def _as_call(step: Step, given: Given, shape: tuple[int, ...]) -> Call:
     else:
         of = function.removeprefix("Tensor."), None, step.call.owner
     is_method = of[1] is None and function.startswith("Tensor.")
-    return Call(*of, step.call.at, arguments, keywords, (shape,), is_method)
+    return Call(*of, step.call.at, arguments, keywords, (shape,), (True,), is_method)
 
 
 def tensor_at(run: Record, path: Path) -> Any:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 from torch import nn
@@ -22,7 +21,7 @@ from tiledseg.models.layers.pooling import pair
 from tiledseg.models.layers.resampling import AlignedUpsampleModule, UpsampleModule
 from tiledseg.models.network import PooledBranchModule
 from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, is_channels, pixelwise, without
-from tiledseg.tracing.functions.views import add_border, add_borders, resized_channels
+from tiledseg.tracing.functions.views import add_borders, resized_channels
 from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, Value, in_place_if, refuse
 
 Pair = tuple[int, int]
@@ -38,7 +37,7 @@ def _adaptive(step: Step) -> list[Value]:
         return step.passed(value)
     if after == (1, 1):
         layout = replace(value.layout, dims=(*value.layout.dims[:-2], (), ()), one_pixel=True)
-        return _image_max(step, value, layout) if of_maxima else _image_mean(step, value, layout)
+        return _image_max(step, value, layout) if of_maxima else [step.do("mean", value, (-2, -1), keepdim=True)]
     what = f"makes {after[0]} x {after[1]} maxima of the whole image"
     refuse(of_maxima, f"{what}; take a single one, or pool by fixed windows")
     what = f"makes {after[0]} x {after[1]} means of the image, numbers that depend on its size"
@@ -54,10 +53,6 @@ def _image_max(step: Step, value: Value, layout: Layout, even: bool = False) -> 
     """Add a node for maxima. Their indices have no node, so a call that takes them is refused."""
     made = step.only().node("maximum", ImageMax(even), WholeImageMax(even), (value,), layout)
     return [*made, *(step.made(None, part=part) for part in range(1, len(step.call.shapes)))]
-
-
-def _image_mean(step: Step, value: Value, layout: Layout, total: bool = False) -> list[Value]:
-    return step.node("sum" if total else "mean", ImageMean(total), WholeImageMean(total), (value,), layout)
 
 
 def _reduce(step: Step) -> list[Value]:
@@ -77,44 +72,22 @@ def _reduce(step: Step) -> list[Value]:
         layout = replace(value.layout, dims=tuple(() if at in numbers else dim for at, dim in kept), one_pixel=True)
         if name in ("amax", "max"):
             return _image_max(step, value, layout, even=name == "amax")
-        return _summed(step, value, name, layout)
+        if name in ("mean", "sum"):
+            layer = ImageMean(total=name == "sum")
+            return step.node(name, layer, WholeImageMean(layer.total), (value,), layout)
+        other = name != "norm" or step.argument(1, "p", "fro") not in ("fro", 2, 2.0)
+        what = f"takes the {name} over the whole image; ranks share means, sums and maxima alone"
+        refuse(other, f"{what}: take one of these")
+        total = step.do("sum", step.do("square", value), dims, keepdim=keep)
+        over = step.do("rsqrt", step.do("clamp_min", total, LEAST))  # no gradient where all values are zero
+        return [step.do("mul", total, over)]
     apart = value.layout.dims[-2:] == WHOLE.dims[-2:] and set(PIXELS) < set(names) and "B" not in names
     if apart and name in ("mean", "sum", "amax"):  # over pixels, then over channels and times
-        dims_1 = replace(value.layout, dims=(*value.layout.dims[:-2], (), ()), one_pixel=True)
-        one = step.giving(*((*shape[:-2], 1, 1) for shape in (value.shape, value.other_shape)))
-        of, how = (_image_max, True) if name == "amax" else (_image_mean, name == "sum")
-        (value,) = of(one, value, dims_1, how)
+        value = step.do(name, value, (-2, -1), keepdim=True)
         after = without(value.layout, sorted(numbers), keep)
         return pixelwise(step, step.as_called(name), (value, dims, keep), {}, after)
     after = without(value.layout, channel_dims(value, sorted(numbers)), keep)
     return pixelwise(step, step.as_called(name), *step.given(), after)
-
-
-def _summed(step: Step, value: Value, name: str, layout: Layout) -> list[Value]:
-    """Lower a mean, a sum or a Euclidean norm over the image."""
-    if name in ("mean", "sum"):
-        return _image_mean(step, value, layout, total=name == "sum")
-    other = name != "norm" or step.argument(1, "p", "fro") not in ("fro", 2, 2.0)
-    refuse(other, f"takes the {name} over the whole image; ranks share means, sums and maxima alone: take one of these")
-    shapes = value.shape, value.other_shape
-    (squares,) = pixelwise(step.giving(*shapes), "square", (value,), {}, value.layout)
-    runs = zip(shapes, step.lowering.records, step.lowering.pixels[str(value.node)], strict=True)
-    one = step.giving(*((run.batch, prod(shape) // (run.batch * prod(size)), 1, 1) for shape, run, size in runs))
-    (total,) = _image_mean(one, squares, ONE_PIXEL, total=True)
-    (least,) = pixelwise(one, "clamp_min", (total, LEAST), {}, ONE_PIXEL)  # no gradient where all values are zero
-    (over,) = pixelwise(one, "rsqrt", (least,), {}, ONE_PIXEL)
-    (root,) = pixelwise(one, "mul", (total, over), {}, ONE_PIXEL)
-    return step.passed(root, layout)
-
-
-def over_its_length(step: Step, value: Value, dim: int) -> list[Value]:
-    """Lower `normalize` over `dim`, all pixels: divide channels by their Euclidean norms over the image."""
-    at = dim % len(value.layout.dims)
-    layout = replace(value.layout, dims=(*value.layout.dims[:at], (), *value.layout.dims[at + 1 :]), one_pixel=True)
-    one = step.giving(*((*shape[:at], 1, *shape[at + 1 :]) for shape in (value.shape, value.other_shape)))
-    (length,) = _summed(one, value, "norm", layout)
-    (least,) = pixelwise(one, "clamp_min", (length, step.argument(3, "eps", 1e-12)), {}, layout)
-    return pixelwise(step, "div", (value, least), {}, value.layout)
 
 
 def _pad(step: Step) -> list[Value]:
@@ -189,7 +162,7 @@ def _max_unpool(step: Step) -> list[Value]:
 def _average_pool(step: Step) -> list[Value]:
     value = step.planes()
     if _sees_all(step, value) and step.argument(6, "divisor_override") is None:
-        return _image_mean(step, value, ONE_PIXEL)
+        return [step.do("mean", value, (-2, -1), keepdim=True)]
     options = _pool_options(step, ceil_mode=False, count_include_pad=True, divisor_override=None)
     return step.by(pooling.AveragePoolModule(**options), value, "pool", value.layout)
 
@@ -258,16 +231,14 @@ def ratios(step: Step, value: Value) -> tuple[float, float] | None:
 def _thinned(step: Step, value: Value, strides: Pair, mode: str, align: bool | None) -> list[Value]:
     """Lower a resizing to 1 / `strides` of rows and columns."""
     if mode == "area":
-        return step.by(nn.AvgPool2d(strides), value, "interpolate", value.layout)
+        return [step.do("avg_pool2d", value, strides)]
     if mode == "nearest":
-        return step.by(pooling.MaxPoolModule(1, strides), value, "interpolate", value.layout)
+        return [step.do("max_pool2d", value, 1, strides)]
     other = mode != "bilinear" or align or step.argument(6, "antialias", False)
     refuse(other, f"shrinks the image by '{mode}'; use nearest, area, or bilinear with align_corners=False")
-    for dim, stride in zip((-2, -1), strides, strict=True):  # the one or two pixels in the middle of each window
-        before = (stride - 1) // 2
-        value = add_border(step, value, dim, -before, -before) if before else value
-    row, col = (1 if stride % 2 else 2 for stride in strides)
-    return step.by(nn.AvgPool2d((row, col), strides), value, "interpolate", value.layout)
+    above, left = ((1 - stride) // 2 for stride in strides)  # but for the one or two pixels in the middle of a window
+    value = step.do("pad", value, (left, left, above, above))
+    return [step.do("avg_pool2d", value, tuple(2 - stride % 2 for stride in strides), strides)]
 
 
 def _shuffle(step: Step) -> list[Value]:
