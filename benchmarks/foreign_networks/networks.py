@@ -1,7 +1,7 @@
 """Networks that nobody here wrote, from public packages: how each is built, and what it is known for.
 
 `NETWORKS` are small ones, `MANY` those of segmentation-models-pytorch, timm and more of MONAI, `REAL` those that
-`tests.tracing.over_ranks` runs over ranks. Packages that are not installed are left out: `pip install --no-deps -r
+`tests/tracing/test_foreign.py` runs over ranks. Packages that are not installed are left out: `pip install --no-deps -r
 benchmarks/foreign-packages.txt`, none of which needs more than numpy and torch for these networks. Where others cannot
 be imported (timm imports torchvision for its transforms), a stand-in is there meanwhile, of which nothing is used.
 """
@@ -264,7 +264,7 @@ _UPER = (
 
 
 def shared(where: str, expression: str, height: int, width: int, **more: Any) -> Foreign:
-    """A network that `tests.tracing.over_ranks` runs over ranks, on an image of that size."""
+    """A network that `tests/tracing/test_foreign.py` runs over ranks, on an image of that size."""
     return made(where, expression, size=(height, width), **more)
 
 

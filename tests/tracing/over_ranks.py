@@ -1,42 +1,18 @@
-"""Networks that people use, as they are, over ranks: y, dx, dW and moved statistics against the plain module's on the
-whole image, in float64; and messages against the plan's.
-
-    python -m tests.tracing.over_ranks [NAME ...]
-
-prints a row of the table in benchmarks/foreign-networks.md for each network of `REAL`, whose name has one of the words.
-Each is traced once, and its ranks are forks of this process: 1, 2 and 4, by uneven blocks in mode `layer`; with tiles
-in modes `read` and `exchange`, where the halo lets them be small; and in 2 and 4 stages, where it is trained.
-"""
+"""Networks over ranks: y, dx, dW and moved statistics against the plain module on the whole image, in float64; messages
+against the plan's; the halo against what gradients reach."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
 
-from benchmarks.foreign_networks.networks import REAL, Foreign
-from benchmarks.forks import import_all, run_ranks
-from tests.law.cases import IGNORED, as_batch, difference, gradients
-from tests.law.steps import Steps, gathered, train
-from tests.spatial.twins import OpenAxes, Result, copied, loss_weights, start, undivided
-from tests.tracing.cases import NETWORKS, ForeignCase, traced
-from tests.tracing.cases import Foreign as Named
-from tiledseg.comm.launch import detect
-from tiledseg.comm.mesh import Axes, Mesh, serial_axes
-from tiledseg.comm.session import open_mesh
-from tiledseg.config.run import ParallelConfig
-from tiledseg.errors import ConfigError, GeometryError
+from tests.law.cases import difference
+from tests.spatial.twins import Result, copied, loss_weights, start
+from tiledseg.comm.mesh import Axes
 from tiledseg.geometry.halo import minimum_halo, network_footprint
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.tiling import make_tiling
@@ -49,7 +25,6 @@ from tiledseg.spatial.halo_exchange import part
 from tiledseg.spatial.network import SpatialNetwork
 
 Pair = tuple[int, int]
-SECONDS = 900.0  # for the ranks of one job
 
 
 def distance(found: Result, expected: Result) -> float:
@@ -157,135 +132,3 @@ def reach(network: GraphNetwork, x_BCHW: torch.Tensor) -> list[int]:
     (gradient_BCHW,) = torch.autograd.grad(network(x_BCHW)[:, :, at].square().sum(), x_BCHW)
     rows = (gradient_BCHW.abs().amax((0, 1, 3)) > 1e-14 * gradient_BCHW.abs().max()).nonzero()
     return [first - int(rows.min()), int(rows.max()) - (first + unit - 1)]
-
-
-@dataclass(frozen=True)
-class RealCase(ForeignCase):
-    """A network of `REAL` on a raster a little smaller than its image."""
-
-    @property
-    def raster(self) -> Pair:
-        height, width = NETWORKS[self.unet.name].size or (0, 0)
-        return height - 3, width - 5
-
-
-def steps_of(name: str, parallel: ParallelConfig) -> Steps:
-    grid = (1, 1) if parallel.stages > 1 else (3, 2)
-    return Steps(RealCase(Named(name), grid), parallel, images=((0,),))
-
-
-def plain_step(name: str) -> tuple[float, dict[str, torch.Tensor]]:
-    """Return loss and gradients of a training step by the module that its author wrote, on the whole image."""
-    module, data = NETWORKS[name].module().train(), steps_of(name, ParallelConfig(stages=2)).dataset((1, 1))
-    sample = data.load(0, data.tilings[0].tiles[0])
-    rows, cols = sample.tile.core_in_output.slices
-    target_BHW = torch.from_numpy(sample.y_HW).long()[None]
-    loss = functional.cross_entropy(module(as_batch(sample.x_CHW))[:, :, rows, cols], target_BHW, ignore_index=IGNORED)
-    loss.backward()
-    return loss.item(), gradients(module)
-
-
-def in_parts(name: str, mesh: Mesh, parallel: ParallelConfig, plain: tuple[float, dict[str, torch.Tensor]]) -> float:
-    """Return how far the loss and gradients of a training step are from those of the plain module."""
-    run = gathered(train(steps_of(name, parallel), mesh), mesh)
-    assert run.losses[0] is not None
-    return max(abs(run.losses[0] / plain[0] - 1), difference(run.gradients, plain[1]))
-
-
-class Rows:
-    """The program: a row a network."""
-
-    def __init__(self, name: str, foreign: Foreign) -> None:
-        self.name, self.foreign, self.size = name, foreign, foreign.size or (64, 96)
-        draw = torch.Generator().manual_seed(5)
-        self.x_BCHW = torch.randn(1, foreign.bands, *self.size, generator=draw, dtype=torch.float64)
-        self.errors: dict[str, float | str] = {}
-
-    def line(self) -> str:
-        """Return the row."""
-        began = time.perf_counter()
-        self.expected = undivided(self.foreign.module(), self.x_BCHW)
-        try:
-            self.network = traced(self.name)
-        except (ConfigError, GeometryError) as error:
-            return f"| {self.name} | refused: {error} | | |"
-        tracing = time.perf_counter() - began
-        self.trains = not self.foreign.maps
-        self.plain = plain_step(self.name) if self.trains else None
-        self._try("1", partial(self._together, in_blocks, serial_axes()))
-        for ranks in (2, 4):
-            with tempfile.TemporaryDirectory() as folder:
-                ends = run_ranks(self._rank, ranks, Path(folder), SECONDS)
-            self.errors |= dict(json.loads(line[1:]) for line in ends[0].out.splitlines() if line.startswith("="))
-            codes = [end.code for end in ends]
-            if any(codes):
-                self.errors[f"{ranks} ranks"] = f"codes {codes}: {ends[0].err[-300:]} {ends[-1].err[-300:]}"
-        halo = f"{max(minimum_halo(self.network.graph))}, {network_footprint(self.network.graph).alignment}"
-        seen = f", gradients reach {reach(self.network, self.x_BCHW)}" if self.foreign.tiles else ""
-        numbers = [each for each in self.errors.values() if isinstance(each, float)]
-        faults = "".join(f"; {way}: {each}" for way, each in self.errors.items() if isinstance(each, str))
-        ways = ", ".join(way for way, each in self.errors.items() if isinstance(each, float))
-        took = f"{tracing:.0f} of {time.perf_counter() - began:.0f} s"
-        worst = f"{max(numbers):.1e}" if numbers else ""
-        worst += "".join(
-            f"; {way}: {each:.1e}" for way, each in self.errors.items() if isinstance(each, float) and each > 1e-12
-        )
-        return f"| {self.name} | {self.size[0]} x {self.size[1]} | {halo}{seen} | {ways} | {worst}{faults} | {took}"
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.expected.y_BCHW.shape
-
-    def _together(self, compute: Callable[..., Result], axes: Axes) -> float:
-        return distance(compute(self.network, self.x_BCHW, axes, self.shape), self.expected)
-
-    def _try(self, way: str, run: Callable[[], float]) -> None:
-        try:
-            self.errors[way] = run()
-        except (ConfigError, GeometryError, AssertionError) as error:
-            self.errors[way] = f"{type(error).__name__}: {error}"
-
-    def _rank(self) -> int:
-        """Run as one of the ranks of a job; rank 0 prints."""
-        torch.set_num_threads(1)
-        mesh = open_mesh(detect(os.environ), os.environ, "gloo")
-        opened, ways = OpenAxes(mesh), dict[str, Callable[[], float]]()
-        for rows, cols in [(2, 1), (1, 2)] if mesh.size == 2 else [(2, 2)]:
-            ways[f"{rows} x {cols}"] = partial(self._together, in_blocks, opened.of(rows, cols))
-        if self.foreign.tiles:
-            axes = opened.of(*((2, 1) if mesh.size == 2 else (2, 2)))
-            ways[f"read on {mesh.size}"] = partial(self._together, in_tiles, axes)
-            if self.plain is not None and mesh.size == 4:
-                mode = ParallelConfig(halo="exchange", mesh=[2, 2])
-                ways["exchange on 4"] = lambda: in_parts(self.name, mesh, mode, self.plain)
-        if self.plain is not None:
-            staged = ParallelConfig(stages=mesh.size, balance="modelled")
-            ways[f"{mesh.size} stages"] = lambda: in_parts(self.name, mesh, staged, self.plain)
-        for way, run in ways.items():
-            self._try(way, run)
-            mine = self.errors[way]
-            found = mesh.communicator.gather_objects(mine)
-            faults = [each for each in found if isinstance(each, str)]
-            if mesh.rank == 0:
-                print("=" + json.dumps((way, faults[0] if faults else max(found))), flush=True)
-        opened.close()
-        mesh.communicator.close()
-        return 0
-
-
-def main() -> None:
-    """Print the rows."""
-    import_all()
-    torch.set_num_threads(1)
-    NETWORKS.update(REAL)
-    words = sys.argv[1:]
-    for name, foreign in REAL.items():
-        if not words or any(word in f"={name}=" for word in words):
-            try:
-                print(Rows(name, foreign).line(), flush=True)
-            except ImportError as error:
-                print(f"left out: {name}: {error}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

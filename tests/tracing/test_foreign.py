@@ -20,11 +20,11 @@ from tests.law.steps import Steps, by_one_rank, check, tiled_logits, train
 from tests.spatial.drawn import image
 from tests.spatial.twins import OpenAxes, copied, undivided
 from tests.tracing.cases import NETWORKS, Foreign, ForeignCase, traced
-from tests.tracing.over_ranks import distance, in_blocks, in_tiles
+from tests.tracing.over_ranks import distance, in_blocks, in_tiles, reach
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.halo import minimum_halo, network_footprint
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.memory.allocations import AllocationMeter
@@ -51,12 +51,13 @@ SHARED = [
     for name in EXACT
     if (not NETWORKS[name].large and (NIGHTLY or name in BY_DAY)) or os.environ.get("FOREIGN_NETWORKS") == "all"
 ]
-# More: tests.tracing.over_ranks. Attention over reduced keys by day: "Attending", and tests/spatial/test_attention.py.
+# Attention over reduced keys by day: "Attending", and tests/spatial/test_attention.py.
 THIN = [
     "smp Unet, Swin, patches of 2",
     "Scanning",
     "TemporalUNet",
     *(["Rotary", "smp Segformer, PVT v2, thin"] if NIGHTLY else []),
+    *(REAL if os.environ.get("FOREIGN_NETWORKS") == "real" else []),
 ]
 REFUSED = [name for name, foreign in NETWORKS.items() if foreign.refused and (NIGHTLY or name not in AT_NIGHT)]
 
@@ -120,16 +121,26 @@ def test_ranks_that_share_an_image(name: str, meshes: dict[str, Mesh]) -> None:
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.parametrize("name", THIN)
 def test_ranks_give_what_the_plain_module_gives(name: str, meshes: dict[str, Mesh]) -> None:
-    """Networks that people use, by uneven blocks and by tiles: y, dx, dW; messages are the plan's."""
-    opened, foreign = OpenAxes(meshes["mpi"]), REAL.get(name) or NETWORKS[name]
-    axes, x_BCHW = opened.of(2, 2), image((1, foreign.bands, *(foreign.size or (64, 96))), 5)
-    network, expected, fault = foreign.network(), undivided(foreign.module(), x_BCHW), None
+    """Networks that people use, by uneven blocks and by tiles: y, dx, dW; messages are the plan's. Where images hold
+    tiles, gradients reach as far as the halo."""
+    foreign = REAL.get(name) or NETWORKS[name]
+    try:
+        network, module = foreign.network(), foreign.module()
+    except ImportError as error:
+        pytest.skip(f"{foreign.package} is not installed ({error}); see benchmarks/foreign-networks.md")
+    opened, x_BCHW, fault = OpenAxes(meshes["mpi"]), image((1, foreign.bands, *(foreign.size or (64, 96))), 5), None
+    expected = undivided(module, x_BCHW)
     for named in expected.gradients, expected.buffers:  # the graph has the user's own names
         named.update({key.removeprefix("whole."): named.pop(key) for key in list(named)})
-    for compute in (in_blocks, *((in_tiles,) if foreign.tiles else ())) if axes.position else ():
-        found = compute(network, x_BCHW, axes, expected.y_BCHW.shape)
-        apart = distance(found, expected)
-        fault = fault or (None if apart < 1e-12 else f"{compute.__name__}: {apart}")
+    for rows, cols in ((2, 2), (2, 1), (1, 2))[: None if name in REAL and NIGHTLY else 1]:
+        axes = opened.of(rows, cols)
+        for compute in (in_blocks, *((in_tiles,) if foreign.tiles else ())) if axes.position else ():
+            found = compute(network, x_BCHW, axes, expected.y_BCHW.shape)
+            apart = distance(found, expected)
+            fault = fault or (None if apart < 1e-12 else f"{compute.__name__} {rows} x {cols}: {apart}")
+    if foreign.tiles:
+        reached, halo = max(reach(network, x_BCHW)), max(minimum_halo(network.graph))
+        fault = fault or (None if reached == halo else f"gradients reach {reached} pixels, the halo has {halo}")
     opened.agree(fault)
 
 

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 _HERE = __file__.rsplit("/", 1)[0]
+_BEGIN = f"{_HERE}/runs.py", f"{_HERE}/compare.py"  # code that begins a run
 _FIRST = ("input", "self", "tensor", "x", "a", "x1")
 # Other names of an argument: torch takes NumPy's too.
 NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(("input", "self"), _FIRST)
@@ -133,8 +134,8 @@ def calling_line() -> str:
     frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_HERE) and not name.endswith(("/calls.py", "/record.py")):
-            break  # the code that began the run
+        if name in _BEGIN:
+            break
         if "/torch/" not in name and not name.startswith(_HERE) and not name.startswith("<"):
             return f"{_in_package(name)}:{frame.f_lineno}"
         frame = frame.f_back

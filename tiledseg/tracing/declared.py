@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 from torch import nn
@@ -112,6 +113,13 @@ def declaration(module: nn.Module | None) -> Declaration | None:
     """Return the declaration of a module's class."""
     kind = type(module)
     return _DECLARED.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def window_sizes(module: nn.Module) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Return pairs of sizes that are multiples of the windows of declared modules; none without such windows."""
+    stated = [found.of(each) for each in module.modules() if (found := declaration(each))]
+    grid = lcm(*(one.along(dim)["size"] for one in stated for dim in (0, 1)))
+    return [((2 * n, 3 * n), (4 * n, 2 * n)) for n in (8 * grid, 16 * grid, 32 * grid)] if grid > 1 else []
 
 
 def _masked(block: Any, height: int, width: int) -> tuple[Any, ...]:

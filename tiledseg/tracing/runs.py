@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
-from math import inf, lcm, prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ from tiledseg.geometry.shapes import is_legal_size, total_stride
 from tiledseg.memory.allocations import is_exhausted
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Made, Record, differing
-from tiledseg.tracing.declared import declaration
 from tiledseg.tracing.functions.positions import breaks_rule
 from tiledseg.tracing.record import PairsError, record
 from tiledseg.tracing.state import in_mode
@@ -79,14 +78,6 @@ class ModuleRuns:
     def pair(self, sizes: tuple[Size, Size], training: bool = False, fake: bool = False, **how: Any) -> Pair:
         """Record runs of 2 and 3 images."""
         return self.run(2, sizes[0], training, fake, **how), self.run(3, sizes[1], training, fake, **how)
-
-    def window_sizes(self) -> list[tuple[Size, Size]]:
-        """Return pairs of sizes that are multiples of the windows of declared modules; none without such windows."""
-        stated = [found.of(each) for each in self.module.modules() if (found := declaration(each))]
-        grid = lcm(*(one.along(dim)["size"] for one in stated for dim in (0, 1)))
-        if grid == 1:
-            return []
-        return [((2 * n, 3 * n), (4 * n, 2 * n)) for n in (8 * grid, 16 * grid, 32 * grid)]
 
     def in_other_dtype(self) -> ModuleRuns:
         """Return the runs of a copy of the module, in float64, or in float32 if it is in float64."""

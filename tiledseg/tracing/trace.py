@@ -17,6 +17,7 @@ from tiledseg.models.layers.times import TimeSeries
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Made, Record, differing, values_in, where
 from tiledseg.tracing.compare import check_traced, holds_anywhere
+from tiledseg.tracing.declared import window_sizes
 from tiledseg.tracing.functions.handlers import lowered
 from tiledseg.tracing.functions.positions import breaks_rule
 from tiledseg.tracing.lowering import WHOLE, Lowering, Value, assembled
@@ -48,7 +49,7 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         raise ConfigError("all modules have a forward hook (register_module_forward_hook); remove it")
     source, refusals = ModuleRuns(module, bands), list[ConfigError | GeometryError]()
-    for sizes in source.window_sizes() or SIZES:
+    for sizes in window_sizes(module) or SIZES:
         try:
             return _traced(source, sizes, outputs, still)
         except (OtherSizeError, GeometryError) as error:
