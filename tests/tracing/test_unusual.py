@@ -43,6 +43,16 @@ ODD: dict[str, Function] = {
     "windows that touch, rounded up": lambda x: functional.interpolate(
         functional.max_pool2d(x, 2, ceil_mode=True), size=x.size()[2:], mode="bilinear"
     ),
+    "shrunk by four and by three": lambda x: torch.cat(
+        [
+            functional.interpolate(functional.interpolate(x, scale_factor=1 / 4, mode="bilinear"), scale_factor=4),
+            functional.interpolate(
+                functional.interpolate(x, scale_factor=(1, 1 / 2), mode="area"), scale_factor=(1, 2)
+            ),
+        ],
+        1,
+    ),
+    "stacked single channels": lambda x: x * torch.stack([x[:, 0], x.mean(1)], dim=-3).amax(1, keepdim=True),
     "padded by hand, on one side": lambda x: functional.conv2d(
         functional.pad(x, (0, 1, 0, 1)), TABLE[0, :, None, :3, :3], stride=2, groups=4
     ),

@@ -236,8 +236,8 @@ def _thinned(step: Step, value: Value, strides: Pair, mode: str, align: bool | N
         return [step.do("max_pool2d", value, 1, strides)]
     other = mode != "bilinear" or align or step.argument(6, "antialias", False)
     refuse(other, f"shrinks the image by '{mode}'; use nearest, area, or bilinear with align_corners=False")
-    above, left = ((1 - stride) // 2 for stride in strides)  # but for the one or two pixels in the middle of a window
-    value = step.do("pad", value, (left, left, above, above))
+    above, left = ((stride - 1) // 2 for stride in strides)  # of the one or two pixels in the middle of a window
+    value = step.do("pad", value, (-left, -left, -above, -above))
     return [step.do("avg_pool2d", value, tuple(2 - stride % 2 for stride in strides), strides)]
 
 
