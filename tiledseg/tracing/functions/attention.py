@@ -12,9 +12,8 @@ import torch
 from torch.nn import functional
 
 from tiledseg.geometry.layers.joins import ImageAttention, ImageProducts
-from tiledseg.geometry.layers.pixelwise import FormulaSlot, Layout, Pixelwise
+from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.models.layers.attention import AttentionOverImage, WholeImageProducts
-from tiledseg.models.layers.pixelwise import PixelFunction
 from tiledseg.tracing.calls import Given, plain, where
 from tiledseg.tracing.functions.pixelwise import PIXELS, is_channels, pixelwise
 from tiledseg.tracing.functions.views import resized_channels, views_of
@@ -23,6 +22,8 @@ from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, Value,
 T = TypeVar("T")
 OTHERWISE = "does with weights of attention what no tile can; scale them before softmax(dim=-1), and multiply by values"
 MATRIX = "multiplies pixels by numbers of the image that are no matrix of channels a head; give one to each head"
+_BUT = "mix channels, or write attention by matmul, softmax(dim=-1), matmul, or scaled_dot_product_attention"
+OVER_PIXELS = f"sums over pixels, or joins each with each, of which a tile has a part only; {_BUT}"
 POSITIONS = "joins weights of attention with a tensor, as of positions; drop it, or map by fixed crops (--window)"
 
 
@@ -121,18 +122,22 @@ def _products(step: Step) -> list[Value]:
     return step.node("products", layer, WholeImageProducts(layer), (one, other), layout)
 
 
-def _applied(step: Step) -> list[Value]:
-    """Lower a product of each pixel's channels, by heads, with a matrix for each head of the image."""
-    inputs = [step.value(index, name) for index, name in enumerate(("input", "other"))]
-    full, matrix = sorted(inputs, key=lambda value: value.layout.one_pixel)
-    heads = heads_of(full, -1 if full is inputs[1] else -2) or 1
-    channels = step.call.shapes[0][-2 if full is inputs[1] else -1]
-    after = replace(full.layout, channels=(heads, channels) if len(full.shape) == 4 else ())
-    alike = matrix.layout.dims[:-2] == full.layout.dims[:-2] and matrix.shape[:-2] == full.shape[:-2]
-    refuse(not alike or not all(map(is_channels, matrix.layout.dims[-2:])), MATRIX)
-    slots, layouts = tuple(map(FormulaSlot, range(2))), tuple(value.layout for value in inputs)
-    layer = Pixelwise("matmul", slots, heads * channels, (), layouts, after)
-    return step.node("matmul", layer, PixelFunction(layer), inputs, after)
+def of_channels(step: Step, one: Value, other: Value) -> list[Value]:
+    """Lower a matrix product over channels: of two tensors of each pixel, or of pixels with a matrix of the image."""
+    dims, (row, *inner, col) = one.layout.dims[:-2], (*one.layout.dims[-2:], *other.layout.dims[-2:])
+    flat = one.layout.one_pixel, other.layout.one_pixel
+    alike = (dims, one.shape[:-2]) == (other.layout.dims[:-2], other.shape[:-2]) and all(map(is_channels, inner))
+    fits = (is_channels(row) or flat == (False, True)) and (is_channels(col) or flat == (True, False))
+    refuse(not alike or not fits, OVER_PIXELS if flat[0] == flat[1] else MATRIX)
+    atoms = [atom for dim in dims for atom in dim if is_channels((atom,))]
+    names = {atom: f"C{at}" for at, atom in enumerate(atoms)}
+    factors = [one.layout.channels[int(atom[1:])] for atom in atoms]
+    made = [tuple(names.get(atom, atom) for atom in dim) for dim in dims]
+    for dim, size in zip((row, col), step.call.shapes[0][-2:], strict=True):
+        made.append((f"C{len(factors)}",) if is_channels(dim) else dim)
+        factors += [size] if is_channels(dim) else []
+    layout = Layout(tuple(made), tuple(factors) if len(factors) > 1 else (), all(flat))
+    return pixelwise(step, step.as_called("matmul"), *step.given(), layout, broadcasts=False)
 
 
 def _transposed(value: Value) -> Value:
@@ -157,11 +162,7 @@ def with_pairs(step: Step) -> Handler | None:
     if heads_of(values[0]) and heads_of(values[1], -1):
         return _product
     of_pixels = [heads_of(values[0], -1), heads_of(values[1])]
-    if all(of_pixels):
-        return _products if of_pixels[0] == of_pixels[1] else None
-    places = [value.layout.one_pixel for value in values]
-    applies = (places == [True, False] and heads_of(values[1], -1)) or (places == [False, True] and heads_of(values[0]))
-    return _applied if applies else None
+    return _products if all(of_pixels) and of_pixels[0] == of_pixels[1] else None
 
 
 def _weigh(step: Step) -> list[Value]:

@@ -10,7 +10,6 @@ from torch import nn
 
 from tiledseg.geometry.layers.joins import Add, Concatenate, Multiply
 from tiledseg.geometry.layers.pixelwise import Dropout, Layout
-from tiledseg.geometry.layers.resampling import MIRRORED
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.joins import JoinModule
 from tiledseg.spatial.twins import POINTWISE
@@ -18,12 +17,12 @@ from tiledseg.tracing.calls import ALONG_CHANNELS, ELEMENTWISE, REASONS, UNKNOWN
 from tiledseg.tracing.declared import declaration, depth_rate
 from tiledseg.tracing.functions.attention import ATTENDING, with_pairs
 from tiledseg.tracing.functions.leaves import declared_leaf
-from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise
+from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, common_layout, pixelwise
 from tiledseg.tracing.functions.positions import positioned
 from tiledseg.tracing.functions.times import TIMES, is_of_times, of_one_time
 from tiledseg.tracing.functions.views import VIEWS, resized_channels
 from tiledseg.tracing.functions.weighted import WEIGHTED, called, corrected
-from tiledseg.tracing.functions.windows import WHY_NOT, WINDOWS, mirrored
+from tiledseg.tracing.functions.windows import WINDOWS
 from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, UnknownError, Value, refuse
 
 # The place of the argument `inplace` of activations.
@@ -88,7 +87,7 @@ def _cat(step: Step) -> list[Value]:
     of_channels = [channel_dims(value, dim) for value in inputs]
     if any(of_channels) and all(value.layout == WHOLE for value in inputs):
         return step.passed(inputs[0]) if len(inputs) == 1 else _concatenated(step, "cat", inputs, WHOLE)
-    layout = resized_channels(inputs[0].layout, at := dim % len(inputs[0].shape), step.call.shapes[0][at])
+    layout = resized_channels(common_layout(inputs), at := dim % len(inputs[0].shape), step.call.shapes[0][at])
     return pixelwise(step, "cat", (tuple(inputs),), {"dim": dim}, layout)
 
 
@@ -182,9 +181,8 @@ def _unit(step: Step) -> list[Value]:
     value = value if over or type(module) in POINTWISE else step.full()
     more = len(step.call.arguments) + len(step.call.keywords) > 1
     refuse(more, "takes more than one tensor; give the rest, such as output_padding, to its constructor")
-    if isinstance(module, nn.Conv2d) and (mode := module.padding_mode) != "zeros":
-        refuse(mode not in MIRRORED, f"pads {WHY_NOT.get(mode)}; let padding_mode be reflect, replicate or zeros")
-        value = mirrored(step, value, module._reversed_padding_repeated_twice, mode)
+    if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
+        value = step.do("pad", value, tuple(module._reversed_padding_repeated_twice), module.padding_mode)
         module = copy.copy(module)
         module.padding, module.padding_mode = (0, 0), "zeros"
     if over and type(module) not in POINTWISE:

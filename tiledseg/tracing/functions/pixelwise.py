@@ -60,7 +60,7 @@ def pixelwise(
     are_floats = (True,) if name == "type_as" else step.call.floats
     given = tuple(arguments), tuple(sorted(keywords.items()))
     filled = _slots(given, inputs, weights, name not in TENSORS_ALONE)
-    common, after = _common_layout(inputs), layout
+    common, after = layout or common_layout(inputs), layout
     if layout is None:  # one channel of an input may have been broadcast to more
         ones = zip(common.dims, step.call.shapes[0], strict=True)
         numbers = {dim[0]: size for dim, size in ones if len(dim) == 1}
@@ -121,7 +121,7 @@ def formula(value: Given, weights: list[Given], plainly: bool = True) -> Any:
     return FormulaSlot(place, True)
 
 
-def _common_layout(inputs: Sequence[Value]) -> Layout:
+def common_layout(inputs: Sequence[Value]) -> Layout:
     """Return the layout of the inputs' common result: the one with most dims, of an input with pixels if any has."""
     layouts = [value.layout for value in inputs]
     full = [layout for layout in layouts if not layout.one_pixel] or layouts

@@ -14,14 +14,13 @@ from tiledseg.models.layers.pixelwise import COMPUTED
 from tiledseg.models.layers.pooling import AveragePoolModule
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.tracing.calls import Given, given_to
+from tiledseg.tracing.functions.attention import OVER_PIXELS, of_channels
 from tiledseg.tracing.functions.pixelwise import channel_dims, formula, is_channels, pixelwise, shared
 from tiledseg.tracing.functions.times import is_of_times, of_one_time, over_times
 from tiledseg.tracing.functions.views import resized_channels
 from tiledseg.tracing.lowering import Handler, Step, Value, refuse
 
 UNLEARNT = "takes weights that depend on the input, which differ from tile to tile; learn them"
-_BUT = "mix channels, or write attention by matmul, softmax(dim=-1), matmul, or scaled_dot_product_attention"
-OVER_PIXELS = f"sums over pixels, or joins each with each, of which a tile has a part only; {_BUT}"
 
 
 def called(step: Step, name: str, layout: Layout | None = None) -> list[Value]:
@@ -35,26 +34,13 @@ def _linear(step: Step) -> list[Value]:
     if step.call.function == "linear":
         value, dim = step.value(), -1
     elif all(isinstance(each, Value) for each in inputs):
-        return _of_each_pixel(step, *inputs)
+        return of_channels(step, *inputs)
     else:
         name, dim = "matmul", -2 if isinstance(inputs[0], Given) else -1
         value, weight = inputs if dim == -1 else inputs[::-1]
         refuse(weight.tensor.dim() != 2, "multiplies by weights that are no matrix; give one of two dims")
     (dim,) = channel_dims(value, dim, OVER_PIXELS)
     return called(step, name, resized_channels(value.layout, dim, step.call.shapes[0][dim]))
-
-
-def _of_each_pixel(step: Step, one: Value, other: Value) -> list[Value]:
-    """Lower a matrix product of two tensors over dims of channels. Other dims must be the same in both."""
-    dims, last = one.layout.dims[:-2], (*one.layout.dims[-2:], *other.layout.dims[-2:])
-    alike = (dims, one.shape[:-2]) == (other.layout.dims[:-2], other.shape[:-2])
-    refuse(not alike or not all(map(is_channels, last)), OVER_PIXELS)
-    atoms = [atom for dim in dims for atom in dim if is_channels((atom,))]
-    names = {atom: f"C{at}" for at, atom in enumerate(atoms)}
-    outer = (tuple(names.get(atom, atom) for atom in dim) for dim in dims)
-    made = (*outer, *((f"C{len(atoms) + k}",) for k in range(2)))
-    factors = (*(one.layout.channels[int(atom[1:])] for atom in atoms), *step.call.shapes[0][-2:])
-    return called(step, "matmul", Layout(made, factors, one.layout.one_pixel))
 
 
 def _among_channels(step: Step) -> list[Value]:

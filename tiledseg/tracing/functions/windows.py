@@ -4,7 +4,6 @@ A branch of adaptive pooling, from means of parts of the image to the resizing t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -102,20 +101,15 @@ def _pad(step: Step) -> list[Value]:
         return step.passed(value)
     differ = tuple(pads) != tuple(others)
     refuse(differ, f"pads by {pads} at one size and {others} at another; pad by fixed numbers")
-    if mode in MIRRORED and len(pads) <= 4 and min(pads) >= 0 and not value.layout.one_pixel:
-        return step.passed(mirrored(step, value, pads, mode))
+    mirrors = mode in MIRRORED and len(pads) <= 4 and min(pads) >= 0 and not value.layout.one_pixel
     why = f"pads {WHY_NOT.get(mode, f'by mode {mode}')}; pad by reflect, replicate, or with zeros"
-    refuse(mode != "constant" and max(pads) > 0, why)
-    if not any((*pads[:4], *pads[6:])) and mode == "constant" and not value.layout.one_pixel:
+    refuse(mode != "constant" and not mirrors and max(pads) > 0, why)
+    if not any((*pads[:4], *pads[6:])) and not value.layout.one_pixel:
         return pixelwise(step, "pad", (value, tuple(pads)), {"value": fill})
     refuse(any(pads[4:]) or value.layout.one_pixel, "pads other dims than rows and columns; pad these alone")
-    return step.passed(mirrored(step, value, pads, "constant", fill))
-
-
-def mirrored(step: Step, value: Value, pads: Sequence[int], mode: str, fill: float = 0.0) -> Value:
-    """Pad by (left, right, top, bottom), by torch's `mode`, with `fill` in mode constant."""
     left, right, top, bottom = (*pads, 0, 0)[:4]
-    return add_borders(step, value, Border(top, bottom, fill, mode), Border(left, right, fill, mode))
+    rows, cols = (Border(*ends, fill, mode if mirrors else "constant") for ends in ((top, bottom), (left, right)))
+    return step.passed(add_borders(step, value, rows, cols))
 
 
 def _sees_all(step: Step, value: Value) -> bool:
