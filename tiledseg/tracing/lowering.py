@@ -16,7 +16,7 @@ from tiledseg.errors import TiledsegError
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel, Pixelwise
-from tiledseg.models.layers.pixelwise import OnePixel, resolve
+from tiledseg.models.layers.pixelwise import OnePixel, Weights, resolve
 from tiledseg.models.layers.resampling import UpsampleModule
 from tiledseg.models.norm import BatchNorm
 from tiledseg.spatial.twins import spatial_layer
@@ -209,7 +209,7 @@ class Lowering:
         self.own_gradients = list[str]()  # why a declared module's backward pass is not torch's alone
         self.untrained: str | None = None  # why the graph cannot do what the module does in training
         self.positions: dict[Any, Value] = {}  # tensors computed from the image's size, by their `Given`
-        self.placed: list[Any] = []  # `functions.positions.Placed`
+        self.placed: list[Any] = []  # `rules.Placed`
         self.in_other_dtype: Callable[[], Sequence[Record]] = tuple  # records both runs in another dtype
 
     def run(self, bands: int) -> None:
@@ -275,6 +275,11 @@ class Lowering:
         refuse(around, "works on neighbours, and a mean of the image has none; leave it out")
         layer = OfOnePixel(rows.output_channels(value.shape[1]), sum(p.numel() for p in module.parameters()))
         return self.add(step, what, layer, OnePixel(in_place_if(module, False), layer), (value,))
+
+
+def shared(weights: Sequence[Given]) -> Weights:
+    """Return the container by which a node shares weights and buffers of the traced module."""
+    return Weights([weight.owner or weight.tensor for weight in weights])
 
 
 def assembled(lowering: Lowering, outputs: Sequence[str]) -> tuple[Graph, list[nn.Module]]:

@@ -11,11 +11,13 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -27,7 +29,6 @@ from tiledseg.models.network import OutputPlace
 from tiledseg.spatial.twins import KINDS
 from tiledseg.tracing.calls import Call, Given, Made, Record, calling_line, function_name, tensors_of, values_in
 from tiledseg.tracing.declared import declaration, depths_of
-from tiledseg.tracing.functions.attention import open_multi_head, with_weights
 from tiledseg.tracing.state import FORWARD_HOOKS, Changes, drawn_from, generators, in_mode, kept_state
 
 INEXACT = "the module cannot be computed exactly on tiles"
@@ -42,6 +43,29 @@ CASTS = frozenset(("to", "type", "type_as", "float", "double", "half", "bfloat16
 HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"))
 # Modules that resize to a size or by a factor: the call inside them shows which.
 RESIZING = (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
+
+
+# torch's function of nn.MultiheadAttention, without its dispatch to a mode as a whole: a mode sees the calls inside.
+_SEEN = {**vars(functional), "has_torch_function": lambda tensors: False}
+_WHOLE: Any = functional.multi_head_attention_forward
+_OPEN = FunctionType(_WHOLE.__code__, _SEEN, None, _WHOLE.__defaults__)
+
+
+def _open_multi_head(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Call the function of nn.MultiheadAttention so that a mode sees its calls. In the place of the weights of all
+    pairs of pixels, which a graph does not make, return zeros of no memory."""
+    y, _ = _OPEN(*args, **kwargs | {"need_weights": False})
+    if not kwargs.get("need_weights", True):
+        return y, None
+    heads = () if kwargs.get("average_attn_weights", True) else (args[4],)
+    shape = y.shape[1], *heads, len(args[0]), len(args[1])
+    with torch._C.DisableTorchFunction():
+        return y, torch.zeros((), dtype=y.dtype, device=y.device).expand(shape)
+
+
+def _with_weights(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both tensors: a call that a recorder notes, by which a handler tells the weights."""
+    return y, weights
 
 
 class PairsError(ConfigError):
@@ -216,11 +240,11 @@ class Recorder(TorchFunctionMode):
         name = type(module).__name__ if module is not None else function_name(function)
         if name == "multi_head_attention_forward":
             with self:  # its calls are recorded one by one
-                y, weights = open_multi_head(*args, **kwargs)
+                y, weights = _open_multi_head(*args, **kwargs)
             if weights is None:
                 return y, weights
             self.kernels.check_pairs(weights.numel() / 4)
-            function, args, kwargs = partial(with_weights, weights=weights), (y,), {}
+            function, args, kwargs = partial(_with_weights, weights=weights), (y,), {}
         placed, named = self._described(args), self._described(kwargs)
         self._settle()
         if name in READS_VALUES - NUMBERS and any(isinstance(each, FakeTensor) for each in tensors_of(args)):

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import sqrt
-from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
-from torch.nn import functional
 
 from tiledseg.geometry.layers.joins import ImageAttention, ImageProducts
 from tiledseg.geometry.layers.pixelwise import Layout
@@ -25,29 +23,6 @@ MATRIX = "multiplies pixels by numbers of the image that are no matrix of channe
 _BUT = "mix channels, or write attention by matmul, softmax(dim=-1), matmul, or scaled_dot_product_attention"
 OVER_PIXELS = f"sums over pixels, or joins each with each, of which a tile has a part only; {_BUT}"
 POSITIONS = "joins weights of attention with a tensor, as of positions; drop it, or map by fixed crops (--window)"
-
-
-# torch's function of nn.MultiheadAttention, without its dispatch to a mode as a whole: a mode sees the calls inside.
-_SEEN = {**vars(functional), "has_torch_function": lambda tensors: False}
-_WHOLE: Any = functional.multi_head_attention_forward
-_OPEN = FunctionType(_WHOLE.__code__, _SEEN, None, _WHOLE.__defaults__)
-
-
-def open_multi_head(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Call the function of nn.MultiheadAttention so that a mode sees its calls. In the place of the weights of all
-    pairs of pixels, which a graph does not make, return zeros of no memory."""
-    y, _ = _OPEN(*args, **kwargs | {"need_weights": False})
-    if not kwargs.get("need_weights", True):
-        return y, None
-    heads = () if kwargs.get("average_attn_weights", True) else (args[4],)
-    shape = y.shape[1], *heads, len(args[0]), len(args[1])
-    with torch._C.DisableTorchFunction():
-        return y, torch.zeros((), dtype=y.dtype, device=y.device).expand(shape)
-
-
-def with_weights(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both tensors: a call that a recorder notes, by which `_multi_head` tells the weights."""
-    return y, weights
 
 
 def heads_of(value: Value, pixels: int = -2) -> int | None:

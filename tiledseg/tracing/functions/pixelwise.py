@@ -11,9 +11,9 @@ from math import prod
 from typing import Any
 
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout, Pixelwise
-from tiledseg.models.layers.pixelwise import PixelFunction, Weights
+from tiledseg.models.layers.pixelwise import PixelFunction
 from tiledseg.tracing.calls import Given, values_in
-from tiledseg.tracing.lowering import Step, Value, refuse
+from tiledseg.tracing.lowering import Step, Value, refuse, shared
 
 PIXELS = ("H", "W")
 # Functions of torch that take tensors but no numbers.
@@ -98,11 +98,6 @@ def _slots(value: Any, inputs: list[Value], weights: list[Given], plainly: bool 
     if isinstance(value, tuple | list):
         return tuple(_slots(each, inputs, weights, plainly) for each in value)
     return Cut(value.start, value.stop, value.step) if isinstance(value, slice) else value
-
-
-def shared(weights: Sequence[Given]) -> Weights:
-    """Return the container by which a node shares weights and buffers of the traced module."""
-    return Weights([weight.owner or weight.tensor for weight in weights])
 
 
 def formula(value: Given, weights: list[Given], plainly: bool = True) -> Any:
