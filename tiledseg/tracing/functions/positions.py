@@ -1,5 +1,5 @@
-"""Positions: tensors that a module computes from the image's size alone, such as coordinates. A node computes the tensor
-for the whole image at any size, by its `Rule`. Layers with weights take it as any other tensor."""
+"""Positions: tensors that a module computes from the image's size alone, such as coordinates. A node computes them for
+the whole image at any size, by their `Rule`. Layers with weights take them as any other tensor."""
 
 from __future__ import annotations
 
