@@ -209,7 +209,7 @@ class Lowering:
         self.own_gradients = list[str]()  # why a declared module's backward pass is not torch's alone
         self.untrained: str | None = None  # why the graph cannot do what the module does in training
         self.positions: dict[Any, Value] = {}  # tensors computed from the image's size, by their `Given`
-        self.placed: list[Any] = []  # `rules.Placed`
+        self.placed: list[Any] = []  # `positions.Placed`
         self.in_other_dtype: Callable[[], Sequence[Record]] = tuple  # records both runs in another dtype
 
     def run(self, bands: int) -> None:
@@ -275,6 +275,11 @@ class Lowering:
         refuse(around, "works on neighbours, and a mean of the image has none; leave it out")
         layer = OfOnePixel(rows.output_channels(value.shape[1]), sum(p.numel() for p in module.parameters()))
         return self.add(step, what, layer, OnePixel(in_place_if(module, False), layer), (value,))
+
+
+def is_channels(dim: Sequence[str]) -> bool:
+    """Return True for a dim of channels alone."""
+    return bool(dim) and all(atom.startswith("C") for atom in dim)
 
 
 def shared(weights: Sequence[Given]) -> Weights:

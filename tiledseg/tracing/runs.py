@@ -25,8 +25,8 @@ from tiledseg.geometry.shapes import is_legal_size, total_stride
 from tiledseg.memory.allocations import is_exhausted
 from tiledseg.models.network import GraphNetwork
 from tiledseg.tracing.calls import Made, Record, differing
+from tiledseg.tracing.positions import breaks_rule
 from tiledseg.tracing.record import PairsError, record
-from tiledseg.tracing.rules import breaks_rule
 from tiledseg.tracing.state import in_mode
 
 Size = tuple[int, int]
@@ -116,7 +116,7 @@ class Recorded:
     calls: tuple[str, ...]  # all calls, in words
     made: dict[Made, tuple[int, Layout]]  # of a call's result: the number of its node, and its layout
     sizes: tuple[Size, Size]  # of the images of both runs
-    placed: list[Any]  # of `rules.Placed`
+    placed: list[Any]  # of `positions.Placed`
     known: set[tuple[Any, ...]] = field(default_factory=set)  # images at which calls were compared, with the mode
 
     @property

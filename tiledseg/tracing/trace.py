@@ -20,7 +20,7 @@ from tiledseg.tracing.compare import check_traced, holds_anywhere
 from tiledseg.tracing.declared import window_sizes
 from tiledseg.tracing.functions.handlers import lowered
 from tiledseg.tracing.lowering import WHOLE, Lowering, Value, assembled
-from tiledseg.tracing.rules import breaks_rule
+from tiledseg.tracing.positions import breaks_rule
 from tiledseg.tracing.runs import FAR, ModuleRuns, OtherSizeError, Recorded, Size, legal_size, unsteady
 from tiledseg.tracing.state import ModuleState, in_mode, own_gradients
 

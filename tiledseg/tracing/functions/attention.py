@@ -13,9 +13,9 @@ from tiledseg.geometry.layers.joins import ImageAttention, ImageProducts
 from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.models.layers.attention import AttentionOverImage, WholeImageProducts
 from tiledseg.tracing.calls import Given, plain, where
-from tiledseg.tracing.functions.pixelwise import PIXELS, is_channels, pixelwise
+from tiledseg.tracing.functions.pixelwise import PIXELS, pixelwise
 from tiledseg.tracing.functions.views import resized_channels, views_of
-from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, Value, refuse
+from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, Value, is_channels, refuse
 
 T = TypeVar("T")
 OTHERWISE = "does with weights of attention what no tile can; scale them before softmax(dim=-1), and multiply by values"

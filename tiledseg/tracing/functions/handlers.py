@@ -18,12 +18,12 @@ from tiledseg.tracing.declared import declaration, depth_rate
 from tiledseg.tracing.functions.attention import ATTENDING, with_pairs
 from tiledseg.tracing.functions.leaves import declared_leaf
 from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, common_layout, pixelwise
-from tiledseg.tracing.functions.positions import positioned
 from tiledseg.tracing.functions.times import TIMES, is_of_times, of_one_time
 from tiledseg.tracing.functions.views import VIEWS, resized_channels
 from tiledseg.tracing.functions.weighted import WEIGHTED, called, corrected
 from tiledseg.tracing.functions.windows import WINDOWS
 from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, UnknownError, Value, refuse
+from tiledseg.tracing.positions import positioned
 
 # The place of the argument `inplace` of activations.
 INPLACE = {"relu": 1, "relu6": 1, "selu": 1, "silu": 1, "mish": 1, "hardswish": 1, "hardsigmoid": 1}

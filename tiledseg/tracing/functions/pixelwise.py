@@ -13,7 +13,7 @@ from typing import Any
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, FormulaSlot, Layout, Pixelwise
 from tiledseg.models.layers.pixelwise import PixelFunction
 from tiledseg.tracing.calls import Given, values_in
-from tiledseg.tracing.lowering import Step, Value, refuse, shared
+from tiledseg.tracing.lowering import Step, Value, is_channels, refuse, shared
 
 PIXELS = ("H", "W")
 # Functions of torch that take tensors but no numbers.
@@ -35,11 +35,6 @@ def sizes_of(layout: Layout, shape: Sequence[int], pixels: tuple[int, int], batc
 def images_of(layout: Layout, shape: Sequence[int], batch: int) -> int:
     """Return the number of images in a tensor of this shape: 1 for positions, which are equal for all images."""
     return shape[layout.dims.index(("B",))] if ("B",) in layout.dims else batch
-
-
-def is_channels(dim: Sequence[str]) -> bool:
-    """Return True for a dim of channels alone."""
-    return bool(dim) and all(atom.startswith("C") for atom in dim)
 
 
 def with_channels(layout: Layout) -> Layout:

@@ -13,8 +13,8 @@ from tiledseg.geometry.layers.resampling import Border
 from tiledseg.models.layers.pixelwise import resolve
 from tiledseg.models.layers.resampling import BorderModule
 from tiledseg.tracing.calls import NAMES, Call, Given, values_in
-from tiledseg.tracing.functions.pixelwise import channel_dims, is_channels, pixelwise, sizes_of, with_channels, without
-from tiledseg.tracing.lowering import WHOLE, Handler, RefusalError, Step, Value, refuse
+from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise, sizes_of, with_channels, without
+from tiledseg.tracing.lowering import WHOLE, Handler, RefusalError, Step, Value, is_channels, refuse
 
 Range = tuple[int, int, int]  # start, step, count
 Shape = tuple[int, ...]

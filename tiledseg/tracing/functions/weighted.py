@@ -15,10 +15,10 @@ from tiledseg.models.layers.pooling import AveragePoolModule
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.tracing.calls import Given, given_to
 from tiledseg.tracing.functions.attention import OVER_PIXELS, of_channels
-from tiledseg.tracing.functions.pixelwise import channel_dims, formula, is_channels, pixelwise
+from tiledseg.tracing.functions.pixelwise import channel_dims, formula, pixelwise
 from tiledseg.tracing.functions.times import is_of_times, of_one_time, over_times
 from tiledseg.tracing.functions.views import resized_channels
-from tiledseg.tracing.lowering import Handler, Step, Value, refuse, shared
+from tiledseg.tracing.lowering import Handler, Step, Value, is_channels, refuse, shared
 
 UNLEARNT = "takes weights that depend on the input, which differ from tile to tile; learn them"
 

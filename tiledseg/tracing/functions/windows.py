@@ -19,9 +19,19 @@ from tiledseg.models.layers.joins import WholeImageMax, WholeImageMean
 from tiledseg.models.layers.pooling import pair
 from tiledseg.models.layers.resampling import AlignedUpsampleModule, UpsampleModule
 from tiledseg.models.network import PooledBranchModule
-from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, is_channels, pixelwise, without
+from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise, without
 from tiledseg.tracing.functions.views import add_borders, resized_channels
-from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Handler, RefusalError, Step, Value, in_place_if, refuse
+from tiledseg.tracing.lowering import (
+    ONE_PIXEL,
+    WHOLE,
+    Handler,
+    RefusalError,
+    Step,
+    Value,
+    in_place_if,
+    is_channels,
+    refuse,
+)
 
 Pair = tuple[int, int]
 LEAST = 1e-30  # least sum of squares: below, its root has no gradient
