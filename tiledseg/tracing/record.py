@@ -11,6 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from math import prod
 from types import FunctionType
 from typing import Any
 
@@ -38,6 +39,10 @@ NUMBERS = frozenset(("__bool__", "item", "__int__", "__float__", "__index__", "i
 _READS = """__contains__ __array__ tolist numpy equal allclose nonzero unique masked_select argwhere grad _version
 untyped_storage storage _typed_storage data_ptr __dlpack__ __array_interface__ apply_ map_ map2_"""
 READS_VALUES = NUMBERS | frozenset(_READS.split())
+# torch's function of nn.MultiheadAttention, without its dispatch to a mode as a whole: a mode sees the calls inside.
+_SEEN = {**vars(functional), "has_torch_function": lambda tensors: False}
+_WHOLE: Any = functional.multi_head_attention_forward
+_OPEN_MULTI_HEAD = FunctionType(_WHOLE.__code__, _SEEN, None, _WHOLE.__defaults__)
 # Functions that a graph treats as changes of layout or dtype alone: a cast of these is noted.
 CASTS = frozenset(("to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "view", "asarray"))
 HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"))
@@ -45,26 +50,7 @@ HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retai
 RESIZING = (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
 
 
-# torch's function of nn.MultiheadAttention, without its dispatch to a mode as a whole: a mode sees the calls inside.
-_SEEN = {**vars(functional), "has_torch_function": lambda tensors: False}
-_WHOLE: Any = functional.multi_head_attention_forward
-_OPEN = FunctionType(_WHOLE.__code__, _SEEN, None, _WHOLE.__defaults__)
-
-
-def _open_multi_head(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Call the function of nn.MultiheadAttention so that a mode sees its calls. In the place of the weights of all
-    pairs of pixels, which a graph does not make, return zeros of no memory."""
-    y, _ = _OPEN(*args, **kwargs | {"need_weights": False})
-    if not kwargs.get("need_weights", True):
-        return y, None
-    heads = () if kwargs.get("average_attn_weights", True) else (args[4],)
-    shape = y.shape[1], *heads, len(args[0]), len(args[1])
-    with torch._C.DisableTorchFunction():
-        return y, torch.zeros((), dtype=y.dtype, device=y.device).expand(shape)
-
-
 def _with_weights(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both tensors: a call that a recorder notes, by which a handler tells the weights."""
     return y, weights
 
 
@@ -239,12 +225,16 @@ class Recorder(TorchFunctionMode):
         """Make one call and note it."""
         name = type(module).__name__ if module is not None else function_name(function)
         if name == "multi_head_attention_forward":
-            with self:  # its calls are recorded one by one
-                y, weights = _open_multi_head(*args, **kwargs)
-            if weights is None:
-                return y, weights
-            self.kernels.check_pairs(weights.numel() / 4)
-            function, args, kwargs = partial(_with_weights, weights=weights), (y,), {}
+            with self:  # its calls are recorded one by one, without the weights of attention
+                y, none = _OPEN_MULTI_HEAD(*args, **kwargs | {"need_weights": False})
+            if not kwargs.get("need_weights", True):
+                return y, none
+            # In the place of the weights of all pairs of pixels, which a graph does not make, zeros of no memory.
+            heads = () if kwargs.get("average_attn_weights", True) else (args[4],)
+            shape = y.shape[1], *heads, len(args[0]), len(args[1])
+            self.kernels.check_pairs(prod(shape) / 4)
+            args, kwargs, unseen = (y,), {}, torch.zeros((), dtype=y.dtype, device=y.device).expand(shape)
+            function = partial(_with_weights, weights=unseen)
         placed, named = self._described(args), self._described(kwargs)
         self._settle()
         if name in READS_VALUES - NUMBERS and any(isinstance(each, FakeTensor) for each in tensors_of(args)):
