@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain, islice, product
 from queue import SimpleQueue
 from typing import Any
 
@@ -183,7 +183,8 @@ class CropModule(BlockModule):
         mine = {each: self.kept.pop(each) for each in crops if self.kept and each in self.kept}
         missing = {(row, col): max(core.row.start, row.used.start) - row.read.stop for row, col in mine}
         kept = {each: rows_KHW for each, rows_KHW in mine.items() if rows_KHW.shape[1] + missing[each] >= 0}
-        made = self._each(x_CHW, [each for each in crops if each not in kept], place)
+        computed = self._each(x_CHW, [each for each in crops if each not in kept], place)
+        made = chain([*islice(computed, 1)], computed)  # threads begin before the sums' memory is cleared
         wide = torch.promote_types(x_CHW.dtype, torch.float32)
         weights_HW = self._weights_HW.to(device, wide)
         scores_KHW = torch.empty(self.rows.out_channels, *context.shape, dtype=wide, device=device)
