@@ -12,9 +12,8 @@ from affine import Affine
 
 from tests.small_files import write_raster
 from tiledseg import evaluate as evaluation
-from tiledseg.api import evaluate_map
 from tiledseg.errors import LabelError
-from tiledseg.evaluate import as_table, compare, main, thumbnail
+from tiledseg.evaluate import as_table, compare, evaluate_map, main, thumbnail
 from tiledseg.execution.scores import confusion_matrix, scores
 from tiledseg.raster.reader import open_raster
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tiledseg.api import evaluate_map, halo, predict_raster, trace, train_network
+    from tiledseg.api import halo, trace
     from tiledseg.config.run import Config
+    from tiledseg.evaluate import evaluate_map
     from tiledseg.export import export
     from tiledseg.foreign.parallelize import ParallelModule, parallelize
     from tiledseg.foreign.pipeline import Pipeline
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
     from tiledseg.memory.offload import large_model_support
     from tiledseg.models.layers.times import TimeSeries
     from tiledseg.plan import plan
+    from tiledseg.predict import predict_raster
     from tiledseg.raster.reader import open_raster
     from tiledseg.synthetic.scene import write_scene
     from tiledseg.tracing.declared import Local, PerPixel, WholeImage, Windows, declare
+    from tiledseg.train import train_network
 
     __version__: str
 
@@ -31,8 +34,9 @@ __all__ = [
     "open_raster", "parallelize", "plan", "predict_raster", "trace", "train_network", "write_scene",
 ]  # fmt: skip
 _MODULES = {
-    "api": "evaluate_map halo predict_raster trace train_network",
+    "api": "halo trace",
     "config.run": "Config",
+    "evaluate": "evaluate_map",
     "foreign.parallelize": "ParallelModule parallelize",
     "foreign.pipeline": "Pipeline",
     "foreign.spread": "Halo",
@@ -40,8 +44,10 @@ _MODULES = {
     "inference.trained": "load",
     "memory.offload": "large_model_support",
     "models.layers.times": "TimeSeries",
+    "predict": "predict_raster",
     "raster.reader": "open_raster",
     "synthetic.scene": "write_scene",
+    "train": "train_network",
     "tracing.declared": "Local PerPixel WholeImage Windows declare",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}

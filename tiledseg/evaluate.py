@@ -8,17 +8,20 @@ if __name__ == "__main__":
     enter("tiledseg.evaluate")
 
 import json
+import warnings
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.commands.options import add_keys, config_of, parse
 from tiledseg.commands.parser import Parser, add_format_option, command, warn
+from tiledseg.config.checks import checked
 from tiledseg.errors import ConfigError, LabelError, RasterError, install, renamed
 from tiledseg.execution.scores import Scores, confusion_matrix, scores
 from tiledseg.geometry.box import Box
@@ -282,3 +285,22 @@ def _write_comparison(
     row = [picture.repeat(times, 0).repeat(times, 1) for picture in pictures.values()]
     legend = [(record.name, record.colour) for record in classes[:24]]
     write_panel(Path(path), draw_panel([row], list(pictures), legend))
+
+
+@checked
+def evaluate_map(prediction: str | Path, labels: str | Path, **flags: Any) -> Scores:
+    """Return the scores of a class map against its labels, like `tiledseg evaluate`.
+
+    `flags`: any other flag of the command, with `_` for `-`. `classes`: any form of `data.classes`, or a file of them;
+    None: count class numbers in the data. Labels may be polygons, with `classes`; `label_layer`, `label_attribute`,
+    `background` and `warp` are those of `data`. Raises RasterError if the grids differ, LabelError for a value outside
+    the classes, and for a class whose name has another number in the other file or in `classes`. Different names of a
+    class are a warning.
+    """
+
+    def warn(lines: Iterable[str]) -> None:
+        for line in lines:
+            warnings.warn(line, stacklevel=5)
+
+    given = {**flags, "prediction": prediction, "labels": labels}
+    return evaluated(parse(build_parser(), (), given), warn)[1]

@@ -63,8 +63,8 @@ def export(checkpoint: str | Path, output: str | Path | Sequence[str | Path], **
     for .onnx), `tolerance` (the largest difference of a probability), `build` (the function of `model.build`). Raises
     InputError before anything is written.
     """
-    files = [str(path) for path in ([output] if isinstance(output, str | Path) else output)]
-    _export(parse(build_parser(), (), {**flags, "checkpoint": str(checkpoint), "output": files}), lambda path: None)
+    files = [output] if isinstance(output, str | Path) else output
+    _export(parse(build_parser(), (), {**flags, "checkpoint": checkpoint, "output": files}), lambda path: None)
 
 
 make_callable(__name__, export)

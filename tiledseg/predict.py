@@ -9,30 +9,41 @@ if __name__ == "__main__":
 
 import json
 import os
+import shutil
+import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.network import ForeignNetwork
 from tiledseg.architecture.presets import CROPS, crop_grid
-from tiledseg.comm.session import run_on_mesh
+from tiledseg.comm.failure import mark_agreed
+from tiledseg.comm.session import joined_mesh, run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse
 from tiledseg.commands.parser import Parser, command, flag_of, refuse_given
-from tiledseg.config.checks import AUTO, Range
+from tiledseg.config.checks import AUTO, Range, checked
 from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, NO_VIEWS, VIEWS, Packing
-from tiledseg.config.parallel import NONE
+from tiledseg.config.parallel import HOST, NONE
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError, explained, renamed
+from tiledseg.geometry.box import Box
+from tiledseg.planning.run.blocks import BlockSettings, seen_whole
+from tiledseg.planning.run.spread import exact_modes, parallelism
+from tiledseg.raster.array_names import array_of, takes_arrays
+from tiledseg.system.console import say
 from tiledseg.system.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from torch import nn
+    from xarray import DataArray
 
     from tiledseg.comm.mesh import Mesh
     from tiledseg.inference.request import Request
-    from tiledseg.inference.trained import Mapper
+    from tiledseg.inference.trained import Mapper, Trained
     from tiledseg.raster.info import RasterInfo
+    from tiledseg.raster.statistics import Normalization
 
 
 def build_parser() -> Parser:
@@ -109,7 +120,20 @@ def main(words: Sequence[str]) -> int:
 
     @renamed(typed)
     def work(mesh: Mesh) -> None:
-        _work(options, config, mesh)
+        from tiledseg.execution.memory import memory_per_rank
+        from tiledseg.inference.predictor import predict_all
+        from tiledseg.inference.trained import checkpoint_mapper, find_named
+
+        network_line = None
+        if options.weights is None:
+            checkpoint = mesh.on_root(lambda: find_named(options.checkpoint, config.model.build, options.which))
+            mapper = checkpoint_mapper(checkpoint, crops=crop_grid(config.model))
+            network_line, best = f"network: {checkpoint.path}", checkpoint.saved.best
+            if options.which is None and best is not None and best.step == checkpoint.saved.step:
+                network_line += f", the best by {best.score} ({best.value:.4f}); --which latest takes the newest"
+        else:
+            mapper = _mapper_of_weights(options, config, mesh)
+        predict_all(_requests(options, config, mapper, mesh), mapper, memory_per_rank(mesh), mesh, network_line)
 
     return run_on_mesh(work, config.parallel.transport, config.parallel.deadline)
 
@@ -201,17 +225,15 @@ def _mapper_of_weights(options: Namespace, config: Config, mesh: Mesh) -> Mapper
     return replace(mapper, files=(options.weights,))
 
 
-def request_of(options: Namespace, config: Config) -> Request:
-    """Return the request of a map, without image and output."""
-    from tiledseg.inference.request import Request
-    from tiledseg.planning.run.blocks import BlockSettings
-    from tiledseg.planning.run.spread import parallelism
+def _requests(options: Namespace, config: Config, mapper: Mapper, mesh: Mesh) -> list[Request]:
+    """Return a request for the map of each image. Collective."""
+    from tiledseg.inference.request import Request, each_image
     from tiledseg.raster.lists import SourceRules
 
     memory, parallel = config.memory, parallelism(config.parallel)
     if parallel.mesh is None and parallel.stages == 1:  # small images may leave ranks of an automatic mesh idle
         parallel = replace(parallel, idle_ranks=True)
-    return Request(
+    request = Request(
         image="",
         output="",
         grid=config.tiling.grid_shape(),
@@ -232,24 +254,142 @@ def request_of(options: Namespace, config: Config) -> Request:
         threads=config.data.workers,
         verbosity=config.run.verbosity,
     )
+    targets = {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
+    return mesh.on_root(lambda: each_image(request, options.image, targets, mapper.composing))
 
 
-def _work(options: Namespace, config: Config, mesh: Mesh) -> None:
+_OF_COMMAND = ("checkpoint", "which", "weights", "mean", "deviation", "build", "arguments", "series")
+
+
+@takes_arrays
+@renamed({f"data.{key}": key for key in ("bands", "assets", "mosaic", "valid", "valid_values", "times", "area")})
+@checked
+def predict_raster(
+    network: nn.Module | Trained | str | Path,
+    source: str | Path | Sequence[str | Path],
+    target: str | Path | None = None,
+    *,
+    grid: int | tuple[int, int] | str = "auto",
+    bands: Sequence[int] | None = None,
+    normalize: Normalization | tuple[Sequence[float], Sequence[float]] | None = None,
+    classes: int | None = None,
+    probabilities: str | Path | None = None,
+    memory: Mapping[str, Any] | None = None,
+    parallel: Mapping[str, Any] | None = None,
+    **flags: Any,
+) -> DataArray | None:
+    """Write the exact class map of `source` to `target` like `tiledseg predict`, on any number of ranks. Collective.
+    Several sources get a map each, in the folder `target`. `source` may be an xarray.DataArray with x and y; without a
+    `target` its map is returned as one (made in TMPDIR, which all nodes must share).
+
+    `network`: a module or a result of `load` with its current weights, or a run's folder or checkpoint. From a folder,
+    the best checkpoint maps, if one is kept. A network trained here brings the following settings with it. A module
+    maps in evaluation mode, with one channel of its (first) output for each class. It takes `bands` (numbers from 1;
+    None: all but alpha) in float32, 0 where they are not valid. `normalize`: (means, deviations) or a `Normalization`;
+    None: values unchanged. `classes`: the expected number of classes.
+
+    `flags`: any other flag of `tiledseg predict --help all`, with `_` for `-`: `precision="bf16"`, `format="gtiff"`,
+    `area="a.gpkg"`, `verbosity=0`, `polygons_classes=["road"]`. `verify=False`: do not compare a module first with its
+    traced network (docs/explanation/exactness.md). `window`, `overlap`, `blend`, `ends`: a module of this input size
+    maps by crops (docs/how-to/maps.md), untraced. A module also need not be traced with grid 1 on one rank. `memory`,
+    `parallel`: maps of a group's keys, such as {"blocks": 8, "store": "/scratch"}, {"halo": "layer", "mesh": [2, 2]}.
+
+    If a norm or a mean sees the whole image, one rank computes each layer in blocks, as many as `grid` has tiles (auto:
+    the fewest that fit), kept in memory or in a file of `memory`'s `store`. Several ranks compute each layer together.
+    A rank needs memory for its part, or for `memory`'s `blocks` of its part.
+
+    Raises InputError before anything is written.
+    """
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
-    from tiledseg.inference.request import each_image
-    from tiledseg.inference.trained import checkpoint_mapper, find_named
 
-    network_line = None
-    if options.weights is None:
-        checkpoint = mesh.on_root(lambda: find_named(options.checkpoint, config.model.build, options.which))
-        mapper = checkpoint_mapper(checkpoint, crops=crop_grid(config.model))
-        network_line, best = f"network: {checkpoint.path}", checkpoint.saved.best
-        if options.which is None and best is not None and best.step == checkpoint.saved.step:
-            network_line += f", the best by {best.score} ({best.value:.4f}); --which latest takes the newest"
-    else:
-        mapper = _mapper_of_weights(options, config, mesh)
-    request = request_of(options, config)
-    targets = {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
-    requests = mesh.on_root(lambda: each_image(request, options.image, targets, mapper.composing))
-    predict_all(requests, mapper, memory_per_rank(mesh), mesh, network_line)
+    images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
+    array = array_of(images[0]) if target is None and len(images) == 1 else None
+    if array is not None:
+        target, flags = "map.tif", flags | {"format": "gtiff", "compress": "none"}  # in a temporary folder
+    elif target is None:
+        raise ConfigError("target is None, but source is no xarray.DataArray; give the path of the map")
+    refused = [name for name in _OF_COMMAND if flags.get(name) is not None]
+    if refused:
+        raise ConfigError(f"{refused[0]} is given, but network is the network; leave it out (tiledseg.predict_raster)")
+    if not isinstance(named := flags.get("polygons_classes", ""), str):
+        flags["polygons_classes"] = None if named is None else ",".join(map(str, named))
+    more = {
+        "tiling": {"grid": list(grid) if isinstance(grid, tuple) else grid},
+        "memory": {"blocks": "auto", **memory} if memory and "store" in memory else memory,
+        "parallel": parallel,
+    }
+    files = {"image": images, "output": target, "probabilities": probabilities}
+    options = parse(build_parser(), (), {**flags, **files, **more})
+    refuse_given(options, ("parallel.transport", "parallel.deadline"), "the program's own process group has these")
+    config = parse_groups(options)
+    of_module = {"bands": bands, "normalize": normalize, "classes": classes}
+    with joined_mesh() as mesh:
+        mapper = _mapper(network, images, config, of_module, mesh)
+        requests = _requests(options, config, mapper, mesh)
+        if "halo" not in (parallel or {}) and config.parallel.exact:
+            requests = mesh.on_root(lambda: _exactly(requests, mapper, mesh.size))
+        if array is None:
+            predict_all(requests, mapper, memory_per_rank(mesh), mesh)
+            return None
+        folder = mesh.on_root(lambda: tempfile.mkdtemp(prefix="tiledseg-"))
+        try:
+            path = f"{folder}/{target}"
+            predict_all([replace(requests[0], output=path)], mapper, memory_per_rank(mesh), mesh, ends=False)
+            result = mesh.on_all(lambda: _as_array(array, path))
+            mesh.communicator.barrier()
+            return result
+        finally:
+            if mesh.is_root:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _as_array(source: Any, path: str) -> Any:
+    """Return the class map at `path` as an array with the place of `source`, a DataArray."""
+    from tiledseg.raster.array_place import dims_of, flags
+    from tiledseg.raster.reader import open_raster
+
+    dims = dims_of(source) or ()
+    place = source.isel({dim: 0 for dim in source.dims if dim not in dims}, drop=True).transpose(*dims)
+    with open_raster(path) as reader:
+        pixels_CHW, info = reader.read(Box.of_shape(reader.info.shape))[0], reader.info
+    mapping = {name: source.attrs[name] for name in ("grid_mapping", "crs", "transform") if name in source.attrs}
+    legend = flags([name for _, name in info.class_names])
+    named = place.copy(data=pixels_CHW[0]).drop_encoding().rename("classes")
+    return named.drop_attrs(deep=False).assign_attrs(
+        **mapping, **legend, _FillValue=pixels_CHW.dtype.type(info.nodata or 0)
+    )
+
+
+def _exactly(requests: Sequence[Request], mapper: Mapper, ranks: int) -> list[Request]:
+    """Return requests that are exact for norms and means over the whole image: in mode `layer`, or on one rank in
+    blocks of the whole image, as many as the grid has tiles."""
+    graph, first = mapper.describe().graph(), requests[0]
+    whole, grid, parallel = seen_whole(graph), first.grid, first.parallel
+    mode = exact_modes(graph, 1 if grid == (1, 1) else 2, trains=False)[0]
+    if mode != "read" and ranks == 1 and whole is not None and grid is not None and first.verbosity:
+        say(f"warning: grid is not used: '{whole}' needs the whole image at once; start several ranks")
+    if mode == "read" or ranks > 1 or whole is not None or (first.blocks is not None and first.blocks.shape):
+        return [replace(one, parallel=replace(parallel, halo=mode)) for one in requests]
+    blocks = BlockSettings(grid, first.store != HOST, if_needed=grid is None and first.blocks is None)
+    return [replace(one, grid=None, blocks=blocks) for one in requests]
+
+
+def _mapper(network: Any, images: Sequence[str], config: Config, of_module: Mapping[str, Any], mesh: Mesh) -> Mapper:
+    """Return the mapper of a network; `of_module`: the arguments that serve a module alone. Collective."""
+    from torch import nn
+
+    from tiledseg.inference.trained import Trained, checkpoint_mapper, find_named
+
+    if not isinstance(network, nn.Module | Trained | str | Path):
+        raise mark_agreed(ConfigError(f"the network is {network!r}; give a module, a result of load, or a path"))
+    if isinstance(network, nn.Module):
+        config.data.bands, normalize, classes = of_module.values()
+        return mapper_of(lambda _: network, images, "source", config, normalize, classes, mesh)
+    known = next((key for key, value in of_module.items() if value is not None), None)
+    if known is not None:
+        raise mark_agreed(ConfigError(f"{known} is given, but the trained network has its own; leave it out"))
+    crops = crop_grid(config.model)
+    if isinstance(network, Trained):
+        return checkpoint_mapper(network.checkpoint, network.network.state_dict(), crops)
+    return checkpoint_mapper(mesh.on_root(lambda: find_named(network)), crops=crops)

@@ -9,7 +9,7 @@ if __name__ == "__main__":
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from itertools import count
@@ -72,14 +72,23 @@ def main(words: Sequence[str]) -> int:
     """Write the store."""
     options = build_parser().parse_args(words)
     given = {key for key, value in vars(options).items() if value is not None or not options.config}
-    with renamed(flags := {key: flag for key, flag in options.flags.items() if key in given}):
-        return _main(options, flags)
+    flags = {key: flag for key, flag in options.flags.items() if key in given}
+    with renamed(flags):
+        config = resolve(options)
+    _check_output(options)
+
+    @renamed(flags)
+    def work(mesh: Mesh) -> None:
+        inputs = [options.config] if options.config else []
+        cut(config, options.output, inputs, vars(options)["data.classes"] is not None, mesh, options.format)
+
+    return run_on_mesh(work, config.parallel.transport)
 
 
-def _main(options: argparse.Namespace, flags: Mapping[str, str]) -> int:
+def _check_output(options: argparse.Namespace) -> None:
+    """Raise ConfigError for a name that does not fit the format, or options that the format does not take."""
     from tiledseg.raster.remote import is_remote
 
-    config = resolve(options)
     if is_remote(options.output):
         raise ConfigError(
             f"--output is {options.output}, but stores are written locally; give a local path, and copy the store"
@@ -92,13 +101,6 @@ def _main(options: argparse.Namespace, flags: Mapping[str, str]) -> int:
         check_zarr("--output", options.output)
     elif options.output.rstrip("/").lower().endswith(".zarr"):
         raise ConfigError(f"--output is '{options.output}'; give --format zarr too, or a name such as tiles.h5")
-
-    def work(mesh: Mesh) -> None:
-        inputs = [options.config] if options.config else []
-        with renamed(flags):  # inside `run_on_mesh`, before a rank reports the error
-            cut(config, options.output, inputs, vars(options)["data.classes"] is not None, mesh, options.format)
-
-    return run_on_mesh(work, config.parallel.transport)
 
 
 def resolve(options: argparse.Namespace) -> Config:
