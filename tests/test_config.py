@@ -99,6 +99,11 @@ def parse(*arguments: str) -> Config:
     ("line", "words"),
     [
         ("--parallel auto", "unrecognized arguments: --parallel"),
+        ("--train.epoch 3", "unrecognized arguments: --train.epoch 3; did you mean --train.epochs? (see train --help)"),
+        ("--train.epochs", "argument --train.epochs: expected one argument (see train --help)"),
+        ("--train.epochs x", "train.epochs is x; give a whole number or auto (see train --help)"),
+        ("--config", "argument --config: expected one argument (see train --help)"),
+        ("stray", "unrecognized arguments: stray (see train --help)"),
         ("--parallel.auto [parallel.halo]", "there is parallel.auto, of an older version: leave it out"),
         ("--optimizer.momentum 0.5", "optimizer.name is adamw; leave it out, or give optimizer.name sgd"),
         (f"{WINDOWS.replace('size: 4, ', '')}", "train.windows: size is not given; give a value"),

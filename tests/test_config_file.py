@@ -104,22 +104,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "it is not text" in error_of("--config", str(tmp_path / "binary.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--train.epoch", "3"], "--train.epoch"),
-        (["--train.epochs"], "train.epochs"),
-        (["--train.epochs", "x"], "train.epochs is x; give a whole number"),
-        (["--config"], "config"),
-        (["stray"], "stray"),
-    ],
-)
-def test_what_is_wrong_with_flags(arguments: list[str], words: str) -> None:
-    message = error_of(*arguments)
-    assert words in message
-    assert "train --help" in message
-
-
 def test_files_that_would_never_end(tmp_path: Path) -> None:
     """A FIFO waits for a writer, a device has no end, aliases multiply: each is said within a second; where others
     load the machine, all are within a minute."""

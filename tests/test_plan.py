@@ -16,6 +16,7 @@ from tiledseg.plan import main
 TWO, SMALL = "--size 1000 --grid 2", "--size 2000 --levels 4 --base-channels 16"
 SCALING = "--size 600 --scaling 1:2 --machine summit"
 SEARCH = "--search --size 900 --levels 3 --base-channels 8 --gpus 4 --images 6 --images-per-step 2 --machine summit"
+JOB = "--size 10000 --grid 8"
 GOLDEN = "--size 10000 --grid 8 --levels 5 --convs-per-level 2 --kernel 3 --format json"
 
 
@@ -186,6 +187,15 @@ def test_table_shows_the_same_figures(capsys: pytest.CaptureFixture[str]) -> Non
         ("--calibrate out.yaml --size 100", ["--size is 100, but --calibrate measures this machine"]),
         ("--size 900 --store .", ["--store is ., but --calibrate is not given; leave it out"]),
         (f"{SEARCH} --gpu-memory 50KiB --grid 4", ["settings for 4 ranks of 50.00 KiB can be"]),
+        (f"{JOB} --site summit", ["--site is summit, but --emit is not given"]),
+        (f"{JOB} --emit slurm --site perlmutter --machine a100", ["nodes of perlmutter have 4 GPUs; give"]),
+        (f"{JOB} --machine a100 --gpus-per-node 9", ["nodes of --machine a100 have 8 GPUs; give at most 8"]),
+        (f"{JOB} --emit slurm --site summit", ["--site is 'summit', but --emit slurm knows generic, frontier, perl"]),
+        (f"{JOB} --emit slurm --time 2h", ["--time is '2h'; give hours and minutes"]),
+        (f"{JOB} --emit lsf --gpus 60 --halo layer", ["groups of 64 ranks on full nodes of 6 take 192"]),
+        (f"{JOB} --emit slurm --stages 2 --halo layer", ["--halo is layer, but the plan of --stages"]),
+        (f"{JOB} --emit slurm --gpu-memory 1MiB", ["--emit needs a halo mode that fits"]),
+        (f"{JOB} --emit slurm --norm batch --halo read", ["--halo is read, which is not exact here"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
