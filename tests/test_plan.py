@@ -192,7 +192,7 @@ def test_table_shows_the_same_figures(capsys: pytest.CaptureFixture[str]) -> Non
         (f"{JOB} --machine a100 --gpus-per-node 9", ["nodes of --machine a100 have 8 GPUs; give at most 8"]),
         (f"{JOB} --emit slurm --site summit", ["--site is 'summit', but --emit slurm knows generic, frontier, perl"]),
         (f"{JOB} --emit slurm --time 2h", ["--time is '2h'; give hours and minutes"]),
-        (f"{JOB} --emit lsf --gpus 60 --halo layer", ["groups of 64 ranks on full nodes of 6 take 192"]),
+        (f"{JOB} --emit lsf --gpus 100 --halo layer", ["groups of 64 ranks on full nodes of 6 take 192"]),
         (f"{JOB} --emit slurm --stages 2 --halo layer", ["--halo is layer, but the plan of --stages"]),
         (f"{JOB} --emit slurm --gpu-memory 1MiB", ["--emit needs a halo mode that fits"]),
         (f"{JOB} --emit slurm --norm batch --halo read", ["--halo is read, which is not exact here"]),
