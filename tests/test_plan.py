@@ -76,6 +76,24 @@ def test_every_flag_changes_its_figure(capsys: pytest.CaptureFixture[str]) -> No
         assert plain[part].get(key) != value, flags
 
 
+def test_another_stride_has_the_formula_only(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "--size 1000 --grid 4 --stride 2")
+    assert found.keys() == {"paper", "omitted", "cluster"}
+    assert "nothing is exact for stride 2" in found["omitted"]["reason"]
+    assert main(["--size", "1000", "--grid", "4", "--stride", "2"]) == 0
+    text = capsys.readouterr().out
+    assert re.findall(r"^(\w+ ?\w*): ", text, re.MULTILINE) == ["cluster", "paper", "left out"]
+
+
+def test_the_work_of_an_image_grows_as_the_pixels_of_its_contexts_do(capsys: pytest.CaptureFixture[str]) -> None:
+    cut, whole = (answer(capsys, f"--size 500 700 --levels 4 --base-channels 4 --grid {grid}") for grid in ("3 2", "1"))
+    network, single = cut["network"], whole["network"]
+    assert network["multiply_adds_context"] == sum(layer["multiply_adds"] for layer in network["by_layer"])
+    assert network["parameters"] == single["parameters"] == sum(layer["parameters"] for layer in network["by_layer"])
+    factor = cut["exact"]["efficiency"] / whole["exact"]["efficiency"]
+    assert network["multiply_adds_image"] == pytest.approx(factor * single["multiply_adds_image"], rel=1e-4)
+
+
 def slow_links(folder: Path) -> str:
     """Return the flag of a machine whose messages take 0.1 s."""
     figures = {"flops": {"fp32": 1e13}, "memory_bandwidth": 1e24, "launch": 0}
