@@ -39,7 +39,7 @@ def first_not_printed(lines: list[str], output: list[str]) -> str | None:
     return next((line for line in lines if line not in rest), None)
 
 
-# By day tests/planning/search/test_scaling.py and tests/test_plan_search.py have studies of scaling.
+# By day tests/planning/search/test_search.py has studies of scaling.
 @pytest.mark.parametrize("command", sorted(each for each in PRINTED if NIGHTLY or "--scaling" not in each))
 def test_a_page_prints_what_the_command_prints(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
