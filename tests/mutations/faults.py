@@ -72,13 +72,14 @@ tile edges leave the pooling phase
 a context is not clipped at the raster's end
 -clipped = context.clip(extended)
 +clipped = context
-== geometry/layers/convolutions.py | geometry/test_receptive_field.py geometry/test_halo.py
+== geometry/layers/layer.py | geometry/test_receptive_field.py geometry/test_halo.py
 a convolution reads one pixel less
 -return Interval(start, start + (out.size - 1) * stride + reach + 1)
 +return Interval(start, start + (out.size - 1) * stride + reach)
+== geometry/layers/convolutions.py | geometry/test_receptive_field.py geometry/test_halo.py
 a dilated kernel counts as a dense one
--return self.stride, self.padding, self.dilation * (self.kernel - 1)
-+return self.stride, self.padding, self.kernel - 1
+-return LayerWindow(self.stride, self.padding, self.dilation * (self.kernel - 1), self.extra)
++return LayerWindow(self.stride, self.padding, self.kernel - 1, self.extra)
 == geometry/sharing/decomposition.py | spatial/test_halo_exchange.py
 a rank is sent the wrong part of a window
 -parts = ((peer, own.clip(wanted)) for

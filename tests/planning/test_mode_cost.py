@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.law.every_layer import EveryLayer, ForeignLayers
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.layers.joins import ImageProducts
 from tiledseg.geometry.shapes import count_parameters, tensor_channels
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, decompose
 from tiledseg.geometry.sharing.layer_windows import WHOLE
@@ -28,6 +30,7 @@ from tiledseg.planning.walk.mode_cost import (
     settled,
 )
 from tiledseg.planning.walk.rank_steps import rank_steps
+from tiledseg.planning.walk.segment_memory import BlockedStep
 from tiledseg.planning.walk.step_memory import memory_of, training_memory
 
 MACHINE = Machine()
@@ -157,3 +160,26 @@ def test_no_other_depth_takes_less_time(machine: Machine, expected: int | None) 
     alone = Partition((0, 512))
     assert choose_fusion(layers, alone, alone, 4, 4, machine) == 1, "a rank without neighbours sends nothing"
     assert fusion == WHOLE or all(seconds[depth] > seconds[fusion] for depth in DEPTHS if depth < fusion)
+
+
+def test_products_over_an_image_have_a_cost_over_ranks_and_in_blocks() -> None:
+    """They take two tensors, and their sums are those of all ranks."""
+    graph, bands = ForeignLayers(whole=True).graph(), ForeignLayers.bands
+    assert any(isinstance(layer, ImageProducts) for layer in graph.layers)
+    tiling = make_tiling((96, 96), (2, 2), network_footprint(graph))
+    cost = layer_cost(Prices(graph, bands, 4, MACHINE, 4), decompose(tiling, (2, 2)), 1)
+    assert cost.memory < training_memory(graph, bands, tiling.whole.shape).total
+    step = BlockedStep(graph, bands, tiling.whole.shape, (1, 1))
+    assert step.total(in_file=False) >= training_memory(graph, bands, tiling.whole.shape).weights
+
+
+@pytest.mark.parametrize("kind", [EveryLayer, ForeignLayers])
+def test_each_kept_tensor_of_a_rank_counts_once(kind: type[EveryLayer]) -> None:
+    """Windows are freed during the walk: a later tensor in the place of one is another tensor."""
+    graph = kind().graph()
+    rows, cols = (rank_steps(each, Partition.even(96, 2)) for each in (graph, graph.along_columns))
+    for row, col in itertools.product(rows, cols):
+        walk = rank_walk(graph, kind.bands, row, col, 4, 4)
+        kept = {id(tensor): tensor.memory for run in walk.ran.values() for tensor, _ in run.kept}
+        inside = sum(run.large + run.small for run in walk.ran.values())
+        assert sum(cost.kept_bytes for cost in walk.costs) == inside + sum(kept.values())

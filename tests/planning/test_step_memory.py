@@ -33,7 +33,7 @@ from tiledseg.geometry.shapes import is_legal_size
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules, build_network
 from tiledseg.planning.walk.choice import StepChoices
-from tiledseg.planning.walk.cost import LayerCost, tile_walk, unfolded_bytes
+from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.planning.walk.step_memory import loss_bytes, training_memory
 from tiledseg.training.choose_objective import choose_objective
 
@@ -236,10 +236,9 @@ def test_float64_unfolds_what_is_counted(layer: Convolution | TransposedConvolut
         y_BCHW = module(x_BCHW)
         found = allocator_peak(lambda: module(x_BCHW)) - y_BCHW.nbytes
     shape = tuple(y_BCHW.shape[1:])
-    work = layer.multiply_adds(CHANNELS) * shape[1] * shape[2]
-    cost = LayerCost("", "", shape, (x_BCHW.nbytes,), y_BCHW.nbytes, 0, work)
-    assert unfolded_bytes(layer, cost, 8) == pytest.approx(found, rel=0.01)
-    assert unfolded_bytes(layer, cost, 4) == unfolded_bytes(layer, cost, 2) == 0
+    work = layer.counts(CHANNELS).work * shape[1] * shape[2]
+    unfolded = {width: layer.memory([x_BCHW.nbytes], shape, width, work).unfolded for width in (8, 4, 2)}
+    assert unfolded == {8: pytest.approx(found, rel=0.01), 4: 0, 2: 0}
 
 
 @pytest.mark.parametrize(

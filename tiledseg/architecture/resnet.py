@@ -94,7 +94,7 @@ class ResNet:
 
 def file_names(nodes: Iterator[Node]) -> dict[str, str]:
     """Return the names of nodes with weights, by themselves: they are torchvision's."""
-    return {node.name: node.name for node in nodes if node.layer.parameters(1)}
+    return {node.name: node.name for node in nodes if node.layer.counts(1).weights}
 
 
 class Module(NamedTuple):

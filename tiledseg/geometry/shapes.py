@@ -13,7 +13,7 @@ from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.joins import ImageLayer
-from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.geometry.layers.layer import Layer, LayerCounts, Shape
 from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.layers.resampling import Enlarging, Upsample
 
@@ -48,7 +48,7 @@ def count_parameters(graph: Graph, bands: int, trained: bool = False) -> int:
     """Count the weights of all layers, or (`trained`) of those that are not frozen."""
     channels = tensor_channels(graph, bands)
     nodes = ((node, channels[sources[0]]) for node, sources in zip(graph.nodes, graph.sources, strict=True))
-    return sum(node.layer.parameters(count) for node, count in nodes if not (trained and node.frozen))
+    return sum(node.layer.counts(count).weights for node, count in nodes if not (trained and node.frozen))
 
 
 def required_input(graph: Graph, out: Interval, sizes: Sequence[int] | None = None) -> Interval:
@@ -202,8 +202,8 @@ class PooledBranch(ImageLayer, Enlarging):
     def output_channels(self, channels: int, *others: int) -> int:
         return tensor_channels(self.inner, channels)[self.inner.results[0]]
 
-    def parameters(self, channels: int) -> int:
-        return count_parameters(self.inner, channels)
+    def counts(self, channels: int) -> LayerCounts:
+        return LayerCounts(count_parameters(self.inner, channels))
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         """Count the partial means; backward their gradients."""

@@ -53,15 +53,17 @@ NORMS: dict[str, Callable[[Norm, int], nn.Module]] = {
 }
 
 
-def _convolution(at: ModuleSite, stride: str, *names: str) -> dict[str, Any]:
-    """Return the arguments of a convolution. `stride` and `names` name the layer's fields that become (row, col)
-    pairs."""
-    every = "kernel", stride, "dilation", *names
-    pairs: dict[str, Any] = {name: (getattr(at.layer, name), getattr(at.cols, name)) for name in every}
+def _convolution(at: ModuleSite, *names: str) -> dict[str, Any]:
+    """Return the arguments of a convolution. `names`: further fields of the layer that become (row, col) pairs."""
+    pairs: dict[str, Any] = {name: (getattr(at.layer, name), getattr(at.cols, name)) for name in ("dilation", *names)}
+    pairs |= {
+        "kernel_size": (at.layer.kernel, at.cols.kernel),
+        "stride": (at.layer.window.stride, at.cols.window.stride),
+    }
     made = {"in_channels": at.channels[0], "out_channels": at.layer.out_channels, "bias": at.layer.bias}
     if any(getattr(layer, "extra", 0) for layer in (at.layer, at.cols)):
         pairs["padding"] = "same"
-    return made | {"groups": at.layer.groups, "kernel_size": pairs.pop("kernel"), "stride": pairs.pop(stride), **pairs}
+    return made | {"groups": at.layer.groups} | pairs
 
 
 def _pooling(at: ModuleSite) -> Any:
@@ -70,9 +72,9 @@ def _pooling(at: ModuleSite) -> Any:
 
 
 BUILDERS: dict[type[Layer], Callable[[ModuleSite], nn.Module]] = {
-    Convolution: lambda at: SteadyConvolution(**_convolution(at, "stride", "padding")),
+    Convolution: lambda at: SteadyConvolution(**_convolution(at, "padding")),
     FixedFilters: lambda at: FilterBank(at.channels[0], at.layer),
-    TransposedConvolution: lambda at: OneDnnTransposed(**_convolution(at, "step", "padding", "output_padding")),
+    TransposedConvolution: lambda at: OneDnnTransposed(**_convolution(at, "padding", "output_padding")),
     MaxPool: lambda at: pooling.MaxPoolModule(*_pooling(at)),
     AveragePool: lambda at: pooling.AveragePoolModule(*_pooling(at)[:3]),
     MaxIndices: lambda at: pooling.MaxIndicesModule(*at.layer.sizes),

@@ -225,7 +225,7 @@ class _TransposedConvolution(SpatialLayer):
         elif isinstance(m, TimesTransposed):
             convolve = m.compute
         row, col = (
-            0 if at.whole else at.read.start * layer.step - layer.padding
+            0 if at.whole else at.read.start * layer.window.stride - layer.padding
             for layer, at in ((self.rows, place.row), (self.cols, place.col))
         )
         own, more = place.own_padding(m.padding), place.own_padding(m.output_padding)

@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiledseg.geometry.box import Interval
-from tiledseg.geometry.layers.layer import Layer, Shape
-
-
-@dataclass(frozen=True)
-class SlidingWindow(Layer):
-    """A layer that reads windows of one kernel, at a stride."""
-
-    @property
-    def sliding(self) -> tuple[int, int, int]:
-        """Stride, padding, and reach (a window's extent in positions, less one)."""
-        raise NotImplementedError
-
-    def required_input(self, out: Interval, index: int = 0) -> Interval:
-        stride, padding, reach = self.sliding
-        start = out.start * stride - padding
-        return Interval(start, start + (out.size - 1) * stride + reach + 1)
-
-    def output_edge(self, edge: int, *others: int) -> int:
-        stride, padding, reach = self.sliding
-        return -(-(edge + padding - reach // 2) // stride)
-
-    @property
-    def is_padded(self) -> bool:
-        return self.sliding[1] > 0
+from tiledseg.geometry.layers.layer import Layer, LayerCounts, LayerMemory, LayerWindow, Shape
+from tiledseg.units import DOUBLE_BYTES
 
 
 @dataclass(frozen=True)
@@ -41,15 +19,16 @@ class _Weighted(Layer):
     straightens_gradient = True
     is_cheap = False
 
-    def unfolded(self, work: int, shape: Shape) -> int:
-        """Count each window's values, one group at a time."""
-        return work // shape[0]
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        """Count the matrix of the values of each window, one group at a time.
 
-    def input_width(self, at_hand: int, width: int) -> int:
-        return width
+        oneDNN has no float64 kernels, so PyTorch copies every window of the input into a matrix: nine times the input
+        for a kernel of 3 x 3. This holds on a CPU; on a GPU it has not been measured.
+        """
+        return LayerMemory(unfolded=work // shape[0] * width * (width == DOUBLE_BYTES))
 
-    def output_width(self, at_hand: int, width: int) -> int:
-        return width
+    def widths(self, given: int, width: int) -> tuple[int, int]:
+        return width, width
 
 
 @dataclass(frozen=True)
@@ -65,7 +44,7 @@ ONE_TIME = OverTimes()
 
 
 @dataclass(frozen=True)
-class Convolution(SlidingWindow, _Weighted):
+class Convolution(_Weighted):
     """A convolution with `padding` zeros on each side, and `extra` more after (`same` with even kernels).
 
     `across`: the kernel along the other dim; None: the same. `times`: for channels of several times.
@@ -85,22 +64,17 @@ class Convolution(SlidingWindow, _Weighted):
     pads_with_zeros = True
 
     @property
-    def sliding(self) -> tuple[int, int, int]:
-        return self.stride, self.padding, self.dilation * (self.kernel - 1)
+    def window(self) -> LayerWindow:
+        return LayerWindow(self.stride, self.padding, self.dilation * (self.kernel - 1), self.extra)
 
-    def output_size(self, size: int, *others: int) -> int:
-        return (size + 2 * self.padding + self.extra - self.sliding[2] - 1) // self.stride + 1
-
-    def parameters(self, channels: int) -> int:
-        return (self.multiply_adds(channels) + self.out_channels * self.bias) // self.times.made
-
-    def multiply_adds(self, channels: int) -> int:
+    def counts(self, channels: int) -> LayerCounts:
         inner = (channels // (self.groups * self.times.read) or 1) * self.times.taps
-        return self.out_channels * inner * self.kernel * (self.across or self.kernel)
+        work = self.out_channels * inner * self.kernel * (self.across or self.kernel)
+        return LayerCounts((work + self.out_channels * self.bias) // self.times.made, work)
 
 
 @dataclass(frozen=True)
-class FixedFilters(SlidingWindow, _Weighted):
+class FixedFilters(_Weighted):
     """A convolution of each channel with each of the constant `filters` (square, of odd side), zero padded.
 
     Output channel c * len(filters) + f is channel c by filter f. A filter's rows are given from the top.
@@ -115,14 +89,14 @@ class FixedFilters(SlidingWindow, _Weighted):
         return len(self.filters[0])
 
     @property
-    def sliding(self) -> tuple[int, int, int]:
-        return 1, self.kernel // 2, self.kernel - 1
+    def window(self) -> LayerWindow:
+        return LayerWindow(1, self.kernel // 2, self.kernel - 1)
 
     def output_channels(self, channels: int, *others: int) -> int:
         return channels * len(self.filters)
 
-    def multiply_adds(self, channels: int) -> int:
-        return self.output_channels(channels) * self.kernel**2
+    def counts(self, channels: int) -> LayerCounts:
+        return LayerCounts(work=self.output_channels(channels) * self.kernel**2)
 
 
 @dataclass(frozen=True)
@@ -141,44 +115,19 @@ class TransposedConvolution(_Weighted):
     times: OverTimes = ONE_TIME
 
     @property
-    def step(self) -> int:
-        return self.stride or self.kernel
+    def window(self) -> LayerWindow:
+        return LayerWindow(
+            self.stride or self.kernel, self.padding, self.dilation * (self.kernel - 1), self.output_padding, True
+        )
 
-    @property
-    def reach(self) -> int:
-        """The extent of one input's outputs in positions, less one."""
-        return self.dilation * (self.kernel - 1)
-
-    def required_input(self, out: Interval, index: int = 0) -> Interval:
-        """Return at least one input; if kernel < stride, an output between two blocks reads the inputs beside it."""
-        first, last = out.start + self.padding, out.stop - 1 + self.padding
-        start = min(-((self.reach - first) // self.step), first // self.step)
-        stop = max(last // self.step, -((self.reach - last) // self.step)) + 1
-        return Interval(start, stop)
-
-    def output_size(self, size: int, *others: int) -> int:
-        return (size - 1) * self.step - 2 * self.padding + self.reach + self.output_padding + 1
-
-    def output_edge(self, edge: int, *others: int) -> int:
-        return edge * self.step - self.padding + self.reach // 2 - (self.step - 1) // 2
-
-    def computed(self, read: int, given: int) -> int:
-        return (read - 1) * self.step + self.reach + 1
-
-    @property
-    def is_padded(self) -> bool:
-        return self.padding > 0
-
-    def parameters(self, channels: int) -> int:
-        return self._weights(channels) + self.out_channels * self.bias // self.times.made
-
-    def multiply_adds(self, channels: int) -> int:
-        return self._weights(channels) * self.times.read // self.step**2
-
-    def unfolded(self, work: int, shape: Shape) -> int:
-        """Count the values of the inputs' blocks before they are summed."""
-        return math.prod(shape) * self.kernel * (self.across or self.kernel) // (self.step**2 * self.groups)
-
-    def _weights(self, channels: int) -> int:
+    def counts(self, channels: int) -> LayerCounts:
         inner = (channels // (self.groups * self.times.read) or 1) * self.times.taps
-        return self.out_channels // self.times.made * inner * self.kernel * (self.across or self.kernel)
+        weights = self.out_channels // self.times.made * inner * self.kernel * (self.across or self.kernel)
+        work = weights * self.times.read // self.window.stride**2
+        return LayerCounts(weights + self.out_channels * self.bias // self.times.made, work)
+
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        """Count the inputs' blocks before they are summed."""
+        blocks = math.prod(shape) * self.kernel * (self.across or self.kernel)
+        unfolded = blocks // (self.window.stride**2 * self.groups) * width
+        return LayerMemory(unfolded=unfolded * (width == DOUBLE_BYTES))

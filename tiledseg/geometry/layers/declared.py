@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers.joins import ImageLayer
-from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.geometry.layers.layer import Layer, LayerMemory, LayerWindow, Shape
 from tiledseg.units import SINGLE_BYTES
 
 
@@ -45,11 +45,9 @@ class Leaf(Layer):
             raise GeometryError(f"its windows of {self.size} do not fill {size} positions; give a multiple")
         return size
 
-    def kept_besides(self, shape: Shape, width: int) -> int:
-        return self.kept * shape[1] * shape[2] * width
-
-    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        return 4 * max(inputs)  # the gradient of a hidden layer, four times as wide in all published blocks
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        hidden = 4 * max(inputs)  # the gradient of a hidden layer, four times as wide in all published blocks
+        return LayerMemory(kept=self.kept * shape[1] * shape[2] * width, transient=hidden)
 
 
 @dataclass(frozen=True)
@@ -206,9 +204,10 @@ class Crops(Layer):
         """Two steps of crops: tiles then have an even number of new crops a dim, which fill batches of 4."""
         return 2 * self.grid.step if self.grid else 1
 
-    def required_input(self, out: Interval, index: int = 0) -> Interval:
+    @property
+    def window(self) -> LayerWindow:
         more = self.grid.window - 1 if self.grid else 0
-        return out.expand(more, more)
+        return LayerWindow(padding=more, reach=2 * more)
 
-    def kept_besides(self, shape: Shape, width: int) -> int:
-        return self.kept * width // SINGLE_BYTES
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        return LayerMemory(kept=self.kept * width // SINGLE_BYTES)

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.geometry.layers.layer import Layer, LayerCounts, LayerMemory, Shape
 from tiledseg.units import SINGLE_BYTES
 
 
@@ -24,9 +24,6 @@ class Join(Layer):
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:
         return out.shift(self.crops[index])
-
-    def crop(self, index: int) -> int:
-        return self.crops[index]
 
     def output_size(self, size: int, *others: int) -> int:
         sizes = [each - 2 * crop for each, crop in zip((size, *others), self.crops, strict=True)]
@@ -54,8 +51,8 @@ class Concatenate(Join):
     def output_channels(self, channels: int, *others: int) -> int:
         return channels + sum(others)
 
-    def output_width(self, at_hand: int, width: int) -> int:
-        return width
+    def widths(self, given: int, width: int) -> tuple[int, int]:
+        return given, width
 
 
 @dataclass(frozen=True)
@@ -78,9 +75,9 @@ class Multiply(Join):
         every = (channels, *others)
         return equal_channels(*(every if max(every) == 1 else [count for count in every if count > 1]))
 
-    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        """Return the bytes of a gate's gradient before it is summed over channels."""
-        return max(inputs) if min(inputs) < max(inputs) else 0
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        """Count a gate's gradient before it is summed over channels."""
+        return LayerMemory(transient=max(inputs) if min(inputs) < max(inputs) else 0)
 
 
 def equal_channels(*channels: int) -> int:
@@ -112,11 +109,9 @@ class ImageMean(ImageLayer):
         """Count the sums; backward the gradients' sums."""
         return channels, channels
 
-    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
-        return self.held_bytes(input_bytes, shape)
-
-    def held_bytes(self, input_bytes: int, shape: Shape) -> int:
-        return input_bytes // (shape[1] * shape[2])  # all pixels share one value in memory
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        gradient = inputs[0] // (shape[1] * shape[2])  # all pixels share one value in memory
+        return LayerMemory(gradient=gradient, held=gradient)
 
 
 @dataclass(frozen=True)
@@ -133,14 +128,15 @@ class ImageProducts(ImageLayer, Join):
     kept_inputs = (0, 1)
     is_cheap = False
 
-    def multiply_adds(self, channels: int) -> int:
-        return self.out_channels
+    def counts(self, channels: int) -> LayerCounts:
+        return LayerCounts(work=self.out_channels)
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         return self.out_channels, self.out_channels
 
-    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        return max(inputs) if self.out_channels > self.heads else 0  # a copy that gathers the heads' channels
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        copied = max(inputs) if self.out_channels > self.heads else 0  # a copy that gathers the heads' channels
+        return LayerMemory(transient=copied)
 
 
 @dataclass(frozen=True)
@@ -208,15 +204,11 @@ class ImageAttention(ImageLayer):
     def output_channels(self, channels: int, *others: int) -> int:
         return others[-1]
 
-    def kept_besides(self, shape: Shape, width: int) -> int:
-        """Return the bytes of the logarithm of each query's sum of weights."""
-        return max(width, SINGLE_BYTES) * self.heads * shape[1] * shape[2]
-
-    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        """Return 0 for torch's kernel; over ranks, the bytes of wide copies of queries, of a block of keys and values,
-        and of their gradients, and of two sets of weights."""
-        if not self.passing:
-            return 0
-        queries = shape[1] * shape[2]
-        weights = min(WEIGHTS_AT_ONCE // self.passing, self.heads * queries * max(1, queries // self.ratio**2))
-        return 4 * inputs[0] + 4 * sum(inputs[1:]) + 2 * SINGLE_BYTES * weights
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        """Count the logarithm of each query's sum of weights. Over ranks, but not in torch's kernel, also wide copies
+        of queries, of a block of keys and values, and of their gradients, and two sets of weights."""
+        queries, transient = shape[1] * shape[2], 0
+        if self.passing:
+            weights = min(WEIGHTS_AT_ONCE // self.passing, self.heads * queries * max(1, queries // self.ratio**2))
+            transient = 4 * sum(inputs) + 2 * SINGLE_BYTES * weights
+        return LayerMemory(kept=max(width, SINGLE_BYTES) * self.heads * queries, transient=transient)

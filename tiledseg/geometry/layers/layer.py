@@ -1,11 +1,12 @@
 """A layer as a value, without its weights: the one description of its geometry, cost and memory.
 
-- Geometry along one dim (kernels are square). `required_input`: the positions of an input on which some outputs depend.
-  `output_size`: for an input's size. `output_edge`: the place in the output of an edge between two ranks' inputs (an
-  output belongs to the rank that has the middle of its input). Positions below 0 or beyond the size are padding.
-- Channels: `output_channels`, `parameters`, and `multiply_adds` of an output pixel.
+- Geometry along one dim (kernels are square), from its `window`. `required_input`: the positions of an input on which
+  some outputs depend. `output_size`: for an input's size. `output_edge`: the place in the output of an edge between two
+  ranks' inputs (an output belongs to the rank that has the middle of its input). Positions below 0 or beyond the size
+  are padding.
+- Channels: `output_channels`, and `counts` of weights and multiply-adds.
 - Statistics over the image or the batch, which a part of the image cannot compute alone.
-- Autograd: tensors kept for the backward pass, in-place operations, and the gradients of the inputs.
+- Autograd: tensors kept for the backward pass, in-place operations, and the `memory` of the gradients.
 
 Methods take one value for each input, in order. The defaults here hold for a pixelwise layer; the layers in the other
 files override them.
@@ -16,11 +17,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from tiledseg.geometry.box import Interval
 
 Shape = tuple[int, int, int]  # (channels, height, width)
+
+
+class LayerWindow(NamedTuple):
+    """The window of inputs that an output reads: it begins `padding` before a multiple of `stride`, and has `reach` + 1
+    positions. The input has `extra` further positions of padding at its end. `transposed`: each input gives such a
+    window of outputs instead, which has `extra` further ones at its end."""
+
+    stride: int = 1
+    padding: int = 0
+    reach: int = 0
+    extra: int = 0
+    transposed: bool = False
+
+
+ONE_PIXEL = LayerWindow()
+
+
+class LayerCounts(NamedTuple):
+    """The numbers of a layer's weights, and of the multiply-adds of an output pixel."""
+
+    weights: int = 0
+    work: int = 0
+
+
+class LayerMemory(NamedTuple):
+    """Bytes of a layer besides its inputs and output. `kept`: from the forward pass on. Of the new gradient of an
+    input: `gradient`, at the peak, and `held`, afterwards; None: as many as the input has. `transient`: allocated and
+    freed by the backward pass. `unfolded`: of the matrix into which a kernel copies its input, forward and backward."""
+
+    kept: int = 0
+    gradient: int | None = None
+    held: int | None = None
+    transient: int = 0
+    unfolded: int = 0
+
+
+NO_MEMORY = LayerMemory()
 
 
 @dataclass(frozen=True)
@@ -32,11 +70,11 @@ class Layer:
 
     arity: ClassVar[Any] = 1  # the number of inputs
     # Geometry.
+    window: ClassVar[Any] = ONE_PIXEL
     asks_place: ClassVar[bool] = False  # depends on its place in the image, which a tile or block must pass
     sees_all: ClassVar[bool] = False  # each output depends on all positions of the later inputs, sent rank by rank
     window_grid: ClassVar[Any] = 1  # a part of its input must begin at a multiple of this
     usual_grid: ClassVar[Any] = 1  # tiles best begin at multiples of this
-    is_padded: ClassVar[Any] = False  # it pads: positions that it loses at the input's end are no remainder
     padding_after: ClassVar[Any] = 0  # positions at its output's end that are padding alone: the next may lose them
     pads_with_zeros: ClassVar[Any] = False  # it takes positions beyond the tensor's ends as zero
     clamps: ClassVar[Any] = False  # it computes positions beyond the tensor's ends from those within alone
@@ -61,9 +99,23 @@ class Layer:
 
     # Geometry.
 
+    @property
+    def is_padded(self) -> bool:
+        """True if it pads: positions that it loses at the input's end are no remainder."""
+        return bool(self.window.padding > 0)
+
     def required_input(self, out: Interval, index: int = 0) -> Interval:
-        """Return the positions of input `index` on which the outputs `out` depend."""
-        return out
+        """Return the positions of input `index` on which the outputs `out` depend: at least one; where windows of
+        outputs leave gaps, an output in a gap reads the inputs beside it."""
+        if self.window is ONE_PIXEL:
+            return out
+        stride, padding, reach, _, transposed = self.window
+        if not transposed:
+            start = out.start * stride - padding
+            return Interval(start, start + (out.size - 1) * stride + reach + 1)
+        first, last = out.start + padding, out.stop - 1 + padding
+        start = min(-((reach - first) // stride), first // stride)
+        return Interval(start, max(last // stride, -((reach - last) // stride)) + 1)
 
     def within(self, read: Interval, size: int) -> Interval:
         """Return the positions of an input of `size` that give `read`, which may reach beyond the ends."""
@@ -71,11 +123,17 @@ class Layer:
 
     def output_size(self, size: int, *others: int) -> int:
         """Return the number of outputs for inputs of these sizes. Raises GeometryError if they do not fit."""
-        return size
+        at: LayerWindow = self.window
+        if at.transposed:
+            return (size - 1) * at.stride - 2 * at.padding + at.reach + at.extra + 1
+        return (size + 2 * at.padding + at.extra - at.reach - 1) // at.stride + 1
 
     def output_edge(self, edge: int, *others: int) -> int:
         """Return the place in the output of an edge between two ranks' inputs."""
-        return edge
+        at: LayerWindow = self.window
+        if at.transposed:
+            return edge * at.stride - at.padding + at.reach // 2 - (at.stride - 1) // 2
+        return -(-(edge + at.padding - at.reach // 2) // at.stride)
 
     def scale(self, *scales: Fraction) -> Fraction:
         """Return the scale (image pixels a position) of its output before its own stride, from those of its inputs."""
@@ -87,11 +145,8 @@ class Layer:
 
     def computed(self, read: int, given: int) -> int:
         """Return the number of outputs computed from `read` positions of a cut dim; all but `given` are cropped."""
-        return given
-
-    def crop(self, index: int) -> int:
-        """Return the pixels that it cuts from each side of input `index`."""
-        return 0
+        at: LayerWindow = self.window
+        return (read - 1) * at.stride + at.reach + 1 if at.transposed else given
 
     # Channels.
 
@@ -99,13 +154,9 @@ class Layer:
         """Return the channels of its output for inputs of these channels: its field `out_channels` if it has one."""
         return getattr(self, "out_channels", channels)
 
-    def parameters(self, channels: int) -> int:
-        """Count its weights: its field `weights` if it has one."""
-        return getattr(self, "weights", 0)
-
-    def multiply_adds(self, channels: int) -> int:
-        """Count the multiply-adds of an output pixel: its field `work` if it has one."""
-        return getattr(self, "work", 0)
+    def counts(self, channels: int) -> LayerCounts:
+        """Count its weights and multiply-adds, for an input of `channels`: its fields `weights` and `work` if any."""
+        return LayerCounts(getattr(self, "weights", 0), getattr(self, "work", 0))
 
     # Statistics.
 
@@ -124,31 +175,12 @@ class Layer:
         """True if no other layer may overwrite its output."""
         return self.keeps_output or self.overwrites
 
-    def kept_besides(self, shape: Shape, width: int) -> int:
-        """Return the bytes kept besides inputs and output, for an output of `shape` and `width` bytes a value."""
-        return 0
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        """Return the bytes of a step besides inputs and output. `inputs`: bytes of each; `shape`: of the output;
+        `width`: bytes a value in the run's precision; `work`: all multiply-adds."""
+        return NO_MEMORY
 
-    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
-        """Return the peak bytes for the new gradient of an input of `input_bytes`."""
-        return input_bytes
-
-    def held_bytes(self, input_bytes: int, shape: Shape) -> int:
-        """Return the bytes of the new gradient of an input in memory; `shape`: the output's."""
-        return input_bytes
-
-    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        """Return the further bytes that its backward pass allocates and frees; `inputs`: bytes of each input."""
-        return 0
-
-    def unfolded(self, work: int, shape: Shape) -> int:
-        """Count the values that a kernel copies to multiply matrices, for `work` multiply-adds and an output
-        `shape`."""
-        return 0
-
-    def input_width(self, at_hand: int, width: int) -> int:
-        """Return the bytes a value from which it computes: its input has `at_hand`, the run's precision `width`."""
-        return at_hand
-
-    def output_width(self, at_hand: int, width: int) -> int:
-        """Return the bytes a value of its output."""
-        return at_hand
+    def widths(self, given: int, width: int) -> tuple[int, int]:
+        """Return the bytes a value from which it computes, and of its output: its input has `given`, the run's
+        precision `width`."""
+        return given, given

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.geometry.layers.layer import Layer, LayerCounts, LayerMemory, Shape
 from tiledseg.units import DOUBLE_BYTES, norm_bytes, norm_work_bytes
 
 # Functions whose output has no gradient; truth values take one byte each.
@@ -86,15 +86,15 @@ class Pixelwise(Layer):
     def arity(self) -> int:
         return len(self.before)
 
-    def parameters(self, channels: int) -> int:
-        return sum(math.prod(shape) for shape in self.weights)
+    def counts(self, channels: int) -> LayerCounts:
+        return LayerCounts(sum(math.prod(shape) for shape in self.weights))
 
     @property
     def gradient(self) -> str:
         return "none" if self._name in CONSTANT else "new"
 
-    def output_width(self, at_hand: int, width: int) -> int:
-        return 1 if self._name in TRUTHS else width if self._name == "type_as" else at_hand
+    def widths(self, given: int, width: int) -> tuple[int, int]:
+        return given, 1 if self._name in TRUTHS else width if self._name == "type_as" else given
 
     @property
     def _name(self) -> str:
@@ -104,11 +104,8 @@ class Pixelwise(Layer):
     def kept_inputs(self) -> tuple[int, ...]:
         return () if self._name in KEEPS_NOTHING else tuple(range(self.arity))
 
-    def kept_besides(self, shape: Shape, width: int) -> int:
-        return width * math.prod(shape) * (self._name in COMPOSED)
-
-    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        return 2 * max(inputs)
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        return LayerMemory(kept=width * math.prod(shape) * (self._name in COMPOSED), transient=2 * max(inputs))
 
     @property
     def is_cheap(self) -> bool:
@@ -147,8 +144,8 @@ class ZeroAtZero(Layer):
     keeps_zero = True
     kept_inputs = (0,)
 
-    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        return max(inputs)  # PReLU's gradient of its slope, before it is summed
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        return LayerMemory(transient=max(inputs))  # PReLU's gradient of its slope, before it is summed
 
 
 @dataclass(frozen=True)
@@ -170,11 +167,11 @@ class Dropout(Layer):
 
     keeps_zero = True
 
-    def kept_besides(self, shape: Shape, width: int) -> int:
-        return width * (1 if self.of_images else shape[0])  # a factor for each draw
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        return LayerMemory(kept=width * (1 if self.of_images else shape[0]))  # a factor for each draw
 
-    def output_width(self, at_hand: int, width: int) -> int:
-        return width
+    def widths(self, given: int, width: int) -> tuple[int, int]:
+        return given, width
 
 
 @dataclass(frozen=True)
@@ -212,8 +209,8 @@ class Norm(Layer):
 
     kept_inputs = (0,)
 
-    def parameters(self, channels: int) -> int:
-        return 2 * channels // self.times if self.affine else 0
+    def counts(self, channels: int) -> LayerCounts:
+        return LayerCounts(2 * channels // self.times if self.affine else 0)
 
     @property
     def statistics(self) -> str | None:
@@ -242,25 +239,19 @@ class Norm(Layer):
     def returns_view(self) -> bool:
         return self.kind == "pixel"  # computed in another layout
 
-    def kept_besides(self, shape: Shape, width: int) -> int:
-        """Return the bytes of statistics; 0 if they are constant. Pixel norm has a mean and a deviation a pixel. Others
-        have, in float64, a scale a channel, a mean and a deviation a set, and the count."""
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        """Count statistics, unless they are constant. Pixel norm has a mean and a deviation a pixel. Others have, in
+        float64, a scale a channel, a mean and a deviation a set, and the count."""
         channels, height, columns = shape
-        if self.still:
-            return 0
+        kept = DOUBLE_BYTES * (channels + 2 * self.statistic_sets(channels) + 1)
         if self.kind == "pixel":
-            return 2 * height * columns * self.input_width(width, width)
-        return DOUBLE_BYTES * (channels + 2 * self.statistic_sets(channels) + 1)
-
-    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
+            kept = 2 * height * columns * norm_bytes(self.kind, width)
         # Rows copied for sums are freed before the gradient is made.
-        return max(input_bytes, norm_work_bytes(*shape)) if self.statistics else input_bytes
+        gradient = max(inputs[0], norm_work_bytes(*shape)) if self.statistics else None
+        return LayerMemory(kept=0 if self.still else kept, gradient=gradient)
 
-    def input_width(self, at_hand: int, width: int) -> int:
-        return norm_bytes(self.kind, width)
-
-    def output_width(self, at_hand: int, width: int) -> int:
-        return self.input_width(at_hand, width)
+    def widths(self, given: int, width: int) -> tuple[int, int]:
+        return norm_bytes(self.kind, width), norm_bytes(self.kind, width)
 
 
 def stilled(layer: Layer) -> Layer:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.layers.convolutions import SlidingWindow
-from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.geometry.layers.layer import Layer, LayerMemory, LayerWindow, Shape
 
 INDEX_BYTES = 8  # torch's index of a maximum
 
 
 @dataclass(frozen=True)
-class Pool(SlidingWindow):
+class Pool(Layer):
     """Pooling over windows of `kernel`, at `stride` (None: the kernel); an incomplete last window is dropped."""
 
     kernel: int = 2
@@ -23,17 +22,13 @@ class Pool(SlidingWindow):
     dilation: int = 1
 
     @property
-    def sliding(self) -> tuple[int, int, int]:
-        return self.stride or self.kernel, self.padding, self.dilation * (self.kernel - 1)
+    def window(self) -> LayerWindow:
+        return LayerWindow(self.stride or self.kernel, self.padding, self.dilation * (self.kernel - 1))
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         """Kernel, stride, padding, dilation."""
         return self.kernel, self.stride or self.kernel, self.padding, self.dilation
-
-    def output_size(self, size: int, *others: int) -> int:
-        stride, padding, reach = self.sliding
-        return (size + 2 * padding - reach - 1) // stride + 1
 
     def fits_edge(self, *edges: int) -> bool:
         """Return True if no window lies across the edge."""
@@ -47,9 +42,9 @@ class MaxPool(Pool):
 
     kept_inputs = (0,)
 
-    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
-        """Return the bytes of the gradient and of the recomputed indices."""
-        return input_bytes + INDEX_BYTES * shape[0] * shape[1] * shape[2]
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        """Count the recomputed indices beside the gradient."""
+        return LayerMemory(gradient=inputs[0] + INDEX_BYTES * shape[0] * shape[1] * shape[2])
 
 
 @dataclass(frozen=True)
@@ -73,8 +68,8 @@ class MaxIndices(Pool):
                 f"indices in windows of {self.kernel} x {self.kernel} do not fit a byte; give at most 16"
             )
 
-    def output_width(self, at_hand: int, width: int) -> int:
-        return 1
+    def widths(self, given: int, width: int) -> tuple[int, int]:
+        return given, 1
 
 
 class Enlarging(Layer):
@@ -82,17 +77,9 @@ class Enlarging(Layer):
 
     factor: int  # a field of each kind
 
-    def required_input(self, out: Interval, index: int = 0) -> Interval:
-        return Interval(out.start // self.factor, (out.stop - 1) // self.factor + 1)
-
-    def output_size(self, size: int, *others: int) -> int:
-        return size * self.factor
-
-    def output_edge(self, edge: int, *others: int) -> int:
-        return edge * self.factor
-
-    def computed(self, read: int, given: int) -> int:
-        return read * self.factor
+    @property
+    def window(self) -> LayerWindow:
+        return LayerWindow(self.factor, reach=self.factor - 1, transposed=True)
 
 
 @dataclass(frozen=True)
@@ -113,9 +100,9 @@ class MaxUnpool(Enlarging):
     def fits_edge(self, *edges: int) -> bool:
         return edges[0] == edges[1]
 
-    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
-        """Return the bytes of a mask of one place of the windows: a byte for each value."""
-        return shape[0] * shape[1] * shape[2] // self.factor**2
+    def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
+        """Count a mask of one place of the windows: a byte for each value."""
+        return LayerMemory(transient=shape[0] * shape[1] * shape[2] // self.factor**2)
 
 
 @dataclass(frozen=True)
@@ -178,13 +165,14 @@ class PixelUnshuffle(Layer):
 
     factor: int = 2
 
-    def required_input(self, out: Interval, index: int = 0) -> Interval:
-        return Interval(out.start * self.factor, out.stop * self.factor)
+    @property
+    def window(self) -> LayerWindow:
+        return LayerWindow(self.factor, reach=self.factor - 1)
 
     def output_size(self, size: int, *others: int) -> int:
         if size % self.factor:
             raise GeometryError(f"{size} pixels are not divisible by {self.factor}; use a multiple")
-        return size // self.factor
+        return super().output_size(size)
 
     def output_edge(self, edge: int, *others: int) -> int:
         return -(-edge // self.factor)
@@ -213,8 +201,9 @@ class Border(Layer):
 
     is_padded = True  # positions that it crops are no remainder either
 
-    def required_input(self, out: Interval, index: int = 0) -> Interval:
-        return out.shift(-self.before)
+    @property
+    def window(self) -> LayerWindow:
+        return LayerWindow(padding=self.before, extra=self.after - self.before)
 
     def within(self, read: Interval, size: int) -> Interval:
         """Return the positions within the input, including those that are mirrored."""
@@ -233,10 +222,7 @@ class Border(Layer):
             raise GeometryError(
                 f"it mirrors {max(self.before, self.after)} positions beside the end one of {size}; give larger images"
             )
-        return size + self.before + self.after
-
-    def output_edge(self, edge: int, *others: int) -> int:
-        return edge + self.before
+        return super().output_size(size)
 
     @property
     def padding_after(self) -> int:

@@ -96,7 +96,7 @@ def _segment(graph: Graph, leaving: tuple[int, ...], stored: set[int]) -> Segmen
 
 
 def _is_weighted(layer: Layer) -> bool:
-    return layer.multiply_adds(1) > 0
+    return layer.counts(1).work > 0
 
 
 def _is_cheap(layer: Layer) -> bool:

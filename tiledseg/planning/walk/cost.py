@@ -23,15 +23,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.declared import WholeLeaf
 from tiledseg.geometry.layers.joins import ImageAttention, Join
-from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.geometry.layers.layer import NO_MEMORY, Layer, LayerMemory, Shape
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.walk.rank_steps import DimStep, InputStep, RankSteps, pieces, whole_steps
-from tiledseg.units import DOUBLE_BYTES, SINGLE_BYTES, copy_bytes, wide_bytes
+from tiledseg.units import SINGLE_BYTES, copy_bytes, wide_bytes
 
 FLOPS_PER_MULTIPLY_ADD = 2
 INDEX_BYTES = 8  # labels of a loss
@@ -42,7 +42,7 @@ class LayerCost:
     """One layer on one context: output `shape` (channels, height, width), and what it costs; bytes of each input.
     `passes`: how often its backward pass makes the multiply-adds; `reread`: bytes of kept tensors that it reads.
     `looks`: how often it goes through its tensors, 0 where it hands one on. `frozen`: its parameters are not
-    trained."""
+    trained. `memory`: of its gradients."""
 
     name: str
     kind: str
@@ -56,6 +56,7 @@ class LayerCost:
     reread: int = 0
     looks: int = 1
     frozen: bool = False
+    memory: LayerMemory = NO_MEMORY
 
 
 @dataclass
@@ -100,21 +101,15 @@ class NodeRun(NamedTuple):
 
 @dataclass(frozen=True)
 class MovedLayer(Layer):
-    """A step of a rank that shares an image: a cut, padding or exchange of a tensor, or a norm over all ranks.
+    """A step of a rank that shares an image: a cut, padding or exchange of a tensor, or a layer with statistics over
+    all ranks. Its `gradient` is new, or parts of its output's: a view."""
 
-    `allocated`: bytes that its backward pass allocates for the gradient of its input; None where it hands a part of a
-    gradient on, a view. `weights`: of a norm.
-    """
-
-    allocated: int | None
+    gradient: str = "new"  # type: ignore[misc]
     weights: int = 0
+    arity: int = 1  # type: ignore[misc]
 
-    @property
-    def gradient(self) -> str:
-        return "parts" if self.allocated is None else super().gradient
 
-    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
-        return self.allocated or 0
+MOVED = MovedLayer()
 
 
 class _Present(NamedTuple):
@@ -183,7 +178,7 @@ class ForwardWalk:
         """Add a tensor that another segment made and counts. Its gradient, if any, is held until the end."""
         channels, name = self.channels[tensor], f"entering {tensor}"
         made = Tensor(channels * size[0] * size[1], self.value_bytes, 0, home=self._homes[tensor])
-        layer = MovedLayer(0, int(self.graph.wants_gradient[tensor]))
+        layer = MovedLayer(weights=int(self.graph.wants_gradient[tensor]))
         self._add(Node(name, layer, (INPUT,)), (channels, *size), (0,), made, looks=0)
         self.made[tensor] = _Present(name, made, channels, size)
 
@@ -199,7 +194,14 @@ class ForwardWalk:
             names.append(present.name)
             crops = crops or of_row.source < of_row.held or of_col.source < of_col.held
         shape = self.channels[k + 1], row.computed, col.computed
+        weights, each = layer.counts(self.channels[sources[0]])
         differentiated, over_ranks = graph.wants_gradient[k + 1], layer.statistics is not None and self.ranks > 1
+        if over_ranks and isinstance(layer, ImageAttention):
+            layer = replace(layer, passing=self.ranks)
+        each += sum(tensor.values for tensor in inputs[1:]) * self.ranks if layer.sees_all else 0
+        each *= self.ranks if isinstance(layer, WholeLeaf) else 1
+        work = each * row.computed * col.computed
+        memory = layer.memory(before, shape, width, work)
         kept, copies, besides = list[tuple[Tensor, int]](), 0, 0
         shares = layer.hands_on or (differentiated and graph.overwrites[k])  # the output has the input's memory
         if differentiated and shares and not layer.hands_on:
@@ -207,52 +209,46 @@ class ForwardWalk:
         elif differentiated and not shares:
             for index in layer.kept_inputs:
                 at_hand = inputs[index].value_bytes
-                needed = at_hand if over_ranks else layer.input_width(at_hand, width)
+                needed = at_hand if over_ranks else layer.widths(at_hand, width)[0]
                 if needed == at_hand:
                     kept.append((inputs[index], sources[index]))
                 else:
                     copies += inputs[index].values * needed  # a cast copy
-            besides = layer.kept_besides(shape, width)
+            besides = memory.kept
         made = inputs[0]
         if not shares:
             stored = shape[0] if layer.is_flat and not over_ranks else None
-            made = Tensor(math.prod(shape), layer.output_width(made.value_bytes, width), stored)
+            made = Tensor(math.prod(shape), layer.widths(made.value_bytes, width)[1], stored)
             kept += [(made, k + 1)] * (differentiated and layer.keeps_output)
         kept_bytes = copies + besides
         for tensor, _ in kept:
             kept_bytes += 0 if tensor.counted else tensor.memory
             tensor.counted = True
-        weights = layer.parameters(self.channels[sources[0]])
-        each = layer.multiply_adds(self.channels[sources[0]])
-        each += sum(tensor.values for tensor in inputs[1:]) * self.ranks if layer.sees_all else 0
-        each *= self.ranks if isinstance(layer, WholeLeaf) else 1
-        work = each * row.computed * col.computed
         passes = int(differentiated)  # the network's input counts as if a gradient were made of it
         if differentiated and work:
             passes = any(not source or graph.wants_gradient[source] for source in sources) + (not node.frozen)
         reread = sum([before[index] for index in layer.kept_inputs]) + made.bytes * layer.keeps_output
         looks = 0 if layer.hands_on or not math.prod(shape) else 1 + over_ranks  # a norm over ranks reads twice
-        if over_ranks and isinstance(layer, ImageAttention):
-            layer = replace(layer, passing=self.ranks)
-        elif over_ranks:
+        if over_ranks and not isinstance(layer, ImageAttention):
             # Of narrow values the gradient and a factor are made in float32, before the gradient is cast.
             narrow = copy_bytes(inputs[0].value_bytes) > 0
             size = 2 * SINGLE_BYTES * inputs[0].values if narrow else inputs[0].bytes
-            layer = MovedLayer(layer.gradient_bytes(size, shape), layer.parameters(shape[0]))
+            memory = LayerMemory(gradient=layer.memory([size], shape, width, work).gradient or size)
+            layer = MovedLayer(weights=layer.counts(shape[0]).weights, arity=layer.arity)
         if crops and isinstance(layer, Join):
             layer = replace(layer, crops=(0,) * layer.arity)
         walked = node
         if self.ranks > 1 or len(self.nodes) > k:
             walked = Node(node.name, layer, tuple(names), None, node.frozen)
-        figures = {"parameters": weights, "multiply_adds": work, "kept_bytes": kept_bytes}
-        cost = self._add(walked, shape, tuple(before), made, passes=passes, reread=reread, looks=looks, **figures)
+        figures = {"parameters": weights, "multiply_adds": work, "kept_bytes": kept_bytes, "passes": passes}
+        self._add(walked, shape, before, made, reread=reread, looks=looks, memory=memory, **figures)
         if made.home is None:
             made.home = self._homes[k + 1]
         windows = sum([tensor.memory for tensor, _ in kept if tensor.home is None])
         is_large = besides >= INDEX_BYTES * min(math.prod(shape), max([tensor.values for tensor in inputs]))
         large, small = copies + windows + besides * is_large, besides * (not is_large)
         stays = tuple([pair for pair in kept if pair[0].home is not None])
-        fresh = self._fresh + unfolded_bytes(layer, cost, width)
+        fresh = self._fresh + memory.unfolded
         moment = len(self.nodes) - 1
         self.ran[k] = NodeRun(first, moment, made, shape, fresh, self._received, stays, large, small, large > windows)
         present, name = _Present(node.name, made, shape[0], shape[1:]), f"{node.name}: given"
@@ -277,7 +273,7 @@ class ForwardWalk:
             self._received += made.channels * made.tensor.value_bytes * sum(back)
             # The gradient of the block may be a part of the window's.
             in_place = layer.owns_gradient and whole and kept == (row.source, col.source)
-            window = MovedLayer(None if in_place else made.bytes)
+            window = MovedLayer(gradient="parts" if in_place else "new")
             made = self._move(f"{name}: exchange", made, (row.window, col.window), window, passes=passes)
         return made if whole else self._move(f"{name}: padding", made, (row.read, col.read), passes=passes)
 
@@ -286,7 +282,7 @@ class ForwardWalk:
         name: str,
         made: _Present,
         size: tuple[int, int],
-        layer: Layer | None = None,
+        layer: Layer = MOVED,
         view: bool = False,
         passes: int = 0,
     ) -> _Present:
@@ -297,16 +293,14 @@ class ForwardWalk:
         if not view:
             tensor = Tensor(math.prod(shape), tensor.value_bytes)
             self._fresh += tensor.bytes
-        node = Node(name, layer or MovedLayer(made.bytes), (made.name,))
+        node = Node(name, layer, (made.name,))
         self._add(node, shape, (made.bytes,), tensor, passes=passes, looks=int(not view))
         return _Present(name, tensor, made.channels, size)
 
-    def _add(self, node: Node, shape: Shape, before: tuple[int, ...], made: Tensor, **figures: int) -> LayerCost:
+    def _add(self, node: Node, shape: Shape, before: Sequence[int], made: Tensor, **figures: Any) -> None:
         kind, after = type(node.layer).__name__, math.prod(shape) * made.value_bytes
-        cost = LayerCost(node.name, kind, shape, before, after, frozen=node.frozen, **figures)
         self.nodes.append(node)
-        self.costs.append(cost)
-        return cost
+        self.costs.append(LayerCost(node.name, kind, shape, tuple(before), after, frozen=node.frozen, **figures))
 
 
 @lru_cache(maxsize=256)
@@ -328,14 +322,3 @@ def tile_walk(graph: Graph, bands: int, context: tuple[int, int], value_bytes: i
     """Walk a tile with a context of (height, width). Raises GeometryError where that is no legal size."""
     rows, cols = whole_steps(graph, context[0]), whole_steps(graph.along_columns, context[1])
     return rank_walk(graph, bands, rows, cols, 1, value_bytes)
-
-
-def unfolded_bytes(layer: Layer, cost: LayerCost, bytes_per_value: int) -> int:
-    """Return the bytes of the matrix into which a convolution unfolds its input, forward and backward alike.
-
-    oneDNN has no float64 kernels, so PyTorch copies every window of the input into a matrix: nine times the input for a
-    kernel of 3 x 3. This holds on a CPU; on a GPU it has not been measured.
-    """
-    if bytes_per_value != DOUBLE_BYTES:
-        return 0
-    return layer.unfolded(cost.multiply_adds, cost.shape) * bytes_per_value

@@ -210,7 +210,7 @@ class Prices:
         """The number of each node's trained weights."""
         graph, channels = self.graph, tensor_channels(self.graph, self.bands)
         sources = [channels[first] for first, *_ in graph.sources]
-        return [0 if n.frozen else n.layer.parameters(c) for n, c in zip(graph.nodes, sources, strict=True)]
+        return [0 if n.frozen else n.layer.counts(c).weights for n, c in zip(graph.nodes, sources, strict=True)]
 
     def nodes(self, context: tuple[int, int]) -> list[tuple[float, float]]:
         """Return the seconds of each node, forward and backward, in a training step on a context of (height, width).

@@ -18,9 +18,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import USUAL_LOSS, Graph, LossBytes
+from tiledseg.geometry.layers.joins import Join
 from tiledseg.geometry.memory_policy import can_rebuild, is_cheap, makers, origins_of
 from tiledseg.geometry.shapes import tensor_channels
-from tiledseg.planning.walk.cost import INDEX_BYTES, ForwardWalk, LayerCost, tile_walk, unfolded_bytes
+from tiledseg.planning.walk.cost import INDEX_BYTES, ForwardWalk, LayerCost, tile_walk
 from tiledseg.planning.walk.cost_model import ASSUMED, Machine
 from tiledseg.planning.walk.items import NEVER, Item, Walk, price
 from tiledseg.units import DOUBLE_BYTES, copy_bytes, wide_bytes
@@ -73,25 +74,27 @@ def gradients_by_node(
     for k in reversed(range(first, stop)):
         layer, cost, sources = graph.layers[k], costs[k], graph.sources[k]
         before, gradient = sums + sum(waiting.values()), waiting.pop(k + 1, 0)
-        transient = layer.transient_bytes(cost.input_bytes, cost.shape)
+        transient = cost.memory.transient
         made = list[tuple[int, int, int]]()  # of each input's gradient: the tensor, bytes allocated, and held alone
         if wants[k + 1]:
-            transient += unfolded_bytes(layer, cost, bytes_per_value)
+            transient += cost.memory.unfolded
             shared = gradient  # a gradient in the output's memory counts for the tensor that is needed longest
             for index in sorted(range(len(sources)), key=sources.__getitem__):
                 tensor, size = sources[index], cost.input_bytes[index]
                 if not wants[tensor]:
                     continue
                 if layer.gradient != "new":
-                    held = size if layer.crop(index) else shared
-                    made.append((tensor, size if layer.crop(index) else 0, held))
-                    shared = shared if layer.crop(index) else 0
+                    crops = layer.crops[index] if isinstance(layer, Join) else 0
+                    made.append((tensor, size if crops else 0, size if crops else shared))
+                    shared = shared if crops else 0
                     continue
-                allocated, origin = layer.gradient_bytes(size, cost.shape), graph.origins[tensor]
+                _, allocated, held, _, _ = cost.memory
+                allocated, held = size if allocated is None else allocated, size if held is None else held
+                origin = graph.origins[tensor]
                 if graph.overwrites[k] and origin > first and graph.layers[origin - 1].returns_view:
                     # Autograd copies the gradient, and twice more; a received one stays beside its copy.
                     allocated = (3 if gradient else 4) * size
-                made.append((tensor, allocated, layer.held_bytes(size, cost.shape)))
+                made.append((tensor, allocated, held))
         own = sum([allocated for _, allocated, _ in made]) + max(0, gradient + transient)
         own += 0 if cost.frozen else cost.parameters * wide
         if k + 1 in scattered and layer.straightens_gradient:
@@ -208,7 +211,7 @@ def weight_memory(graph: Graph, bands: int, width: int, run: tuple[int, int] | N
     """Return the bytes of the weights of a network, or of the nodes of a run, whatever the tiles."""
     channels, every, trained, cast = tensor_channels(graph, bands), 0, 0, 0
     for k in range(*(run or (0, len(graph)))):
-        count, frozen = graph.layers[k].parameters(channels[graph.sources[k][0]]), graph.nodes[k].frozen
+        count, frozen = graph.layers[k].counts(channels[graph.sources[k][0]]).weights, graph.nodes[k].frozen
         every, trained = every + count, trained + count * (not frozen)
         # A copy is held of weights that are trained, or that the gradient of an input needs; others last a moment.
         cast += count * (not frozen or any(graph.wants_gradient[source] for source in graph.sources[k]))
