@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tiledseg import gradients
-from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.mesh import Mesh
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.frozen import Lending
@@ -29,7 +29,7 @@ def tile(index: int) -> torch.Tensor:
 
 
 def reducer_of(network: nn.Module, wide: bool = True) -> GradientReducer:
-    reducer = GradientReducer(network.parameters(), SerialCommunicator(), wide)
+    reducer = GradientReducer(network.parameters(), Communicator(), wide)
     reducer.zero()
     return reducer
 
@@ -76,7 +76,7 @@ def test_gradients_of_weights_that_are_parts_of_tensors(wide: bool) -> None:
     big = torch.randn(12, 9, generator=generator, dtype=torch.float64)
     weights = [nn.Parameter(each) for each in (big[:, :4], big[::2, 1], big[3:5].clone(), big.t()[:3])]
     factors = [torch.randn(weight.shape, generator=generator, dtype=torch.float64) for weight in weights]
-    reducer = GradientReducer(weights, SerialCommunicator(), wide)
+    reducer = GradientReducer(weights, Communicator(), wide)
     reducer.zero()
     for _ in range(2):
         sum((weight * factor).sum() for weight, factor in zip(weights, factors, strict=True)).backward()
@@ -139,7 +139,7 @@ def test_scaling_and_clipping_act_on_the_whole_gradient(bucket_bytes: int) -> No
     norm = torch.cat([g.reshape(-1) for g in before]).norm().item()
     scale_gradients(reducer, 0.5)
     for largest, factor in ((norm, 0.5), (norm / 8, 0.125)):  # half the norm: at first nothing is to clip
-        clip_gradients(reducer, largest, SerialCommunicator())
+        clip_gradients(reducer, largest, Communicator())
         reducer.deliver()
         for parameter, expected in zip(network.parameters(), before, strict=True):
             torch.testing.assert_close(parameter.grad, expected * factor)

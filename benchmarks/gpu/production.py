@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import OptimizerConfig
@@ -45,7 +45,7 @@ class ProductionStep:
         compiles: bool = False,
         spread: Spread | None = None,
     ) -> None:
-        mesh = Mesh(SERIAL, SerialCommunicator(), device, "serial", platform.node())
+        mesh = Mesh(SERIAL, Communicator(), device, "serial", platform.node())
         tiling = make_tiling((size, size), (1, 1), network_footprint(unet.graph()))
         network = build_modules(unet, seed=0)
         parallel = ParallelRun.open(spread or Spread(), network, mesh, precision, compiles=compiles)

@@ -133,10 +133,10 @@ def weights_differ(one: Path, other: Path) -> float:
 
 def alone_on(device: torch.device) -> Mesh:
     """One rank."""
-    from tiledseg.comm.collectives import SerialCommunicator
+    from tiledseg.comm.collectives import Communicator
     from tiledseg.comm.launch import SERIAL
 
-    return Mesh(SERIAL, SerialCommunicator(), device, "serial", "here")
+    return Mesh(SERIAL, Communicator(), device, "serial", "here")
 
 
 def references(folder: Path, small: bool, device: torch.device) -> dict[str, float]:

@@ -87,7 +87,7 @@ class RecordedCommunicator(Communicator):
         name = f"part {self._count['split']}"
         return RecordedCommunicator(part, self._record, name, mine) if part.size > 1 else None
 
-    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
         pairs = [(self.rank, peer, "send") for peer, _ in sends] + [(peer, self.rank, "get") for peer, _ in receives]
         says, hears = set(), set()
         for source, target, end in pairs:

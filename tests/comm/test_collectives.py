@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tiledseg.comm import transport_torch
-from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transport_torch import peer_errors
 from tiledseg.errors import CommunicationError
@@ -107,7 +107,7 @@ def test_nobody_leaves_a_barrier_before_all_have_come(mesh: Mesh) -> None:
 
 @pytest.mark.mpi
 def test_other_dtypes_are_refused(mesh: Mesh) -> None:
-    for communicator in (mesh.communicator, SerialCommunicator()):
+    for communicator in (mesh.communicator, Communicator()):
         for dtype in REFUSED:
             with pytest.raises(CommunicationError, match=f"cannot sum {str(dtype).removeprefix('torch.')}"):
                 communicator.all_reduce_sum(torch.zeros(3, dtype=dtype))

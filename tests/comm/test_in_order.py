@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.comm.in_order import Operation, RecordedCommunicator, standstill
-from tiledseg.comm.collectives import Communicator, Doings, RehearsedCommunicator, SerialCommunicator, Turns
+from tiledseg.comm.collectives import Communicator, Doings, RehearsedCommunicator, Turns
 from tiledseg.comm.point_to_point import Message, PointToPoint, Work
 
 
@@ -73,7 +73,7 @@ def test_a_standstill_is_named(work: Callable[[Communicator, Communicator, int],
     assert standstill([recorded(rank, work) for rank in range(2)]) == words
 
 
-class Started(SerialCommunicator):
+class Started(Communicator):
     """A communicator that notes for whose sums and messages somebody has waited."""
 
     def __init__(self, waited: list[Communicator]) -> None:
@@ -82,7 +82,7 @@ class Started(SerialCommunicator):
     def _sum(self, tensor: torch.Tensor) -> Callable[[], object]:
         return lambda: self._waited.append(self)
 
-    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
         return lambda: self._waited.append(self)
 
     def _split(self, groups: Sequence[Sequence[int]]) -> Communicator:
@@ -111,3 +111,6 @@ def test_communicators_take_turns() -> None:
         for work in works:
             work.wait()
         waited.clear()
+    ring(messages, 1)
+    part.all_reduce_sum(torch.ones(2))
+    assert waited == [whole], "messages are waited for too"

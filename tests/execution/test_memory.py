@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Facts, Mesh
 from tiledseg.execution import memory as module
@@ -28,12 +28,12 @@ def test_ranks_on_one_gpu_or_host_share_its_memory(
     monkeypatch.setattr(module, "_free_memory", lambda _: FREE)
     for rank, ranks in enumerate(sharing):
         launch = replace(SERIAL, rank=rank, size=len(facts), local_size=1)
-        mesh = Mesh(launch, SerialCommunicator(), torch.device(device), "gloo", facts[rank].host)
+        mesh = Mesh(launch, Communicator(), torch.device(device), "gloo", facts[rank].host)
         assert memory_per_rank(mesh) == int(FREE * 0.6 / ranks)
 
 
 def test_all_ranks_plan_with_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Two(SerialCommunicator):
+    class Two(Communicator):
         def gather_objects(self, item: Any) -> list[Any]:
             return [item, 17]
 

@@ -14,7 +14,7 @@ import torch
 from tests.law.cases import Case, Strip, difference
 from tests.law.steps import Run, Steps, by_torch, check_same_bits, expected, train
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.words import NORMS, UPSAMPLINGS
@@ -37,7 +37,7 @@ def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
     """One rank on a device."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU on this machine")
-    yield Mesh(SERIAL, SerialCommunicator(), torch.device(request.param), "serial", "here")
+    yield Mesh(SERIAL, Communicator(), torch.device(request.param), "serial", "here")
     make_deterministic(True)
     torch.use_deterministic_algorithms(False)
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tests.law.every_layer import ForeignLayers
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.collectives import Communicator
 from tiledseg.errors import BudgetError, ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.memory import file_store
@@ -47,7 +47,7 @@ def test_the_memory_is_what_is_allocated(blocks: tuple[int, int], images: int | 
     twin = BlockNetwork(network)
     cuts = twin.partitions((Partition((0, SIDE)), Partition((0, SIDE))), blocks)
     program = twin.program(*cuts, together=images is not None)
-    together = None if images is None else Together(SerialCommunicator(), torch.device("cpu"))
+    together = None if images is None else Together(Communicator(), torch.device("cpu"))
     with AllocationMeter([*known, *network.buffers()]) as meter:
         inputs = [torch.randn(1, SIDE, SIDE, 4).permute(0, 3, 1, 2) for _ in range(images or 1)]
         run = BlockPass(twin, [Image(x_BCHW, program) for x_BCHW in inputs], MemoryShelf(), together=together)

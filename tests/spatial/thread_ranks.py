@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tiledseg.comm.collectives import SerialCommunicator, sum_dtype
+from tiledseg.comm.collectives import Communicator, sum_dtype
 from tiledseg.comm.mesh import Axes
 from tiledseg.comm.point_to_point import Message, PointToPoint, Work
 from tiledseg.geometry.sharing.decomposition import MeshPosition, MeshShape
@@ -39,7 +39,7 @@ class Meeting:
         self._barrier.abort()
 
 
-class ThreadCommunicator(SerialCommunicator):
+class ThreadCommunicator(Communicator):
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting, self.rank, self.size = meeting, rank, meeting.size  # type: ignore[misc]
 
@@ -56,7 +56,7 @@ class ThreadMessages(PointToPoint):
     """Each message lies in the box of its two ranks until it is received."""
 
     def __init__(self, boxes: dict[tuple[int, int], SimpleQueue[torch.Tensor]], rank: int) -> None:
-        super().__init__(SerialCommunicator())
+        super().__init__(Communicator())
         self._boxes, self._rank = boxes, rank
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
@@ -83,7 +83,7 @@ def on_ranks(rows: int, cols: int, work: Callable[[Axes], Result]) -> list[Resul
     def one(rank: int) -> None:
         here = ThreadCommunicator(sums, rank)
         at = MeshPosition(0, *divmod(rank, cols))
-        alone = SerialCommunicator()
+        alone = Communicator()
         axes = Axes(shape, at, here, ThreadMessages(boxes, rank), here, alone, alone.point_to_point())
         try:
             found[rank] = work(axes)

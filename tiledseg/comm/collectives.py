@@ -7,7 +7,6 @@ A rank that fails breaks the rule for all; `session` then ends the job.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -55,16 +54,17 @@ class Turns:
         return work
 
 
-class Communicator(ABC):
+class Communicator:
     """Collective operations over `size` ranks, of which this one is `rank`, and messages between two.
 
-    A transport implements the methods with an underscore, for contiguous tensors that are not empty. `is_part`: made by
-    `split`. `turns`: shared with the parts and the messages (None: all may be in flight together); objects and barriers
+    This class itself is one rank alone: every operation is the identity and needs no library. A transport implements
+    `post` and the methods with an underscore, for contiguous tensors that are not empty. `is_part`: made by `split`.
+    `turns`: shared with the parts and the messages (None: all may be in flight together); objects and barriers
     travel between hosts and take no turn. `sums_on_host`: sums and broadcasts of GPU tensors go through host memory.
     """
 
-    rank: int
-    size: int
+    rank = 0
+    size = 1
     is_part = False
     turns: Turns | None = None
     sums_on_host = False
@@ -80,40 +80,40 @@ class Communicator(ABC):
         staged = self._staged(tensor, sum_dtype(tensor))
         if tensor.numel() == 0:
             return Work()
-        self._take_turn(self)
+        self.take_turn(self)
         with self.peer_errors("all-reduce"):
             finish = self._sum(staged)
 
         def wait() -> None:
-            with self._talk("all-reduce", "a sum over ranks"):
+            with self.talk("all-reduce", "a sum over ranks"):
                 finish()
             _copy_back(staged, tensor)
 
-        return self._started(Work(wait))
+        return self.started(Work(wait))
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
         """Overwrite `tensor`, of any dtype, on every rank with the bits of rank `source`; return when done."""
         if tensor.numel() == 0:
             return
         staged = self._staged(tensor, tensor.dtype)
-        self._take_turn(self)
-        with self._talk("broadcast", "a broadcast from rank %d of %d", source, self.size):
+        self.take_turn(self)
+        with self.talk("broadcast", "a broadcast from rank %d of %d", source, self.size):
             self._broadcast(as_bytes(staged), source)
         _copy_back(staged, tensor)
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
         """Return the picklable `value` of rank `source` on every rank; other ranks' values are ignored."""
-        with self._talk("broadcast", "a broadcast from rank %d of %d", source, self.size):
+        with self.talk("broadcast", "a broadcast from rank %d of %d", source, self.size):
             return self._broadcast_object(value, source)
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return the picklable values of all ranks in the order of ranks, on every rank."""
-        with self._talk("gather", "a gather over %d ranks", self.size):
+        with self.talk("gather", "a gather over %d ranks", self.size):
             return self._gather(value)
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
-        with self._talk("barrier", "a barrier of %d ranks", self.size):
+        with self.talk("barrier", "a barrier of %d ranks", self.size):
             self._barrier()
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
@@ -121,45 +121,29 @@ class Communicator(ABC):
         order.
 
         Collective over all ranks, which pass the same groups: lists of ranks with no rank in two of them. A rank in no
-        group, or alone in one, gets a SerialCommunicator. Only the communicator of the whole job can be split, as often
-        as wanted, since torch's groups are made by all ranks of it; close the parts before the whole.
+        group, or alone in one, gets a communicator of one rank. Only the communicator of the whole job can be split, as
+        often as wanted, since torch's groups are made by all ranks of it; close the parts before the whole.
         """
         assert not self.is_part, "a part cannot be split"
-        self._take_turn(None)
-        with self._talk("split", "a split of %d ranks", self.size):
+        self.take_turn(None)
+        with self.talk("split", "a split of %d ranks", self.size):
             part = self._split(groups)
         if part is None:
-            return SerialCommunicator()
+            return Communicator()
         part.is_part, part.turns = True, self.turns
         return part
 
     def point_to_point(self) -> PointToPoint:
         """Return a channel for messages among these ranks. Collective. All channels share the communicator's order."""
-        self._take_turn(None)
+        self.take_turn(None)
         return PointToPoint(self)
-
-    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
-        """Post messages of flat uint8 tensors, none empty; return a function that waits for all of them.
-
-        Both raise CommunicationError for a lost peer. The caller, `PointToPoint`, keeps the tensors alive until the
-        wait returns. Messages between two ranks are matched in the order of their posts.
-        """
-        self._take_turn((self, "messages"))
-        with self.peer_errors("exchange"):
-            finish = self._post(sends, receives)
-
-        def wait() -> None:
-            with self.peer_errors("exchange"):
-                finish()
-
-        return self._started(Work(wait)).wait
 
     def close(self) -> None:
         """Close the communicator: the last collective call of its ranks. Closing a part leaves the whole open.
 
         Waits for all ranks, since rank 0 may hold the store that the others still use.
         """
-        self._take_turn(None)
+        self.take_turn(None)
         self.barrier()
         self._end()
 
@@ -172,7 +156,8 @@ class Communicator(ABC):
         return nullcontext()
 
     @contextmanager
-    def _talk(self, what: str, words: str, *values: object) -> Iterator[None]:
+    def talk(self, what: str, words: str, *values: object) -> Iterator[None]:
+        """Name the operation `what` in the errors of lost peers, and for the watch by `words` and `values`."""
         with waiting(words, *values), self.peer_errors(what):
             yield
 
@@ -180,51 +165,20 @@ class Communicator(ABC):
         device = "cpu" if self.sums_on_host else tensor.device
         return tensor.detach().to(device, dtype).contiguous()
 
-    def _take_turn(self, owner: object) -> None:
+    def take_turn(self, owner: object) -> None:
+        """Wait until no other owner has operations in flight, if the transport demands it."""
         if self.turns is not None:
             self.turns.take(owner)
 
-    def _started(self, work: Work) -> Work:
+    def started(self, work: Work) -> Work:
         return work if self.turns is None else self.turns.started(work)
 
-    @abstractmethod
     def _sum(self, tensor: torch.Tensor) -> Callable[[], object]:
         """Start the sum in place; return a function that waits for it."""
-
-    @abstractmethod
-    def _broadcast(self, flat: torch.Tensor, source: int) -> None:
-        """Overwrite bytes with those of rank `source`."""
-
-    @abstractmethod
-    def _broadcast_object(self, value: Any, source: int) -> Any: ...
-
-    @abstractmethod
-    def _gather(self, value: Any) -> list[Any]: ...
-
-    @abstractmethod
-    def _barrier(self) -> None: ...
-
-    @abstractmethod
-    def _split(self, groups: Sequence[Sequence[int]]) -> Communicator | None:
-        """Return the communicator of this rank's group; None if the rank has no group or is alone in it."""
-
-    @abstractmethod
-    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]: ...
-
-    @abstractmethod
-    def _end(self) -> None: ...
-
-
-class SerialCommunicator(Communicator):
-    """A communicator of one rank: every operation is the identity and needs no library."""
-
-    rank = 0
-    size = 1
-
-    def _sum(self, tensor: torch.Tensor) -> Callable[[], object]:
         return int
 
-    def _broadcast(self, flat: torch.Tensor, source: int) -> None: ...
+    def _broadcast(self, flat: torch.Tensor, source: int) -> None:
+        """Overwrite bytes with those of rank `source`."""
 
     def _broadcast_object(self, value: Any, source: int) -> Any:
         return value
@@ -235,9 +189,15 @@ class SerialCommunicator(Communicator):
     def _barrier(self) -> None: ...
 
     def _split(self, groups: Sequence[Sequence[int]]) -> Communicator | None:
+        """Return the communicator of this rank's group; None if the rank has no group or is alone in it."""
         return None
 
-    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
+        """Post messages of flat uint8 tensors, none empty; return a function that waits for all of them.
+
+        The caller, `PointToPoint`, keeps the tensors alive until then. Messages between two ranks are matched in the
+        order of their posts.
+        """
         raise AssertionError("one rank alone has no peer")
 
     def _end(self) -> None: ...
@@ -254,7 +214,7 @@ class Doings:
     summed: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
 
-class RehearsedCommunicator(SerialCommunicator):
+class RehearsedCommunicator(Communicator):
     """Rank `rank` of `size` without peers: records its operations and sends nothing.
 
     Every operation ends at once: sums and broadcasts leave their tensors unchanged, a gather repeats this rank's
@@ -275,7 +235,7 @@ class RehearsedCommunicator(SerialCommunicator):
         self._doings.groups.append(own)
         return RehearsedCommunicator(own.index(self.rank), len(own), self._doings, own)
 
-    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
         for messages, lists in ((sends, self._doings.sent), (receives, self._doings.received)):
             for peer, tensor in messages:
                 lists.setdefault(peer, []).append(tensor.numel())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from tiledseg.comm.collectives import Communicator, SerialCommunicator
+from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.launch import SERIAL, Launch
 from tiledseg.comm.point_to_point import PointToPoint
@@ -98,7 +98,7 @@ class Mesh:
         return result
 
 
-ALONE = Mesh(SERIAL, SerialCommunicator(), CPU, "serial", "here")
+ALONE = Mesh(SERIAL, Communicator(), CPU, "serial", "here")
 """The mesh of one rank, on the CPU."""
 
 
@@ -157,7 +157,7 @@ class Axes:
     """One rank's view of the axes.
 
     `position`: None on a rank outside the mesh, which owns nothing. `image`: the ranks of this replica and stage, in
-    the order row * cols + col; a SerialCommunicator outside the mesh. `weights`: all ranks that hold the layers of this
+    the order row * cols + col; a Communicator outside the mesh. `weights`: all ranks that hold the layers of this
     rank's stage (without stages: the whole job). `pipeline`: the stages of this rank's block, in the order of stages.
     `point_to_point` carries halos, `stage_messages` tensors between stages; their peers are ranks of the job.
     """
@@ -203,8 +203,8 @@ def open_axes(mesh: Mesh, shape: MeshShape) -> Axes:
             )
         )
     position = shape.position(mesh.rank)
-    image: Communicator = SerialCommunicator()
-    alone = SerialCommunicator()
+    image: Communicator = Communicator()
+    alone = Communicator()
     halos = alone.point_to_point()
     if shape.ranks_per_image > 1:
         image = mesh.communicator.split(
@@ -220,7 +220,7 @@ def open_axes(mesh: Mesh, shape: MeshShape) -> Axes:
 
 def serial_axes(communicator: Communicator | None = None) -> Axes:
     """Return the axes of one rank that owns an image alone. `communicator`: the ranks with the same weights."""
-    alone = SerialCommunicator()
+    alone = Communicator()
     here = MeshPosition(0, 0, 0)
     messages = alone.point_to_point
     return Axes(MeshShape(1, 1, 1), here, alone, messages(), communicator or alone, alone, messages())

@@ -12,12 +12,13 @@ staged in pinned host buffers: copied out when the exchange starts, and in when 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
 
-from tiledseg.comm.doing import name_ranks, waiting
+from tiledseg.comm.doing import name_ranks
 from tiledseg.memory.device import CPU, Stopwatch, is_gpu, least
 
 
@@ -75,7 +76,13 @@ class MessageMeter:
 class Carrier(Protocol):
     """The methods of `collectives.Communicator` that messages need."""
 
-    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]: ...
+    def take_turn(self, owner: object) -> None: ...
+
+    def started(self, work: Work) -> Work: ...
+
+    def talk(self, what: str, words: str, *values: object) -> AbstractContextManager[None]: ...
+
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]: ...
 
     def reads(self, tensor: torch.Tensor) -> bool: ...
 
@@ -100,8 +107,11 @@ class PointToPoint:
         for tensor, buffer in _staged(sends, outgoing):
             buffer.copy_(as_bytes(tensor))  # not asynchronous: posted below
         carried = _Messages([*outgoing, *incoming])  # kept until the transport has read and written them
-        with waiting("messages with %s", carried):  # the first message of a pair connects it, which may need both ranks
-            finish = self._carrier.post(outgoing, incoming)
+        carrier = self._carrier
+        carrier.take_turn((carrier, "messages"))
+        # The first message of a pair connects it, which may need both ranks.
+        with carrier.talk("exchange", "messages with %s", carried):
+            finish = carrier.post(outgoing, incoming)
         self.meter.messages += len(outgoing)
         self.meter.bytes += sum(tensor.numel() for _, tensor in outgoing)
         device = next((tensor.device for _, tensor in (*sends, *receives) if is_gpu(tensor.device)), CPU)  # that waits
@@ -109,12 +119,12 @@ class PointToPoint:
 
         def wait() -> None:
             with self.meter.waits.running(device):
-                with waiting("messages with %s", carried):
+                with carrier.talk("exchange", "messages with %s", carried):
                     finish()
                 for tensor, buffer in staged:
                     as_bytes(tensor).copy_(buffer)  # not asynchronous: torch hands the buffer out again
 
-        return Work(wait)
+        return carrier.started(Work(wait))
 
     def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the bytes of `tensor`, or a host buffer of as many."""

@@ -102,7 +102,7 @@ def open_mesh(
     with without_collections("torch"):
         import torch
 
-        from tiledseg.comm.collectives import SerialCommunicator
+        from tiledseg.comm.collectives import Communicator
         from tiledseg.comm.mesh import KINDS, Mesh, choose_transport, fair_threads, gather_facts
         from tiledseg.memory.device import api, check_version, is_gpu, local_device
 
@@ -112,8 +112,8 @@ def open_mesh(
         api(device).set_device(device)
     if launch.size == 1:
         if transport in KINDS:
-            choose_transport(transport, gather_facts(SerialCommunicator(), device, host))
-        return Mesh(launch, SerialCommunicator(), device, "serial", host)
+            choose_transport(transport, gather_facts(Communicator(), device, host))
+        return Mesh(launch, Communicator(), device, "serial", host)
     control, watch = _connect(launch, environ, world, transport, deadline)
     facts = gather_facts(control, device, host)
     chosen = choose_transport(transport, facts)

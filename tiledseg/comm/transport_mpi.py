@@ -69,7 +69,7 @@ class MpiCommunicator(Communicator):
         part.Free()
         return communicator
 
-    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
         requests = [self._communicator.Irecv(piece, source=peer) for peer, piece in _pieces(receives)]
         requests += [self._communicator.Isend(piece, dest=peer) for peer, piece in _pieces(sends)]
         return lambda: MPI.Request.Waitall(requests)

@@ -178,7 +178,7 @@ class TorchCommunicator(Communicator):
         made = [new_groups(group, self._groups.with_nccl) for group in groups if len(group) > 1]
         return next((TorchCommunicator(own) for own in made if own is not None), None)
 
-    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
         """Post GPU tensors to NCCL as one batch, in which their order does not matter, and the others to Gloo."""
         ranks, batch, works = self._groups.ranks, list[dist.P2POp](), list[Any]()
         kinds = ((dist.irecv, receives, self._received), (dist.isend, sends, self._sent))
