@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from dataclasses import MISSING, Field
+from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.bad_input.materials import good_config
 from tests.small_files import tree, write_raster, write_yaml
-from tiledseg.commands.options import GROUPS, KEYS, meaning, parse_config
+from tiledseg.commands.options import GROUPS, KEYS, parse_config
 from tiledseg.config.checks import check_values, range_of
 from tiledseg.config.run import Config, ModelConfig, ParallelConfig
 from tiledseg.errors import ConfigError
@@ -77,13 +77,6 @@ def test_values_that_cannot_be(key: str, values: tuple[Any, ...]) -> None:
         assert value == "" or str(value) in message
         assert "; give " in message or "is empty" in message
         assert "\n" not in message
-
-
-def test_every_key_is_described_and_has_a_default() -> None:
-    """The descriptions are what --help shows."""
-    for name, key in KEYS.items():
-        assert meaning(name), name
-        assert key.default is not MISSING or key.default_factory is not MISSING
 
 
 STORE, WINDOWS = "--memory.store /scratch", "--train.windows '{size: 4, per_step: 2}'"

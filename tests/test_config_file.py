@@ -22,6 +22,7 @@ from tiledseg.commands.options import (
     example,
     help_of_key,
     keys_to_show,
+    meaning,
     parse_config,
     takes,
     to_yaml,
@@ -233,6 +234,7 @@ def test_each_key_has_a_default_values_and_an_example_that_comes_back_whole(tmp_
     for key in KEYS:
         group, _, name = key.partition(".")
         assert takes(key)
+        assert meaning(key), "which --help shows"
         (value,) = yaml.safe_load(example(key))[group].items()
         assert value[0] == name
         examples.setdefault(group, {}).update([value])
