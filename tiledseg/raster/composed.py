@@ -227,7 +227,7 @@ def stacked_reader(
     def derive(box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         read = [part.read_stored(box) if as_one else part.read(box) for part in parts]
         pixels_CHW = np.concatenate([pixels for pixels, _ in read])
-        valid_HW = np.logical_and.reduce([valid for _, valid in read])
+        valid_HW = reduce(np.logical_and, (valid for _, valid in read))
         return pixels_CHW if in_order else pixels_CHW[list(order)], valid_HW
 
     info = _merged(label, infos, bands=len(numbers), band_numbers=tuple(numbers), times=times)
