@@ -21,14 +21,13 @@ from tiledseg.geometry.layers.resampling import Enlarging, Upsample
 @lru_cache(maxsize=64)
 def tensor_channels(graph: Graph, bands: int) -> tuple[int, ...]:
     """Return the channels of each tensor, the input first. Raises GeometryError, with the node, if they do not fit."""
-
-    def step(k: int, inputs: list[int]) -> int:
+    channels = [bands]
+    for node, sources in zip(graph.nodes, graph.sources, strict=True):
         try:
-            return graph.layers[k].output_channels(*inputs)
+            channels.append(node.layer.output_channels(*[channels[source] for source in sources]))
         except GeometryError as error:
-            raise GeometryError(f"layer '{graph.nodes[k].name}': {error}") from None
-
-    return tuple(graph.fold(bands, step))
+            raise GeometryError(f"layer '{node.name}': {error}") from None
+    return tuple(channels)
 
 
 def tensor_shapes(graph: Graph, bands: int, height: int, width: int) -> tuple[Shape, ...]:
@@ -70,9 +69,9 @@ def tensor_sizes(graph: Graph, size: int) -> tuple[int, ...]:
     Raises GeometryError if a pooling drops a remainder, a size falls to 0, or joined tensors differ: at such sizes the
     network is not the same function everywhere on the raster.
     """
-
-    def step(k: int, sizes: list[int]) -> int:
-        source, layer = graph.sources[k][0], graph.layers[k]
+    made = [size]
+    for node, sources in zip(graph.nodes, graph.sources, strict=True):
+        layer, sizes, source = node.layer, [made[source] for source in sources], sources[0]
         spare = graph.layers[source - 1].padding_after if source else 0  # padding at the end, which may be dropped
         try:
             following = layer.output_size(*sizes)
@@ -82,11 +81,10 @@ def tensor_sizes(graph: Graph, size: int) -> tuple[int, ...]:
             if following < 1 or (following < sizes[0] and not (fits or shrunk <= sizes[0] <= shrunk + spare)):
                 words = f"it would turn {sizes[0]} pixels into {following} with a remainder; choose another size"
                 raise GeometryError(words)
-            return following
         except GeometryError as error:
-            raise GeometryError(f"input size {size} is not legal: layer '{graph.nodes[k].name}': {error}") from None
-
-    return tuple(graph.fold(size, step))
+            raise GeometryError(f"input size {size} is not legal: layer '{node.name}': {error}") from None
+        made.append(following)
+    return tuple(made)
 
 
 def output_size(graph: Graph, size: int) -> int:

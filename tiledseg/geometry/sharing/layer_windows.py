@@ -182,16 +182,16 @@ def _exchanges(graph: Graph, all_short: Sequence[Sequence[Edge]], fusion: int) -
 @lru_cache(maxsize=16)
 def _all_short(graph: Graph, partition: Partition) -> tuple[tuple[Edge, ...], ...]:
     """Return each node's inputs of which some rank needs more than it owns for its own block."""
-    partitions = partitions_of(graph, partition)
-
-    def needs_more(k: int, index: int) -> bool:
-        source, layer = partitions[graph.sources[k][index]], graph.layers[k]
-        reads = (layer.within(layer.required_input(out, index), source.size) for out in partitions[k + 1].blocks)
-        return source.parts > 1 and any(not own.contains(read) for own, read in zip(source.blocks, reads, strict=True))
-
-    return tuple(
-        tuple((k, i) for i in range(len(sources)) if needs_more(k, i)) for k, sources in enumerate(graph.sources)
-    )
+    partitions, short = partitions_of(graph, partition), list[tuple[Edge, ...]]()
+    for k, (layer, sources) in enumerate(zip(graph.layers, graph.sources, strict=True)):
+        edges = list[Edge]()
+        for index, source in enumerate(partitions[tensor] for tensor in sources):
+            reads = [layer.within(layer.required_input(out, index), source.size) for out in partitions[k + 1].blocks]
+            pairs = zip(source.blocks, reads, strict=True)
+            if source.parts > 1 and any(not own.contains(read) for own, read in pairs):
+                edges.append((k, index))
+        short.append(tuple(edges))
+    return tuple(short)
 
 
 def _carriers(graph: Graph, exchanges: set[Edge]) -> dict[int, tuple[int, ...]]:
