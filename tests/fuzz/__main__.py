@@ -225,7 +225,7 @@ def faults_of(trial: Trial, outcome: Outcome, before: Mapping[str, str], after: 
     for name in sorted(changed - {*outputs, *beside}):
         if name in before:
             faults.append(f"input changed: {name}")
-        elif not (killed and ".part" in name) and "lock" not in name:
+        elif not (killed and ".part" in name):
             faults.append(f"left over: {name}")
     return faults
 
@@ -237,7 +237,7 @@ def repeated_faults(trial: Trial, folder: Path) -> list[str]:
         return [f"again: exit {again.code}: {again.err.strip()[:300]}"]
     left = [path.name for path in folder.rglob("*") if path.name.startswith(".") or ".part" in path.name]
     faults = [f"again: {fault}" for fault in trial.result_faults(folder)]
-    return faults + [f"left over after the second run: {name}" for name in left if "lock" not in name]
+    return faults + [f"left over after the second run: {name}" for name in left]
 
 
 def main() -> int:
