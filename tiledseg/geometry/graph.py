@@ -117,9 +117,9 @@ class Graph:
         for k, (node, layer, taken) in enumerate(zip(nodes, layers, sources, strict=True)):
             for tensor in dict.fromkeys(taken):
                 readers[tensor].append(k)
-            is_trained = not node.frozen and layer.counts(1).weights > 0
-            wanted = is_trained or any(wants_gradient[tensor] for tensor in taken)
-            wants_gradient.append(layer.gradient != "none" and wanted)
+            wanted = any(wants_gradient[tensor] for tensor in taken)
+            wanted = wanted or (not node.frozen and layer.counts(1).weights > 0)
+            wants_gradient.append(wanted and layer.gradient != "none")
             origins.append(origins[taken[0]] if layer.hands_on else k + 1)
         for tensor in dict.fromkeys(results):
             readers[tensor].append(len(nodes))
