@@ -12,11 +12,12 @@ import os
 
 import pytest
 import torch
+from torch.nn import functional
 
 from benchmarks.foreign_networks.networks import REAL
 from tests.conftest import NIGHTLY
-from tests.law.cases import difference, relative
-from tests.law.steps import Steps, by_one_rank, check, tiled_logits, train
+from tests.law.cases import IGNORED, as_batch, difference, gradients, relative
+from tests.law.steps import Steps, by_one_rank, check, gathered, tiled_logits, train
 from tests.spatial.drawn import image
 from tests.spatial.twins import OpenAxes, copied, undivided
 from tests.tracing.cases import NETWORKS, Foreign, ForeignCase, traced
@@ -142,6 +143,41 @@ def test_ranks_give_what_the_plain_module_gives(name: str, meshes: dict[str, Mes
         reached, halo = max(reach(network, x_BCHW)), max(minimum_halo(network.graph))
         fault = fault or (None if reached == halo else f"gradients reach {reached} pixels, the halo has {halo}")
     opened.agree(fault)
+
+
+class RealCase(ForeignCase):
+    """A network of `REAL` on a raster a little smaller than its image, so that no window at its end is full."""
+
+    @property
+    def raster(self) -> tuple[int, int]:
+        height, width = REAL[self.unet.name].size or (64, 96)
+        return height - 3, width - 5
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", [name for name in THIN if NIGHTLY and name in REAL and not REAL[name].maps])
+def test_parts_give_what_the_plain_module_gives(
+    name: str, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loss and dW of a training step in stages, and in mode `exchange` where images hold tiles. At night: by day
+    `test_three_stages`."""
+    monkeypatch.setitem(NETWORKS, name, REAL[name])
+    mesh, module = meshes["mpi"], REAL[name].module().train()
+    ways = {(1, 1): ParallelConfig(stages=mesh.size, balance="modelled")}
+    if REAL[name].tiles and mesh.size == 4:
+        ways[3, 2] = ParallelConfig(halo="exchange", mesh=[2, 2])
+    for grid, parallel in ways.items():
+        steps = Steps(RealCase(Foreign(name), grid), parallel, images=((0,),))
+        module.zero_grad()
+        data = steps.dataset((1, 1))
+        sample = data.load(0, data.tilings[0].tiles[0])
+        y_BKHW = module(as_batch(sample.x_CHW))[:, :, *sample.tile.core_in_output.slices]
+        target_BHW = torch.from_numpy(sample.y_HW).long()[None]
+        loss = functional.cross_entropy(y_BKHW, target_BHW, ignore_index=IGNORED)
+        loss.backward()
+        run = gathered(train(steps, mesh), mesh)
+        assert run.losses[0] == pytest.approx(loss.item(), rel=1e-12)
+        assert difference(run.gradients, gradients(module)) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["Placed", "Scanning"])
