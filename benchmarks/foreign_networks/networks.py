@@ -282,14 +282,14 @@ REAL: dict[str, Foreign] = {
     "timm Swin, patches of 2": shared(
         "timm",
         f"Levels(create_model({_SWIN_T.replace('tu-', '')}, features_only=True, {_SWIN}{_SMALL}))",
-        112,
+        128,  # of 112 rows a tile has 96, at which `Levels` takes rows for channels
         144,
         tiles=True,
     ),
     "timm Swin v2, patches of 2": shared(
         "timm",
         f"Levels(create_model({_SWIN2_T.replace('tu-', '')}, features_only=True, {_SWIN}{_SMALL}))",
-        112,
+        128,  # of 112 rows a tile has 96, at which `Levels` takes rows for channels
         144,
         tiles=True,
     ),
