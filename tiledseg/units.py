@@ -65,11 +65,6 @@ def copy_bytes(activation_bytes: int) -> int:
     return activation_bytes if activation_bytes < SINGLE_BYTES else 0
 
 
-def norm_bytes(kind: str, activation_bytes: int) -> int:
-    """Return the bytes of a value in the input and output of a norm of this kind."""
-    return wide_bytes(activation_bytes) if kind in SINGLE_NORMS else activation_bytes
-
-
 def norm_rows(channels: int, height: int, width: int) -> int:
     """Return the number of rows that a norm on a CPU holds in float64 at once: those that fit the cache, at least 1."""
     return min(height, max(1, PIECE_VALUES // max(1, channels * width)))

@@ -70,6 +70,7 @@ def support(network: nn.Module, size: int, out: Interval) -> Interval:
 def test_any_chain_needs_what_its_gradient_reaches(chain: list[Layer], size: int, data: st.DataObject) -> None:
     sizes = list(itertools.accumulate(chain, lambda n, layer: layer.output_size(n), initial=size))
     assume(min(sizes) > 0)
+    assert nn.Sequential(*map(twin, chain))(torch.ones(1, 1, size, dtype=torch.float64)).shape[-1] == sizes[-1]
     start = data.draw(st.integers(0, sizes[-1] - 1))
     out = Interval(start, data.draw(st.integers(start + 1, sizes[-1])))
     found = support(nn.Sequential(*map(twin, chain)), size, out)

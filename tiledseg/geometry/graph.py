@@ -83,7 +83,7 @@ class Graph:
     reader, number len(self). `wants_gradient`: it depends on trained weights, and is no integer. `origins`: the first
     tensor in the same memory, as some layers return their input itself; `homes`: the same, overwritten inputs included.
 
-    `results`: the tensors of `outputs`.
+    `results`: the tensors of `outputs`. `is_untraced`: a node is a user's untraced module, on crops or whole images.
     """
 
     nodes: tuple[Node, ...]
@@ -100,6 +100,7 @@ class Graph:
     origins: tuple[int, ...] = field(init=False, compare=False, repr=False)
     homes: tuple[int, ...] = field(init=False, compare=False, repr=False)
     results: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    is_untraced: bool = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         names = (INPUT, *(node.name for node in self.nodes))
@@ -132,8 +133,8 @@ class Graph:
         overwrites, homes = list[bool](), [0]
         for k, (layer, taken) in enumerate(zip(layers, sources, strict=True)):
             first = origins[taken[0]]
-            is_last = first > 0 and of_origin[first] == [k] and not layers[first - 1].protects_output
-            overwrites.append(layer.overwrites and is_last)
+            alone, maker = layer.overwrites and first > 0 and of_origin[first] == [k], layers[first - 1]
+            overwrites.append(alone and not (maker.protects_output or maker.keeps_output or maker.overwrites))
             homes.append(homes[taken[0]] if layer.hands_on or overwrites[k] else k + 1)
         vars(self).update(
             nodes=nodes,
@@ -148,6 +149,7 @@ class Graph:
             origins=tuple(origins),
             homes=tuple(homes),
             results=results,
+            is_untraced=any(isinstance(layer, Crops) for layer in layers),
         )
 
     def __len__(self) -> int:
@@ -162,11 +164,6 @@ class Graph:
     def __getstate__(self) -> dict[str, object]:
         """Return the state without the hash, which differs in another process."""
         return {key: value for key, value in vars(self).items() if key != "_hash"}
-
-    @property
-    def is_untraced(self) -> bool:
-        """True if a node is a user's untraced module, on crops or on whole images."""
-        return any(isinstance(layer, Crops) for layer in self.layers)
 
     def entering(self, first: int, stop: int) -> tuple[int, ...]:
         """Return the tensors that nodes `first` to `stop` (half-open) read and do not make."""

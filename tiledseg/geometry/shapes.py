@@ -15,7 +15,7 @@ from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.joins import ImageLayer
 from tiledseg.geometry.layers.layer import Layer, LayerCounts, Shape
 from tiledseg.geometry.layers.pixelwise import Mark
-from tiledseg.geometry.layers.resampling import Enlarging, Upsample
+from tiledseg.geometry.layers.resampling import Border, Enlarging, Upsample
 
 
 @lru_cache(maxsize=64)
@@ -77,7 +77,9 @@ def tensor_sizes(graph: Graph, size: int) -> tuple[int, ...]:
             following = layer.output_size(*sizes)
             shrunk = layer.required_input(Interval(0, max(following, 1))).size
             # Strided windows of kernel 1 skip pixels everywhere, so pixels skipped at the end are no remainder.
-            fits = layer.is_padded or layer.arity > 1 or sizes[0] == following * _step(layer)
+            # Positions that a layer loses which pads, or crops itself, are no remainder either.
+            fits = layer.window.padding > 0 or layer.arity > 1 or isinstance(layer, Border)
+            fits = fits or sizes[0] == following * _step(layer)
             if following < 1 or (following < sizes[0] and not (fits or shrunk <= sizes[0] <= shrunk + spare)):
                 words = f"it would turn {sizes[0]} pixels into {following} with a remainder; choose another size"
                 raise GeometryError(words)

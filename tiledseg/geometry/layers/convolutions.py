@@ -18,6 +18,7 @@ class _Weighted(Layer):
     owns_gradient = True
     straightens_gradient = True
     is_cheap = False
+    computes_in = gives_in = "run"
 
     def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
         """Count the matrix of the values of each window, one group at a time.
@@ -26,9 +27,6 @@ class _Weighted(Layer):
         for a kernel of 3 x 3. This holds on a CPU; on a GPU it has not been measured.
         """
         return LayerMemory(unfolded=work // shape[0] * width * (width == DOUBLE_BYTES))
-
-    def widths(self, given: int, width: int) -> tuple[int, int]:
-        return width, width
 
 
 @dataclass(frozen=True)

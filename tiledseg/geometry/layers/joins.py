@@ -47,12 +47,10 @@ class Concatenate(Join):
     """A concatenation along channels, in the order of the inputs."""
 
     gradient = "parts"
+    gives_in = "run"
 
     def output_channels(self, channels: int, *others: int) -> int:
         return channels + sum(others)
-
-    def widths(self, given: int, width: int) -> tuple[int, int]:
-        return given, width
 
 
 @dataclass(frozen=True)

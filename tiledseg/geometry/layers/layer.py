@@ -89,6 +89,11 @@ class Layer:
     overwrites: ClassVar[bool] = False  # can overwrite its input by its output, and then keeps only this tensor
     kept_inputs: ClassVar[Any] = ()  # the inputs that the backward pass needs
     keeps_output: ClassVar[bool] = False  # the backward pass needs its output
+    protects_output: ClassVar[bool] = False  # no other layer may overwrite its output, whether it keeps it or not
+    # The precision of the values from which it computes, and of its output: `same` as its input's, that of the `run`,
+    # float32 at least (`wide`), or a `byte`.
+    computes_in: ClassVar[Any] = "same"
+    gives_in: ClassVar[Any] = "same"
     gradient: ClassVar[Any] = "new"  # of its inputs: `new`, the `same` as its output's, `parts` of it, or `none`
     owns_gradient: ClassVar[bool] = False  # its inputs' gradients are new tensors that may be written to
     straightens_gradient: ClassVar[bool] = False  # its backward pass copies an output's gradient of another layout
@@ -98,11 +103,6 @@ class Layer:
     is_cheap: ClassVar[Any] = True  # recomputing it takes a few operations a value
 
     # Geometry.
-
-    @property
-    def is_padded(self) -> bool:
-        """True if it pads: positions that it loses at the input's end are no remainder."""
-        return bool(self.window.padding > 0)
 
     def required_input(self, out: Interval, index: int = 0) -> Interval:
         """Return the positions of input `index` on which the outputs `out` depend: at least one; where windows of
@@ -170,17 +170,7 @@ class Layer:
 
     # Autograd.
 
-    @property
-    def protects_output(self) -> bool:
-        """True if no other layer may overwrite its output."""
-        return self.keeps_output or self.overwrites
-
     def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
         """Return the bytes of a step besides inputs and output. `inputs`: bytes of each; `shape`: of the output;
         `width`: bytes a value in the run's precision; `work`: all multiply-adds."""
         return NO_MEMORY
-
-    def widths(self, given: int, width: int) -> tuple[int, int]:
-        """Return the bytes a value from which it computes, and of its output: its input has `given`, the run's
-        precision `width`."""
-        return given, given

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tiledseg.geometry.layers.layer import Layer, LayerCounts, LayerMemory, Shape
-from tiledseg.units import DOUBLE_BYTES, norm_bytes, norm_work_bytes
+from tiledseg.units import DOUBLE_BYTES, SINGLE_NORMS, norm_work_bytes, wide_bytes
 
 # Functions whose output has no gradient; truth values take one byte each.
 TRUTHS = frozenset(
@@ -93,8 +93,9 @@ class Pixelwise(Layer):
     def gradient(self) -> str:
         return "none" if self._name in CONSTANT else "new"
 
-    def widths(self, given: int, width: int) -> tuple[int, int]:
-        return given, 1 if self._name in TRUTHS else width if self._name == "type_as" else given
+    @property
+    def gives_in(self) -> str:
+        return "byte" if self._name in TRUTHS else "run" if self._name == "type_as" else "same"
 
     @property
     def _name(self) -> str:
@@ -166,12 +167,10 @@ class Dropout(Layer):
     of_images: bool = False
 
     keeps_zero = True
+    gives_in = "run"
 
     def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
         return LayerMemory(kept=width * (1 if self.of_images else shape[0]))  # a factor for each draw
-
-    def widths(self, given: int, width: int) -> tuple[int, int]:
-        return given, width
 
 
 @dataclass(frozen=True)
@@ -245,13 +244,16 @@ class Norm(Layer):
         channels, height, columns = shape
         kept = DOUBLE_BYTES * (channels + 2 * self.statistic_sets(channels) + 1)
         if self.kind == "pixel":
-            kept = 2 * height * columns * norm_bytes(self.kind, width)
+            kept = 2 * height * columns * wide_bytes(width)
         # Rows copied for sums are freed before the gradient is made.
         gradient = max(inputs[0], norm_work_bytes(*shape)) if self.statistics else None
         return LayerMemory(kept=0 if self.still else kept, gradient=gradient)
 
-    def widths(self, given: int, width: int) -> tuple[int, int]:
-        return norm_bytes(self.kind, width), norm_bytes(self.kind, width)
+    @property
+    def computes_in(self) -> str:
+        return "wide" if self.kind in SINGLE_NORMS else "run"
+
+    gives_in = computes_in
 
 
 def stilled(layer: Layer) -> Layer:

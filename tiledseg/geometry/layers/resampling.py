@@ -61,15 +61,13 @@ class MaxIndices(Pool):
     image is cut. Raises GeometryError for windows of more positions than a byte counts."""
 
     gradient = "none"
+    gives_in = "byte"
 
     def __post_init__(self) -> None:
         if self.kernel > 16:
             raise GeometryError(
                 f"indices in windows of {self.kernel} x {self.kernel} do not fit a byte; give at most 16"
             )
-
-    def widths(self, given: int, width: int) -> tuple[int, int]:
-        return given, 1
 
 
 class Enlarging(Layer):
@@ -198,8 +196,6 @@ class Border(Layer):
     after: int
     value: float = 0.0
     mode: str = "constant"
-
-    is_padded = True  # positions that it crops are no remainder either
 
     @property
     def window(self) -> LayerWindow:

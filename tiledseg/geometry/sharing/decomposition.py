@@ -103,7 +103,7 @@ class Decomposition:
 
     def _range(self, dim: int, block: int) -> range:
         """Return the numbers of a block's tiles along rows (`dim` 0) or columns."""
-        tiles, parts = self.tiling.grid[dim], self.shape[dim]
+        tiles, parts = len((self.tiling.rows, self.tiling.cols)[dim]), (self.rows, self.cols)[dim].parts
         return range(block * tiles // parts, (block + 1) * tiles // parts)
 
     def spans(self, dim: int, block: int) -> tuple[TileSpan, ...]:
@@ -125,11 +125,8 @@ class Decomposition:
     def context_windows(self) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
         """Return the hull of the contexts of each block's tiles, along rows and columns, in positions of `whole`."""
         rows, cols = (
-            tuple(
-                hull_of([span.context for span in self.spans(dim, i)]).relative_to(origin)
-                for i in range(self.shape[dim])
-            )
-            for dim, origin in ((0, self.whole.row.start), (1, self.whole.col.start))
+            tuple(hull_of([span.context for span in self.spans(dim, i)]).shift(-origin) for i in range(cut.parts))
+            for dim, cut, origin in ((0, self.rows, self.whole.row.start), (1, self.cols, self.whole.col.start))
         )
         return rows, cols
 

@@ -269,8 +269,8 @@ def layer_blocks(tiling: Tiling, graph: Graph, shape: tuple[int, int], fusion: i
     last = graph.results[0] - 1
     dims = (graph, rows), (graph.along_columns, cols)
     outputs = [layer_windows(each, partition, fusion)[last].output for each, partition in dims]
-    first = tiling.tiles[0].output
-    output = Box(outputs[0].whole, outputs[1].whole).shift(first.row.start, first.col.start)
+    first = tiling.rows[0].output.start, tiling.cols[0].output.start
+    output = Box(outputs[0].whole, outputs[1].whole).shift(*first)
     blocks = LayerBlocks(tiling, decomposition.whole, rows, cols, output, *outputs)
     for row, col in ((0, 0), (shape[0] - 1, shape[1] - 1)):
         if blocks.block(row, col).core.area == 0:

@@ -61,22 +61,18 @@ class LayerCost:
 
 @dataclass
 class Tensor:
-    """A tensor of a forward walk. `stored`: values in memory, where they are fewer than it shows; `home`: its number in
-    the graph (`Graph.homes`), None for a copy that one node reads; `counted`: a node that keeps it counts its bytes."""
+    """A tensor of a forward walk. `memory`: its bytes there, fewer where values repeat; `home`: its number in the graph
+    (`Graph.homes`), None for a copy that one node reads; `counted`: a node that keeps it counts its bytes."""
 
     values: int
     value_bytes: int
-    stored: int | None = None
+    memory: int
     home: int | None = None
     counted: bool = False
 
     @property
     def bytes(self) -> int:
         return self.values * self.value_bytes
-
-    @property
-    def memory(self) -> int:
-        return self.value_bytes * (self.values if self.stored is None else self.stored)
 
 
 class NodeRun(NamedTuple):
@@ -145,6 +141,7 @@ class ForwardWalk:
         self.costs: list[LayerCost] = []
         self.ran: dict[int, NodeRun] = {}
         self._fresh = self._received = 0  # of the present node
+        self.work = 0  # multiply-adds of the forward pass, those of pixels that are cropped after a layer included
         self.sent: list[int] = []
         self.returned: list[int] = []
         self.besides = 0  # bytes of all strips that a step sends and receives: the most that are alive at once
@@ -169,15 +166,10 @@ class ForwardWalk:
         """Return the bytes that a stage of the nodes `first` to `stop` receives in a forward pass."""
         return sum(map(self.tensor_bytes, self.graph.entering(first, stop))) if first else 0
 
-    @property
-    def work(self) -> int:
-        """Multiply-adds of the forward pass; those of pixels that are cropped after a layer count too."""
-        return sum([cost.multiply_adds for cost in self.costs])
-
     def enter(self, tensor: int, size: tuple[int, int]) -> None:
         """Add a tensor that another segment made and counts. Its gradient, if any, is held until the end."""
         channels, name = self.channels[tensor], f"entering {tensor}"
-        made = Tensor(channels * size[0] * size[1], self.value_bytes, 0, home=self._homes[tensor])
+        made = Tensor(channels * size[0] * size[1], self.value_bytes, memory=0, home=self._homes[tensor])
         layer = MovedLayer(weights=int(self.graph.wants_gradient[tensor]))
         self._add(Node(name, layer, (INPUT,)), (channels, *size), (0,), made, looks=0)
         self.made[tensor] = _Present(name, made, channels, size)
@@ -201,7 +193,9 @@ class ForwardWalk:
         each += sum(tensor.values for tensor in inputs[1:]) * self.ranks if layer.sees_all else 0
         each *= self.ranks if isinstance(layer, WholeLeaf) else 1
         work = each * row.computed * col.computed
+        self.work += work
         memory = layer.memory(before, shape, width, work)
+        precisions = {"run": width, "wide": wide_bytes(width), "byte": 1}
         kept, copies, besides = list[tuple[Tensor, int]](), 0, 0
         shares = layer.hands_on or (differentiated and graph.overwrites[k])  # the output has the input's memory
         if differentiated and shares and not layer.hands_on:
@@ -209,7 +203,7 @@ class ForwardWalk:
         elif differentiated and not shares:
             for index in layer.kept_inputs:
                 at_hand = inputs[index].value_bytes
-                needed = at_hand if over_ranks else layer.widths(at_hand, width)[0]
+                needed = at_hand if over_ranks else precisions.get(layer.computes_in, at_hand)
                 if needed == at_hand:
                     kept.append((inputs[index], sources[index]))
                 else:
@@ -217,8 +211,9 @@ class ForwardWalk:
             besides = memory.kept
         made = inputs[0]
         if not shares:
-            stored = shape[0] if layer.is_flat and not over_ranks else None
-            made = Tensor(math.prod(shape), layer.widths(made.value_bytes, width)[1], stored)
+            value_bytes = precisions.get(layer.gives_in, made.value_bytes)
+            stored = shape[0] if layer.is_flat and not over_ranks else math.prod(shape)
+            made = Tensor(math.prod(shape), value_bytes, stored * value_bytes)
             kept += [(made, k + 1)] * (differentiated and layer.keeps_output)
         kept_bytes = copies + besides
         for tensor, _ in kept:
@@ -291,7 +286,7 @@ class ForwardWalk:
             return made
         tensor, shape = made.tensor, (made.channels, *size)
         if not view:
-            tensor = Tensor(math.prod(shape), tensor.value_bytes)
+            tensor = Tensor(math.prod(shape), tensor.value_bytes, math.prod(shape) * tensor.value_bytes)
             self._fresh += tensor.bytes
         node = Node(name, layer, (made.name,))
         self._add(node, shape, (made.bytes,), tensor, passes=passes, looks=int(not view))
@@ -309,7 +304,8 @@ def rank_walk(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: i
     of the input, where the first layer keeps another tensor."""
     walk, first = ForwardWalk(graph, bands, ranks, value_bytes), (row[0].inputs[0], col[0].inputs[0])
     held = first[0].held, first[1].held
-    walk.made[0] = _Present(INPUT, Tensor(bands * held[0] * held[1], value_bytes, home=0), bands, held)
+    values = bands * held[0] * held[1]
+    walk.made[0] = _Present(INPUT, Tensor(values, value_bytes, values * value_bytes, home=0), bands, held)
     for k, (r, c) in enumerate(zip(row, col, strict=True)):
         walk.step(k, r, c)
     if first[0].moves or first[1].moves or held != (first[0].read, first[1].read):  # the first layer keeps another

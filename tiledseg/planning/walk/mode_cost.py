@@ -108,7 +108,7 @@ def exchange_cost(prices: Prices, cut: Decomposition, images: int = 1) -> ModeCo
     of_tiles = functools.cache(lambda tiles: _tiles_cost(prices, tiles, cut.whole.shape))
     for (i, j), sent in input_messages(cut, bands, width):
         rank = of_tiles(tuple(sorted(_tiles_of(cut.spans(0, i), cut.spans(1, j)))))
-        window, owned = row_windows[i].size * col_windows[j].size, cut.owned(i, j).area
+        window, owned = row_windows[i].size * col_windows[j].size, cut.rows.blocks[i].size * cut.cols.blocks[j].size
         held = window * (rank.passes > 1) + owned * (owned != window)
         time = rank.time._replace(messages=prices.machine.message_seconds(sent, prices.ranks))
         memory = rank.memory + held * bands * wide_bytes(width)
@@ -281,16 +281,18 @@ def choose_fusion(
     ranks, dims = rows.parts * cols.parts, ((graph, rows), (graph.along_columns, cols))
     prices = Prices(graph, bands, value_bytes, machine, ranks)
 
-    def read(kind: RankSteps) -> int:
-        return sum(each.window for step in kind for each in step.inputs)
-
-    def sent(kind: RankSteps) -> int:
-        return sum(sum(each.swap.sent) for step in kind for each in step.inputs)
-
     def seconds(fusion: int) -> float:
-        kinds = [rank_kinds(each, cut, fusion) for each, cut in dims]
-        busiest = {(max(kinds[0], key=load), max(kinds[1], key=load)) for load in (read, sent)}
-        return max(sum(_rank_time(rank_walk(graph, bands, *kind, ranks, value_bytes), prices)) for kind in busiest)
+        busiest = list[list[RankSteps]]()  # along rows and columns, the kinds that read most and that send most
+        for each, cut in dims:
+            loads = dict[RankSteps, tuple[int, int]]()
+            for kind in rank_kinds(each, cut, fusion):
+                inputs = [one for step in kind for one in step.inputs]
+                loads[kind] = sum(one.window for one in inputs), sum(sum(one.swap.sent) for one in inputs)
+            busiest.append([max(loads, key=lambda kind: loads[kind][load]) for load in (0, 1)])
+        return max(
+            sum(_rank_time(rank_walk(graph, bands, *kind, ranks, value_bytes), prices))
+            for kind in set(zip(*busiest, strict=True))
+        )
 
     halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)
     return min((depth for depth in DEPTHS if depth in (1, WHOLE) or depth < halos), key=seconds)
