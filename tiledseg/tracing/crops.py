@@ -38,7 +38,6 @@ from tiledseg.units import SINGLE_BYTES
 
 AT_ONCE = {"cpu": 2**18}  # pixels of a batch of crops by the kind of device; a crop counts as 2**16 at least
 Place = tuple[Crop, Crop]  # rows and columns of one crop
-GUARDED = 4  # tiles of an image between two looks at the module's state, which take milliseconds
 _KEPT_BYTES = 3 * 2**23  # most of the scores of crops that are kept for the next tiles
 
 
@@ -131,8 +130,7 @@ class CropModule(BlockModule):
         super().__init__(layer)
         self.module, self.layout = module, layout
         self.draws = ChannelDropout("crops", 0.0)  # its keys seed what the module draws in training
-        self.kept: dict[Place, torch.Tensor] | None = None  # `kept_between_tiles`, like the next two
-        self._guard, self._tiles = ExitStack(), 0
+        self.kept: dict[Place, torch.Tensor] | None = None  # `kept_between_tiles`, like the next
         self._copies: Sequence[nn.Module] = ()
         self._batch: tuple[Any, int] = None, 1  # crops of a batch, with the dtype and weights of the measurement
         if layer.grid is not None:
@@ -152,29 +150,20 @@ class CropModule(BlockModule):
             give_back_freed()  # else ever more of it lies between kept scores
         with _one_thread() as threads:
             self._choose_batch(x_BCHW[0])  # before copies are made: a first call may set attributes
-            with ExitStack() as call:
-                guard = call if self.kept is None else self._guard
-                self._tiles += 1
-                if self.kept is None or self._tiles % GUARDED == 1:
-                    guard.close()
-                    self._copies = self._copied(threads if x_BCHW.device.type == "cpu" else 1)
-                    guard.enter_context(self._unchanged(self._copies))
-                blended = [self._blended(self.rows.grid, place, x_CHW) for x_CHW in x_BCHW]
-        return blended[0][None] if len(blended) == 1 else torch.stack(blended)
-
-    @contextmanager
-    def _unchanged(self, copies: Sequence[nn.Module]) -> Iterator[None]:
-        """Raise ConfigError on leaving if calls inside have changed the copies, or drawn random numbers."""
-        before = generators()
-        with ExitStack() as stack:
-            changes = [stack.enter_context(kept_state(each)) for each in copies]
-            yield
+            copies, before = self._copies or self._copied(threads if x_BCHW.device.type == "cpu" else 1), generators()
+            self._copies = copies if self.kept is not None else ()
+            with ExitStack() as stack:
+                changes = [stack.enter_context(kept_state(each)) for each in copies]
+                blended = [self._blended(self.rows.grid, place, x_CHW, copies) for x_CHW in x_BCHW]
         moved = [f"changes '{name}'" for each in changes for name in (*each.attributes, *each.buffers)]
         if moved or generators() != before:
             what = f"{type(self.module).__name__} {[*moved, 'draws random numbers'][0]} in evaluation for some crops"
             raise ConfigError(f"{what}, in the order of its calls; leave it to training")
+        return blended[0][None] if len(blended) == 1 else torch.stack(blended)
 
-    def _blended(self, grid: CropGrid, place: BlockPlace, x_CHW: torch.Tensor) -> torch.Tensor:
+    def _blended(
+        self, grid: CropGrid, place: BlockPlace, x_CHW: torch.Tensor, copies: Sequence[nn.Module]
+    ) -> torch.Tensor:
         """Return the scores (K, H, W) of a tile, by weighted sums of crops; values beyond its core are undefined."""
         dims, device, side = (place.row, place.col), x_CHW.device, grid.window
         context, core = Box(*(d.read for d in dims)), Box(*(grid.core(d.read, d.sizes[0]) for d in dims))
@@ -183,7 +172,7 @@ class CropModule(BlockModule):
         mine = {each: self.kept.pop(each) for each in crops if self.kept and each in self.kept}
         missing = {(row, col): max(core.row.start, row.used.start) - row.read.stop for row, col in mine}
         kept = {each: rows_KHW for each, rows_KHW in mine.items() if rows_KHW.shape[1] + missing[each] >= 0}
-        computed = self._each(x_CHW, [each for each in crops if each not in kept], place)
+        computed = self._each(x_CHW, [each for each in crops if each not in kept], place, copies)
         made = chain([*islice(computed, 1)], computed)  # threads begin before the sums' memory is cleared
         wide = torch.promote_types(x_CHW.dtype, torch.float32)
         weights_HW = self._weights_HW.to(device, wide)
@@ -210,11 +199,13 @@ class CropModule(BlockModule):
             while sum(each.nbytes for each in self.kept.values()) > _KEPT_BYTES:
                 del self.kept[next(iter(self.kept))]
 
-    def _each(self, x_CHW: torch.Tensor, crops: Sequence[Place], place: BlockPlace) -> Iterator[torch.Tensor]:
+    def _each(
+        self, x_CHW: torch.Tensor, crops: Sequence[Place], place: BlockPlace, copies: Sequence[nn.Module]
+    ) -> Iterator[torch.Tensor]:
         """Yield the scores of each crop of a tile, in order, computed in batches by threads."""
         (_, kind, cast, _), size = self._batch
         idle = SimpleQueue[nn.Module]()
-        for each in self._copies:
+        for each in copies:
             idle.put(each)
 
         def load(group: Sequence[Place]) -> Sequence[torch.Tensor]:
@@ -230,7 +221,7 @@ class CropModule(BlockModule):
             finally:
                 idle.put(module)
 
-        several = len(self._copies) if len(self._copies) > 1 else 0
+        several = len(copies) if len(copies) > 1 else 0
         groups = (crops[first : first + size] for first in range(0, len(crops), size))
         return chain.from_iterable(prefetch(groups, load, several, 2 * several))
 
@@ -284,17 +275,15 @@ def _one_thread() -> Iterator[int]:
 @contextmanager
 def kept_between_tiles(network: nn.Module) -> Iterator[None]:
     """Let `network` keep the scores of crops that later tiles need too, and copies of its module for the threads.
-    Inside, it must run only on the tiles of one image, row by row, with unchanged weights. Raise ConfigError on leaving
-    if the module has changed."""
+    Inside, it must run only on the tiles of one image, row by row, with unchanged weights."""
     modules = [module for module in network.modules() if isinstance(module, CropModule)]
-    with ExitStack() as image:
+    for module in modules:
+        module.kept = {}
+    try:
+        yield
+    finally:
         for module in modules:
-            module.kept, module._guard, module._tiles = {}, image.enter_context(ExitStack()), 0
-        try:
-            yield
-        finally:
-            for module in modules:
-                module.kept, module._copies = None, ()
+            module.kept, module._copies = None, ()
 
 
 def _read(x_CHW: torch.Tensor, axis: int, crop: Crop, dim: DimPlace) -> torch.Tensor:
