@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tiledseg.errors import OutputError
-from tiledseg.system.outputs import Output, check_outputs, whole
+from tiledseg.system.outputs import Output, check_outputs, unfinished, whole
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,42 @@ def test_two_outputs_of_one_name_are_refused(second: str) -> None:
 def test_only_regular_files_with_a_folder_are_accepted(path: str, words: str) -> None:
     with pytest.raises(OutputError, match=words):
         check_outputs([whole("--output", path)])
+
+
+def test_folders_in_the_temporary_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed job's is replaced; another one stays, with what is in it, and so does a running job's of any version."""
+    part, lock = Path(".o.tif.part"), Path(".o.tif.part/lock")
+    part.mkdir()
+    part.joinpath("notes.txt").touch()
+    with pytest.raises(OutputError, match=r"\.o\.tif\.part, which is written with it, is a folder; give a file name"):
+        check_outputs([whole("--output", "o.tif")])
+    lock.touch()
+    check_outputs([whole("--output", "o.tif")])
+    with pytest.raises(OutputError, match=r"holds the input \.o\.tif\.part/notes\.txt; choose another output"):
+        check_outputs([whole("--output", "o.tif")], [".o.tif.part/notes.txt"])
+    with lock.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(OutputError, match="another job is writing it too"), unfinished("o.tif"):
+            pass
+    with unfinished("o.tif") as output:
+        assert os.listdir(part) == ["lock"]
+        output.file().touch()
+        output.publish()
+    Path("sub", "lock").touch()
+    part.symlink_to("sub")
+    with pytest.raises(OutputError, match="is a folder"):
+        check_outputs([whole("--output", "o.tif")])
+    part.unlink()
+    with part.open("w") as file:  # an older version's job
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(OutputError, match="another job is writing it too"), unfinished("o.tif"):
+            pass
+        assert part.is_file()
+    part.unlink()
+    part.mkdir()
+    monkeypatch.setattr("tiledseg.system.outputs.delete", lambda _: None)
+    with pytest.raises(OutputError, match=r"\.o\.tif\.part cannot be removed; remove it"), unfinished("o.tif"):
+        pass
 
 
 def test_a_folder_without_permission_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

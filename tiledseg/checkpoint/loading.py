@@ -103,7 +103,11 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mes
     def check(saved: _Heads) -> None:
         there_is = {int(key.partition(".")[0]) for key in saved}
         names = checkpoint.saved.config.optimizer.name, type(optimizer).__name__.lower()
-        if names[0] != names[1] or not there_is <= set(numbers):
+        changes = (resumed.changed.get("optimizer.lr_factors") for resumed in checkpoint.saved.resumed)
+        since = [checkpoint.saved.config.optimizer.lr_factors, *(change["from"] for change in changes if change)]
+        may_lack = not saved or any(0 in factors.values() for factors in since)
+        trained = {number for number, p in zip(numbers, parameters, strict=True) if p.requires_grad}
+        if names[0] != names[1] or not there_is <= set(numbers) or (trained - there_is and not may_lack):
             counts = len(there_is), len(parameters)
             there, here = (f"{name} of {count} parameters" for name, count in zip(names, counts, strict=True))
             raise CheckpointError(

@@ -178,7 +178,7 @@ def _make_map(
                     with doing("writing the map's chunks"), writing(layout.path):
                         write_chunks(layout.plain, layout.output.file(), mesh.rank, mesh.size, tick)
                 mesh.communicator.barrier()
-            warn(mesh.on_root(lambda: _finish(files, share, mapper)))
+            mesh.on_root(lambda: _finish(files, share, mapper))
         except BaseException:  # on any rank: the root may be killed without a chance to clean up
             for output in files.outputs:
                 output.discard()  # one that has its name by now keeps it
@@ -210,9 +210,8 @@ def _lay_out(share: ImageShare, mapper: Mapper, held: ExitStack) -> MapFiles:
     return MapFiles(tuple(rasters), None if polygons is None else held.enter_context(unfinished(polygons)))
 
 
-def _finish(files: MapFiles, share: ImageShare, mapper: Mapper) -> list[str]:
-    """Make the final files from the ranks' pixels, and give them their names. Return warnings. On one rank, with all of
-    its cores."""
+def _finish(files: MapFiles, share: ImageShare, mapper: Mapper) -> None:
+    """Make the final files from the ranks' pixels, and give them their names. On one rank, with all of its cores."""
     if files.polygons is not None:
         with doing("outlining the map's polygons"):
             plain, legend = files.rasters[0].plain, mapper.legend or ()
@@ -221,7 +220,7 @@ def _finish(files: MapFiles, share: ImageShare, mapper: Mapper) -> list[str]:
     with doing("packing the map"):
         for layout in files.rasters:
             pack_layout(layout, len(os.sched_getaffinity(0)), tick)
-    notes = [note for layout in files.rasters for note in publish(layout)]
+    for layout in files.rasters:
+        publish(layout)
     if files.polygons is not None:
         files.polygons.publish(JOURNALS)
-    return notes

@@ -220,7 +220,8 @@ def stacked_reader(
     check_alike(infos if times > 1 else [replace(info, bands=1) for info in infos])
     for info in infos[1:]:
         check_grids_match(infos[0], info)
-    stored = [value for part in parts for value in part.nodata or ()]
+    files = [part for part in parts if not isinstance(part, DerivedReader)]  # a stack judges its own pixels
+    stored = [value for part in files for value in part.nodata or ()]
     as_one = times == 1 and len(stored) == len(order)
     in_order = list(order) == sorted(order)
 

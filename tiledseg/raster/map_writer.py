@@ -101,6 +101,9 @@ def lay_out(
         notes = [f"the map does not keep the {what} of {info.path}" for what in place if kept[what] != place[what]]
         if packing.format == ZARR and info.ground is not None:
             notes.append(f"a Zarr store does not keep the ground control of {info.path}")
+        style = output.path.with_suffix(".qml")
+        if legend and packing.format != ZARR and style.exists() and style.read_bytes() != style_of(legend):
+            notes.append(f"the style beside {output.path} stays as it was; remove it for one of this map's classes")
         offsets = block_offsets(plain, bands)
     return RasterLayout(output, plain, bands, dtype, offsets, tuple(notes), packing, tuple(legend))
 
@@ -243,25 +246,21 @@ def _copy(layout: RasterLayout, threads: int) -> None:
     settings = {
         "GDAL_NUM_THREADS": str(threads),
         "GDAL_CACHEMAX": _CACHE_BYTES,
-        "GTIFF_VIRTUAL_MEM_IO": "YES",  # map the plain file, which no job shortens (`claim`), into memory
+        "GTIFF_VIRTUAL_MEM_IO": "YES",  # map the plain file, which no other job shortens, into memory
         "COG_TMP_COMPRESSION": "NONE",  # compress overviews once
     }
     with rasterio.Env(**settings), rasterio.open(layout.plain, driver="GTiff") as dataset:
         rasterio.shutil.copy(dataset, layout.output.file(), driver="COG", **options)
 
 
-def publish(layout: RasterLayout) -> list[str]:
+def publish(layout: RasterLayout) -> None:
     """Give the finished file its name, in place of an older one with its overviews and statistics; write the style of a
-    class map in a TIFF. Return a warning if another style is there, which stays.
+    class map in a TIFF, unless one is there.
 
     Call it on one rank, after `pack_layout`. Raises errors of `Unfinished.publish`.
     """
     layout.output.publish(SIDECARS, replaces=layout.packing.format != ZARR)
-    style, text = layout.path.with_suffix(".qml"), style_of(layout.legend)
-    if not layout.legend or layout.packing.format == ZARR or (style.is_file() and style.read_bytes() == text):
-        return []
-    if style.exists():
-        return [f"the style beside {layout.path} stays as it was; remove it for one of this map's classes"]
-    with replacing(style) as part:
-        part.write_bytes(text)
-    return []
+    style = layout.path.with_suffix(".qml")
+    if layout.legend and layout.packing.format != ZARR and not style.exists():
+        with replacing(style) as part:
+            part.write_bytes(style_of(layout.legend))

@@ -85,8 +85,11 @@ def check_outputs(
             length, kind = len(os.fsencode(name.name)), irregular_kind(name)
             if length > _NAME_BYTES:
                 raise output.refusal(f"{subject} has a name of {length} bytes; give one of {_NAME_BYTES} at most")
-            if kind is not None and (kind, name) != ("a folder", temporary(output.path)):
+            if kind is not None and not (name == temporary(output.path) and _is_leftover(name)):
                 raise output.refusal(f"{subject} is {kind}; give a file name")
+            for source in sources.values() if kind == "a folder" else ():
+                if Path(os.path.realpath(name)) in Path(os.path.realpath(source)).parents:
+                    raise output.refusal(f"{subject} holds the input {source}; choose another output")
             if os.path.islink(name) and not os.path.exists(name):
                 raise output.refusal(f"{subject} is a link to {os.readlink(name)}, which is not there; remove it")
             for identity in _identities(name):
@@ -107,6 +110,14 @@ def check_outputs(
         if not os.access(folder, os.W_OK | os.X_OK):  # last: root has every permission
             raise output.refusal(f"no permission in {folder}; choose another output")
     _check_room(outputs)
+
+
+def _is_leftover(folder: Path) -> bool:
+    """Return True for a folder that a killed job has left in place of an unfinished output."""
+    if folder.is_symlink():
+        return False
+    lock = folder / _LOCK
+    return not any(folder.iterdir()) or (lock.is_file() and not lock.is_symlink() and lock.stat().st_size == 0)
 
 
 def _identities(path: str | Path) -> Iterator[object]:
@@ -224,6 +235,8 @@ def unfinished(path: str | Path) -> Iterator[Unfinished]:
         delete(folder)
         folder.mkdir()
         handle = os.open(folder / _LOCK, _FLAGS | os.O_CREAT, 0o666)
+    except FileExistsError:
+        raise OutputError(f"cannot write {path}: {folder} cannot be removed; remove it") from None
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another output") from None
     output = Unfinished(Path(path), os.fstat(handle).st_ino)
@@ -233,18 +246,21 @@ def unfinished(path: str | Path) -> Iterator[Unfinished]:
     finally:
         output.discard()
         os.close(handle)
+        with suppress(OSError):  # NFS keeps an open file under another name until here
+            folder.rmdir()
 
 
 def check_unclaimed(path: str | Path) -> None:
-    """Raise OutputError if a running job writes the output `path`. Writes nothing."""
-    try:
-        handle = os.open(temporary(path) / _LOCK, _FLAGS)
-    except OSError:
-        return
-    try:
-        _lock(handle, path)
-    finally:
-        os.close(handle)
+    """Raise OutputError if a running job, maybe of an older version, writes the output `path`. Writes nothing."""
+    for file in (temporary(path) / _LOCK, temporary(path)):  # an older version locks a file of that name
+        try:
+            handle = os.open(file, _FLAGS)
+        except OSError:
+            continue
+        try:
+            _lock(handle, path)
+        finally:
+            os.close(handle)
 
 
 def _lock(handle: int, path: str | Path) -> None:
