@@ -115,6 +115,13 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     fewer = build_optimizer(list(network.parameters())[1:], OptimizerConfig())
     with pytest.raises(CheckpointError, match=r"adamw of 5 parameters there, adamw of 4 param"):
         load_optimizer(find_checkpoint(tmp_path), fewer)
+    optimizer = build_optimizer(network.parameters(), OptimizerConfig())
+    train(network, optimizer, 1)
+    contents = contents_of(network, optimizer)
+    contents[OPTIMIZER] = {key: tensor for key, tensor in contents[OPTIMIZER].items() if not key.startswith("0.")}
+    save_checkpoint(tmp_path, contents, state_of(2, OptimizerConfig()), keep=1)
+    with pytest.raises(CheckpointError, match=r"adamw of 4 parameters there, adamw of 5 param"):
+        load_optimizer(find_checkpoint(tmp_path), build_optimizer(network.parameters(), OptimizerConfig()))
 
 
 # --- which checkpoint

@@ -123,9 +123,8 @@ def itinerary(orders: Orders, pipeline: ChunkMap, rank: int) -> tuple[Move, ...]
     )
     moves: list[Move] = []
     posts: list[StageMessage] = []  # since the last move
-    arrived: list[list[StageMessage]] = [
-        [] for _ in orders
-    ]  # own messages that each peer received since it last sent one here
+    # Own messages that each peer has received since it last sent one here.
+    arrived: list[list[StageMessage]] = [[] for _ in orders]
     # For each message from a peer, the own ones that have surely arrived once it comes. Those without a later message
     # from the peer are waited for at the end of the run.
     releases: dict[StageMessage, Messages] = {}
