@@ -56,13 +56,16 @@ SMALL = "--size 600 --levels 3 --base-channels 8 --emit"
         (f"{PLANS} --gpus 1200 --halo exchange", "--parallel.halo exchange|#SBATCH --nodes=192"),
         (f"{PLANS} --halo read --precision bf16", "--train.precision bf16|--train.tiles_per_step 60"),
         (f"{PLANS} --halo read --images 2 --images-per-step 2 --gpus 99", "--train.images_per_step 2"),
-        (f"{PLANS} --halo read --time 12:30 --gpus 4", "--time=12:30:00|nodes=1|tasks-per-node=4"),
+        (f"{PLANS} --halo read --time 12:30 --gpus 4", "--time=12:30:00|nodes=1\n|tasks-per-node=4"),
         (f"{PLANS} --halo read --gpus 12", "nodes=2|tasks-per-node=6|\n#SBATCH --exclusive\n#SBATCH --mem=0\n"),
         (
             f"{PLANS} --stages 6 --gpus 12 --micro-batches 8 --schedule gpipe",
             "--parallel.stages 6|--parallel.schedule gpipe|--train.tiles_per_step 16|2 pipelines of 6",
         ),
-        (f"{SMALL} slurm --search --machine h200 --gpus 8", "on 8 GPUs, 1 node of 8|nodes=1|gpus-per-node=8"),
+        (
+            f"{SMALL} slurm --search --machine h200 --gpus 8",
+            "on 8 GPUs, 1 node of 8|nodes=1\n|tasks-per-node=8|gpus-per-node=8",
+        ),
         (
             f"{SMALL} lsf --search --machine summit --gpus 8",
             'on 8 GPUs, 2 nodes of 4|\n#BSUB -n 8\n|\n#BSUB -R "span[ptile=4]"\n',

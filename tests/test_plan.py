@@ -106,6 +106,12 @@ def test_memory_norms_and_small_grids(tmp_path: Path, capsys: pytest.CaptureFixt
     slow = answer(capsys, f"--size 2000 --grid 4 {slow_links(tmp_path)}")["modes"]
     assert (slow["choice"]["mode"], slow["choice"]["fusion"], slow["mesh"]) == ("read", None, [4, 4])
     assert slow["gradient_all_reduce"]["bytes"] == 8 * 31_032_386
+    papers = answer(capsys, "--size 10000 --grid 8")["modes"]
+    read, exchange, layer = papers["costs"]
+    assert [row["messages_rank"] for row in papers["costs"]] == [0, 8, 36 * 8 - 8]
+    assert exchange["bytes_rank"] == 8_257_536
+    assert exchange["pixels_read"] == layer["pixels_read"] == 10_000**2 < read["pixels_read"]
+    assert layer["multiply_adds"] == papers["multiply_adds_undivided"] < read["multiply_adds"]
     tight = answer(capsys, "--size 2000 --grid 4 --mesh 1 --gpu-memory 4GiB")["modes"]
     assert [row["fits"] for row in tight["costs"]] == [True, True, False]
     assert tight["choice"]["mode"] == "read"

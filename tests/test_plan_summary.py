@@ -74,6 +74,12 @@ def test_gpus_take_images_and_tiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert many["epoch_seconds"] < one["epoch_seconds"] < few["epoch_seconds"]
 
 
+def test_recomputed_layers_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    roomy, tight = (summary(capsys, f"{SMALL} --grid 2 --gpu-memory {memory}") for memory in ("16GiB", "600MiB"))
+    assert roomy["recomputed"] == 0 < tight["recomputed"]
+    assert tight["memory"] <= 600 * 2**20 < roomy["memory"]
+
+
 def test_where_no_grid_fits_nothing_is_proposed_and_the_remedy_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     line = f"{SMALL} --grid 4 --gpu-memory 10MiB"
     part = summary(capsys, line)

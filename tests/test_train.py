@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.crash.runs import STEPS, Material, after_step, lines, train, weights
 from tests.law.runs import check_same_run
 from tests.small_files import tree, write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.checkpoint.saved_state import LossScale
 from tiledseg.commands.options import parse_config, to_yaml
 from tiledseg.system.run_lock import hold
 from tiledseg.training import trainer as loop
@@ -27,11 +29,23 @@ from tiledseg.training.run_page import write_report
 pytestmark = pytest.mark.usefixtures("without_plots")  # but for `test_what_a_run_leaves`
 SGD = ("--optimizer.name", "sgd", "--optimizer.lr", "0.2", "--optimizer.clip_norm", "0.5")
 FP32 = ("--train.precision", "fp32")
-RECIPES = {"adamw-fp64": (), "sgd-fp32": (*SGD, *FP32, "--train.ema", "0.9", "--train.best", "mean_iou")}
+RECIPES = {
+    "adamw-fp64": (),
+    "sgd-fp32": (*SGD, *FP32, "--train.ema", "0.9", "--train.best", "mean_iou"),
+    "sgd-fp16": (*SGD, "--train.precision", "fp16"),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def scale() -> Iterator[None]:
+    """In half precision the first steps overflow, the others not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "LossScale", lambda: LossScale(2.0**20))
+        yield
 
 
 @pytest.fixture(scope="module")
-def finished(material: Material) -> dict[str, Path]:
+def finished(material: Material, scale: None) -> dict[str, Path]:
     """An uninterrupted run of each recipe."""
     folders = {}
     for name, options in RECIPES.items():
@@ -55,6 +69,8 @@ def test_a_stopped_run_goes_on_exactly(
     assert json.loads((folder / "summary.json").read_text())["finished"] is False
     assert train(material, folder, *RECIPES[recipe]) == 0
     check_same_run(folder, finished[recipe], 0.0)
+    skipped = (folder / "metrics.jsonl").read_text().count('"skipped": true')
+    assert skipped == (2 if recipe == "sgd-fp16" else 0)
 
 
 def test_a_signal_in_the_last_step_is_a_finish(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +21,16 @@ from tiledseg.errors import CommunicationError
 SUMMED = [torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16, torch.float16]
 REFUSED = [torch.bool, torch.uint8, torch.complex64]
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 3, 4, 5), (100_003,)]
+
+
+@pytest.mark.parametrize("transport", ["transport_torch.py", "transport_mpi.py"])
+def test_a_transport_has_all_methods_of_its_own(transport: str) -> None:
+    """A forgotten one would be that of one rank alone, and do nothing. Read as text: `mpi4py` starts MPI."""
+    text = Path(transport_torch.__file__).with_name(transport).read_text()
+    (own,) = (each for each in ast.parse(text).body if getattr(each, "name", "").endswith("Communicator"))
+    methods = {each.name for each in ast.walk(own) if isinstance(each, ast.FunctionDef)}
+    asked = {name for name in vars(Communicator) if re.match(r"_[a-z]|post$|peer_errors$", name)} - {"_staged"}
+    assert {"post", "_sum", "_barrier"} < asked <= methods
 
 
 def small_integers(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

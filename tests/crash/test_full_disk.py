@@ -80,12 +80,15 @@ def test_a_store_a_plot_and_a_scene_that_do_not_fit(material: Material, tmp_path
     """`tile` died of SIGSEGV and left a file behind."""
     store = ["--config", str(material.root / "run.yaml"), "--output", str(tmp_path / "tiles.h5")]
     rasters = ["--size", "99", "99", "--image", str(tmp_path / "a.tif"), "--labels", str(tmp_path / "b.tif")]
-    for main, arguments in ((tile.main, store), (scene.main, rasters)):
+    for main, arguments, name in ((tile.main, store, "tiles.h5"), (scene.main, rasters, "a.tif")):
         code, err = limited(2000, main, *arguments)
         assert (code, err.count("\n")) == (2, 1)
+        assert name in err
         assert "files may have 2000 here; raise the limit (ulimit -f)" in err
     plot = str(tmp_path / "plan.png")
     check_one_line(limited(2000, plan.main, "--size", "1000", "--plot", plot), "plan.png", "File too large")
+    code, err = limited(1_050_000, scene.main, *rasters)  # room for its pixels, not for all that describes them
+    assert (code, err.splitlines()[-1].startswith(f"error: cannot write {tmp_path}/a.tif: ")) == (1, True), err
     assert list(tmp_path.iterdir()) == []
 
 

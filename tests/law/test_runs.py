@@ -246,6 +246,19 @@ def test_a_run_is_that_of_one_rank(
     check_stages(found, row.hows[-1].get("parallel.stages", 1))
 
 
+@pytest.mark.mpi
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("how", ROWS["half precision"].hows, ids=str)
+def test_a_stopped_run_in_half_precision_goes_on_exactly(
+    how: Keys, shared: Path, meshes: dict[str, Mesh], scale: None
+) -> None:
+    """Over the same ranks: whole steps overflow before the stop; the scale and the weights have the same bits after."""
+    for name, ends in (("through", (6,)), ("stopped", (3, 6))):
+        for epochs in ends:
+            run(of(shared, f"{name} {how}", FP16 | how | {"train.epochs": epochs}), meshes["gloo"])
+    check_same_run(shared / f"stopped {how}", shared / f"through {how}", 0.0)
+
+
 def check_stages(lines: list[dict[str, Any]], count: int) -> None:
     for line in lines[-1:] if count > 1 else ():
         if "loss" in line:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -134,3 +135,10 @@ def test_recomputation_takes_memory_off_and_adds_a_forward_pass(
     mixed = answer(capsys, f"{flags} --recompute [always,never,never]")
     assert mixed["by_stage"][0]["memory"]["total"] < never["by_stage"][0]["memory"]["total"]
     assert mixed["by_stage"][1:] == never["by_stage"][1:]
+
+
+def test_a_quick_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the processor's time: 3 s where this was written, whoever loads the machine too."""
+    begun = time.process_time()
+    assert answer(capsys, "--size 10000 --grid 8 --model large --stages 6 --gpu-memory 192GiB")["micro_batches"] == 24
+    assert time.process_time() - begun < 12

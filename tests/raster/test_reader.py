@@ -244,6 +244,17 @@ class TestBadFiles:
         ):
             reader.read(Box.of_shape((200, 200)))
 
+    def test_a_damaged_block_names_the_file_and_the_window(self, tmp_path: Path) -> None:
+        path = Path(write(tmp_path / "a.tif", random_pixels((1, 64, 64)), **KINDS["deflate"]))
+        with rasterio.open(path) as dataset:
+            offset = int(dataset.get_tag_item("BLOCK_OFFSET_1_1", "TIFF", bidx=1))
+        data = path.read_bytes()
+        path.write_bytes(data[:offset] + b"\xff" * 50 + data[offset + 50 :])
+        with open_raster(str(path)) as reader:
+            reader.read(Box.of_shape((16, 16)))
+            with pytest.raises(RasterError, match=r"^cannot read rows 32:64, columns 9:64 of .*a.tif: [^\n]*$"):
+                reader.read(Box(Interval(32, 64), Interval(9, 64)))
+
     def test_bands_and_values_that_are_not_there(self, tmp_path: Path) -> None:
         path = write(tmp_path / "a.tif", random_pixels((3, 4, 4)))
         for options, words in (

@@ -227,6 +227,9 @@ def test_empty_tiles_are_left_out_and_the_others_come_once_an_epoch() -> None:
         assert [len(step) for step in steps] == [4] * (len(filled) // 4) + [len(filled) % 4] * (len(filled) % 4 > 0)
         assert len(steps) == sampler.steps_per_epoch
     assert epochs[0] != epochs[1]
+    resumed = [(Position(0, at), epochs[0][at]) for at in range(3, len(epochs[0]))]
+    resumed += [(Position(1, at), step) for at, step in enumerate(epochs[1])]
+    assert list(sampler.steps_from(Position(0, 3), 2)) == resumed
 
 
 def test_classes_are_drawn_alike() -> None:

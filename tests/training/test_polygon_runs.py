@@ -300,3 +300,14 @@ def test_refusals_and_notes(areas: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert any("below" in note for note in prepared(areas, {"split": {**BLOCKS, "gap": 1}}).warnings)
     seen = prepared(areas, SPLIT, model={"norm": "instance"}, parallel={"halo": "layer", "exact": False}).warnings
     assert any("data.split: model.norm is instance, and sees all blocks" in note for note in seen)
+
+
+def test_a_run_goes_on_with_the_same_pixels(root: Path, areas: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    polygons = {"labels": str(root / "labels.gpkg"), "classes": CLASSES, **POLYGONS}
+    other_area, other_seed = {"area": str(areas / "area.gpkg")}, {"split": {**BLOCKS, "seed": 5}}
+    for folder, data, changes in ((root, polygons, [{"background": "road"}]), (areas, SPLIT, [other_area, other_seed])):
+        train_in(folder, "going", data, train={"epochs": 1})
+        for change in changes:
+            config(folder, "going", {**data, **change})
+            assert main(["--config", str(folder / "going.yaml")]) == 2
+            assert f"is of another run: data.{next(iter(change))} is" in capfd.readouterr().err
