@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +15,7 @@ from tests.tracing.styles import Functions
 from tests.tracing.test_refused import Written
 from tiledseg.errors import ConfigError
 from tiledseg.models.layers.convolution import TorchConvolution
+from tiledseg.tracing.runs import ModuleRuns
 from tiledseg.tracing.trace import trace
 
 MODULES = {
@@ -126,3 +130,21 @@ def test_slopes_of_either_sign_go_backward(activation: nn.Module) -> None:
         found.append([parameter.grad.clone() for parameter in module.parameters()])
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-13)
+
+
+def test_a_further_size_takes_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies, modes and dtypes have a pair of runs of their own, with which further sizes are compared."""
+    batches, run = list[int](), ModuleRuns.run
+
+    def counted(source: ModuleRuns, batch: int, *given: Any, **how: Any) -> Any:
+        batches.append(batch)
+        return run(source, batch, *given, **how)
+
+    network = trace(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)).eval(), 3)
+    network(torch.randn(1, 3, 32, 32))
+    monkeypatch.setattr(ModuleRuns, "run", counted)
+    for number, change in enumerate((network.eval, lambda: copy.deepcopy(network), network.train, network.double)):
+        changed, batches[:] = change(), []
+        for side in (48, 64, 80):
+            changed(torch.randn(1, 3, side, side + number, dtype=next(changed.parameters()).dtype))
+        assert batches == ([1, 2, 3, 1, 1] if number else [1, 1, 1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -36,6 +38,11 @@ MATRIX = torch.rand(3, 2, dtype=torch.float64)
 def _of_half(x: torch.Tensor) -> torch.Tensor:
     half = functional.avg_pool2d(x, 2)
     return ATTENTION(*[_tokens(half)] * 3)[0].transpose(1, 2).reshape(half.shape)
+
+
+def _mixed(matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Function:
+    """Channels multiplied by a matrix of the image, by a product that is written in another way."""
+    return lambda x: matmul((x.flatten(2) @ x.flatten(2).transpose(1, 2) / 1e3).softmax(-1), x.flatten(2)).view_as(x)
 
 
 ODD: dict[str, Function] = {
@@ -86,6 +93,14 @@ ODD: dict[str, Function] = {
     "names of NumPy": lambda x: x * x.mean(axis=(2, 3), keepdims=True),
     "nothing joined": lambda x: torch.cat([x, torch.empty(0)], axis=-3),
     "all by name": lambda x: torch.add(input=torch.relu(input=x), other=x, alpha=2),
+    "matmul, other by name": _mixed(lambda a, b: torch.matmul(a, other=b)),
+    "matmul by names": _mixed(lambda a, b: torch.matmul(input=a, other=b)),
+    "bmm, mat2 by name": _mixed(lambda a, b: torch.bmm(a, mat2=b)),
+    "bmm by names": _mixed(lambda a, b: torch.bmm(input=a, mat2=b)),
+    "weights by name": lambda x: torch.matmul(TABLE[0, :, :4, 0], other=x.flatten(2)).view_as(x),
+    "bmm by names, of each time": _series(
+        lambda x: torch.bmm(torch.bmm(x, mat2=x.transpose(1, 2)).softmax(-1), mat2=x)
+    ),
     "a place that is chosen": lambda x: x.argmax(1, keepdim=True).to(x.dtype) * x,
 }
 

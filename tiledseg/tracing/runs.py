@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
 from math import inf, prod
 from typing import Any
 
@@ -47,6 +46,11 @@ class ModuleRuns:
 
     module: nn.Module
     bands: int
+    pairs: dict[tuple[Any, ...], Pair] = field(default_factory=dict)  # without values, by what they depend on
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies begin with: the module without recorded runs, which hold tensors of the original."""
+        return {**vars(self), "pairs": {}}
 
     def probe(self, batch: int, size: Size, fakes: FakeTensorMode | None = None) -> torch.Tensor:
         """Return images of noise, in the dtype and on the device of the weights; without values if `fakes` is given."""
@@ -131,18 +135,23 @@ class Recorded:
         """
         training, gradients, begun, looks = network.training, torch.is_grad_enabled(), time.thread_time(), 0
         how: dict[str, Any] = {"gradients": gradients, "widest": inf}
-        pair = cache(partial(self.source.pair, self.sizes, training, **how))
+        pairs = self.source.pairs
         for batch, size in dict.fromkeys(images):
             key = batch, size, training, gradients
             if key in self.known or time.thread_time() - begun > seconds:
                 continue
+            weights = self.source.probe(1, (1, 1))
+            depends = training, gradients, weights.dtype, weights.device
             for fake in (True, False)[: 1 + (batch * prod(size) <= FEW)]:
                 with suppress(OtherSizeError):  # whatever the module raises
-                    one, other = pair(fake)
                     again = self.source.run(batch, (size[0], size[1]), training, fake, **how)
-                    different = differing(one, again, other=other) or breaks_rule(
-                        self.placed, network.graph, network.bands, again
-                    )
+                    pair = pairs.get(depends) if fake else None
+                    different = "not compared yet" if pair is None else differing(pair[0], again, other=pair[1])
+                    if different:  # or the module has changed since those runs
+                        one, other = self.source.pair(self.sizes, training, fake, **how)
+                        pairs |= {depends: (one, other)} if fake else {}
+                        different = differing(one, again, other=other)
+                    different = different or breaks_rule(self.placed, network.graph, network.bands, again)
                     # Other faults may come from the lack of values.
                     faults = (fault for fault in again.faults if "writ" in fault or " of the network" in fault)
                     if different := different or next(faults, None):

@@ -112,7 +112,7 @@ def of_channels(step: Step, one: Value, other: Value) -> list[Value]:
         made.append((f"C{len(factors)}",) if is_channels(dim) else dim)
         factors += [size] if is_channels(dim) else []
     layout = Layout(tuple(made), tuple(factors) if len(factors) > 1 else (), all(flat))
-    return pixelwise(step, step.as_called("matmul"), *step.given(), layout, broadcasts=False)
+    return pixelwise(step, step.as_called("matmul"), (one, other), {}, layout, broadcasts=False)
 
 
 def _transposed(value: Value) -> Value:

@@ -30,7 +30,7 @@ def called(step: Step, name: str, layout: Layout | None = None) -> list[Value]:
 
 def _linear(step: Step) -> list[Value]:
     """Lower a product of channels with a matrix of weights, or with a matrix of each pixel."""
-    name, inputs = "linear", [step.argument(index, "") for index in range(2)]
+    name, inputs = "linear", [step.argument(0, "input"), step.argument(1, "other")]
     if step.call.function == "linear":
         value, dim = step.value(), -1
     elif all(isinstance(each, Value) for each in inputs):
