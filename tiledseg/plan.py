@@ -7,6 +7,7 @@ from tiledseg.commands.entry import enter
 if __name__ == "__main__":
     enter("tiledseg.plan")
 
+import gc
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +37,7 @@ def main(words: Sequence[str]) -> int:
     refuse_given(flags, ("store",), "--calibrate is not given")
     from tiledseg.commands.plan_flags import answered  # here: --help does not wait for the planner
 
+    gc.set_threshold(50_000)  # a plan makes many small values, and few of them in cycles
     values, text = answered(flags)
     answer(json.dumps(values, indent=2) if flags.format == "json" else text)
     return 0

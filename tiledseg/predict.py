@@ -29,8 +29,6 @@ from tiledseg.config.parallel import HOST, NONE
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError, explained, renamed
 from tiledseg.geometry.box import Box
-from tiledseg.planning.run.blocks import BlockSettings, seen_whole
-from tiledseg.planning.run.spread import exact_modes, parallelism
 from tiledseg.raster.array_names import array_of, takes_arrays
 from tiledseg.system.console import say
 from tiledseg.system.freed_memory import keep_freed_memory
@@ -228,6 +226,8 @@ def _mapper_of_weights(options: Namespace, config: Config, mesh: Mesh) -> Mapper
 def _requests(options: Namespace, config: Config, mapper: Mapper, mesh: Mesh) -> list[Request]:
     """Return a request for the map of each image. Collective."""
     from tiledseg.inference.request import Request, each_image
+    from tiledseg.planning.run.blocks import BlockSettings
+    from tiledseg.planning.run.spread import parallelism
     from tiledseg.raster.lists import SourceRules
 
     memory, parallel = config.memory, parallelism(config.parallel)
@@ -364,6 +364,9 @@ def _as_array(source: Any, path: str) -> Any:
 def _exactly(requests: Sequence[Request], mapper: Mapper, ranks: int) -> list[Request]:
     """Return requests that are exact for norms and means over the whole image: in mode `layer`, or on one rank in
     blocks of the whole image, as many as the grid has tiles."""
+    from tiledseg.planning.run.blocks import BlockSettings, seen_whole
+    from tiledseg.planning.run.spread import exact_modes
+
     graph, first = mapper.describe().graph(), requests[0]
     whole, grid, parallel = seen_whole(graph), first.grid, first.parallel
     mode = exact_modes(graph, 1 if grid == (1, 1) else 2, trains=False)[0]

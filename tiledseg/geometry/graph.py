@@ -208,7 +208,8 @@ class Graph:
 
     def with_frozen(self, names: Collection[str]) -> Graph:
         """Return the graph with only these nodes frozen."""
-        return replace(self, nodes=tuple(replace(node, frozen=node.name in names) for node in self.nodes))
+        nodes = tuple(replace(node, frozen=node.name in names) for node in self.nodes)
+        return self if nodes == self.nodes else replace(self, nodes=nodes)
 
     def with_still_statistics(self) -> Graph:
         """Return the graph with running statistics that are constant, also in training."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tiledseg.geometry.layers.layer import Layer, LayerCounts, LayerMemory, LayerWindow, Shape
 from tiledseg.units import DOUBLE_BYTES
@@ -61,7 +62,7 @@ class Convolution(_Weighted):
 
     pads_with_zeros = True
 
-    @property
+    @cached_property
     def window(self) -> LayerWindow:
         return LayerWindow(self.stride, self.padding, self.dilation * (self.kernel - 1), self.extra)
 
@@ -86,7 +87,7 @@ class FixedFilters(_Weighted):
     def kernel(self) -> int:
         return len(self.filters[0])
 
-    @property
+    @cached_property
     def window(self) -> LayerWindow:
         return LayerWindow(1, self.kernel // 2, self.kernel - 1)
 
@@ -112,7 +113,7 @@ class TransposedConvolution(_Weighted):
     across: int | None = None
     times: OverTimes = ONE_TIME
 
-    @property
+    @cached_property
     def window(self) -> LayerWindow:
         return LayerWindow(
             self.stride or self.kernel, self.padding, self.dilation * (self.kernel - 1), self.output_padding, True

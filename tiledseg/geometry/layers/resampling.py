@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
@@ -21,7 +22,7 @@ class Pool(Layer):
     padding: int = 0
     dilation: int = 1
 
-    @property
+    @cached_property
     def window(self) -> LayerWindow:
         return LayerWindow(self.stride or self.kernel, self.padding, self.dilation * (self.kernel - 1))
 
@@ -75,7 +76,7 @@ class Enlarging(Layer):
 
     factor: int  # a field of each kind
 
-    @property
+    @cached_property
     def window(self) -> LayerWindow:
         return LayerWindow(self.factor, reach=self.factor - 1, transposed=True)
 
@@ -163,7 +164,7 @@ class PixelUnshuffle(Layer):
 
     factor: int = 2
 
-    @property
+    @cached_property
     def window(self) -> LayerWindow:
         return LayerWindow(self.factor, reach=self.factor - 1)
 
@@ -197,7 +198,7 @@ class Border(Layer):
     value: float = 0.0
     mode: str = "constant"
 
-    @property
+    @cached_property
     def window(self) -> LayerWindow:
         return LayerWindow(padding=self.before, extra=self.after - self.before)
 

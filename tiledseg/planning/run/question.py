@@ -130,7 +130,8 @@ class RunQuestion:
     @cached_property
     def graph(self) -> Graph:
         """The network's graph with frozen nodes, loss, norms and recomputation as set."""
-        graph = replace(self.network.graph().with_frozen(self.frozen), loss=self.loss)
+        graph = self.network.graph().with_frozen(self.frozen)
+        graph = graph if graph.loss == self.loss else replace(graph, loss=self.loss)
         graph = graph.with_still_statistics() if self.still_norms else graph
         if self.recomputes:
             graph = replace(graph, memory=named_policy(graph, self.recompute))

@@ -140,6 +140,7 @@ class ForwardWalk:
         self.nodes: list[Node] = []
         self.costs: list[LayerCost] = []
         self.ran: dict[int, NodeRun] = {}
+        self._precisions = {"run": value_bytes, "wide": wide_bytes(value_bytes), "byte": 1}
         self._fresh = self._received = 0  # of the present node
         self.work = 0  # multiply-adds of the forward pass, those of pixels that are cropped after a layer included
         self.sent: list[int] = []
@@ -195,7 +196,6 @@ class ForwardWalk:
         work = each * row.computed * col.computed
         self.work += work
         memory = layer.memory(before, shape, width, work)
-        precisions = {"run": width, "wide": wide_bytes(width), "byte": 1}
         kept, copies, besides = list[tuple[Tensor, int]](), 0, 0
         shares = layer.hands_on or (differentiated and graph.overwrites[k])  # the output has the input's memory
         if differentiated and shares and not layer.hands_on:
@@ -203,7 +203,7 @@ class ForwardWalk:
         elif differentiated and not shares:
             for index in layer.kept_inputs:
                 at_hand = inputs[index].value_bytes
-                needed = at_hand if over_ranks else precisions.get(layer.computes_in, at_hand)
+                needed = at_hand if over_ranks else self._precisions.get(layer.computes_in, at_hand)
                 if needed == at_hand:
                     kept.append((inputs[index], sources[index]))
                 else:
@@ -211,7 +211,7 @@ class ForwardWalk:
             besides = memory.kept
         made = inputs[0]
         if not shares:
-            value_bytes = precisions.get(layer.gives_in, made.value_bytes)
+            value_bytes = self._precisions.get(layer.gives_in, made.value_bytes)
             stored = shape[0] if layer.is_flat and not over_ranks else math.prod(shape)
             made = Tensor(math.prod(shape), value_bytes, stored * value_bytes)
             kept += [(made, k + 1)] * (differentiated and layer.keeps_output)
