@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import json
 import random
 import shutil
 import signal
@@ -33,6 +34,7 @@ SIDE, TOUCHES = 32, 60  # pixels; the most times that a command touches a file
 MAP = ["--checkpoint", "run", "--image", "image.tif", "--output", "map.tif", "--verbosity", "0", "--workers", "1"]
 MAP += ["--tiling.grid", "2"]
 STORE = ["--images", "image.tif", "--labels", "labels.tif", "--grid", "2", "--levels", "2", "--convs-per-level", "1"]
+RUN = ["--config", "run.yaml", "--run.output", "out"]
 SCENE = ["--size", "40", "40", "--image", "scene.tif", "--labels", "classes.tif"]
 # Each command that writes a file: what is typed, and its outputs. Interrupted runs: tests/crash, benchmarks/faults.
 WRITERS: dict[str, tuple[list[str], tuple[str, ...]]] = {
@@ -40,6 +42,7 @@ WRITERS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "tile": ([*STORE, "--output", "new.h5"], ("new.h5",)),
     "scene": (SCENE, ("scene.tif", "classes.tif")),
 }
+COMMANDS = WRITERS | {"train": (RUN, ("out",))}
 CONFIG = {
     "data": {"images": "image.tif", "labels": "labels.tif", "classes": 3, "workers": 1},
     "tiling": {"grid": 2},
@@ -59,13 +62,15 @@ class Trial:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return WRITERS[self.command][1]
+        return COMMANDS[self.command][1]
 
     def run(self, folder: Path, interruption: Interruption | None = None) -> Outcome:
-        return run(self.command, WRITERS[self.command][0], folder, interruption)
+        return run(self.command, COMMANDS[self.command][0], folder, interruption)
 
     def result_faults(self, folder: Path) -> list[str]:
         """What is wrong with the outputs of an exit 0."""
+        if self.command == "train":
+            return _not_finished(folder / "out")
         if self.damage:
             return _not_map_of_its_pixels(folder)
         if self.command != "tile":
@@ -95,9 +100,10 @@ def make_material() -> int:
 
 
 def draw_damage(draw: random.Random, folder: Path) -> Trial:
-    """An image is damaged, or edited: its map is that of the pixels that are in it."""
+    """An image is damaged, or edited: its map is that of the pixels that are in it; or a run ends with a checkpoint."""
     path = folder / "image.tif"
-    return Trial("predict", damage=_edit(path, draw) if draw.random() < 0.3 else _damage(path, draw))
+    damage = _edit(path, draw) if draw.random() < 0.3 else _damage(path, draw)
+    return Trial("train" if draw.random() < 0.25 else "predict", damage)
 
 
 def draw_interruption(draw: random.Random, folder: Path) -> Trial:
@@ -168,6 +174,15 @@ def not_same(folder: Path, name: str) -> list[str]:
     return [] if is_same else [f"{name} is not that of undisturbed commands"]
 
 
+def _not_finished(run: Path) -> list[str]:
+    """A fault where a run of a step does not say that it is finished, or has no checkpoint of its end."""
+    summary = run / "summary.json"
+    if not summary.exists() or not json.loads(summary.read_text())["finished"]:
+        return ["the run is not finished"]
+    manifest = run / "checkpoints/step-000001/manifest.json"
+    return [] if manifest.exists() else ["the run has no checkpoint of its end"]
+
+
 def _not_map_of_its_pixels(folder: Path) -> list[str]:
     """Faults where the map is not that of a sound file with the pixels that the damaged one holds."""
     try:
@@ -220,9 +235,10 @@ def faults_of(trial: Trial, outcome: Outcome, before: Mapping[str, str], after: 
     if outcome.code in (1, 2) and (len(errors) != 1 or lines[-1] != errors[0]):
         faults.append(f"exit {outcome.code} with {len(errors)} lines of error")
     outputs = () if outcome.code == 2 else trial.outputs
+    runs = tuple(f"{name}/" for name in outputs)
     beside = {str(Path(name).with_suffix(".qml")) for name in outputs} | {f"{name}.aux.xml" for name in outputs}
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    for name in sorted(changed - {*outputs, *beside}):
+    for name in sorted(name for name in changed - {*outputs, *beside} if not name.startswith(runs)):
         if name in before:
             faults.append(f"input changed: {name}")
         elif not (killed and ".part" in name):

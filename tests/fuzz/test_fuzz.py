@@ -45,6 +45,7 @@ def test_another_file_is_seen(tmp_path: Path) -> None:
     assert Trial("predict").result_faults(tmp_path) == []
     (tmp_path / "map.tif").write_bytes(b"qixels")
     assert Trial("predict").result_faults(tmp_path) == ["map.tif is not that of undisturbed commands"]
+    assert Trial("train").result_faults(tmp_path) == ["the run is not finished"]
 
 
 HANGS = """

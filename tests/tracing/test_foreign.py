@@ -125,7 +125,7 @@ def test_ranks_give_what_the_plain_module_gives(name: str, meshes: dict[str, Mes
     """Networks that people use, by uneven blocks and by tiles: y, dx, dW; messages are the plan's. Where images hold
     tiles, gradients reach as far as the halo."""
     foreign = REAL.get(name) or NETWORKS[name]
-    module, network = _module(foreign), foreign.network()
+    module, network = _module(name), foreign.network()
     opened, x_BCHW, fault = OpenAxes(meshes["mpi"]), image((1, foreign.bands, *(foreign.size or (64, 96))), 5), None
     expected = undivided(module, x_BCHW)
     for named in expected.gradients, expected.buffers:  # the graph has the user's own names
@@ -159,7 +159,7 @@ def test_parts_give_what_the_plain_module_gives(
     """Loss and dW of a training step in stages, and in mode `exchange` where images hold tiles. At night the thin
     networks, with FOREIGN_NETWORKS=real all; by day none: `test_three_stages`."""
     monkeypatch.setitem(NETWORKS, name, REAL[name])
-    mesh, module = meshes["mpi"], _module(REAL[name]).train()
+    mesh, module = meshes["mpi"], _module(name).train()
     ways = {(1, 1): ParallelConfig(stages=mesh.size, balance="modelled")}
     if REAL[name].tiles and mesh.size == 4:
         ways[3, 2] = ParallelConfig(halo="exchange", mesh=[2, 2])
@@ -246,7 +246,8 @@ def test_one_weight_on_two_stages_is_refused(meshes: dict[str, Mesh]) -> None:
         train(of("Mixed", (1, 1), ParallelConfig(stages=3, balance=balance)), meshes["gloo"])
 
 
-def _module(foreign: Foreign) -> torch.nn.Module:
+def _module(name: str) -> torch.nn.Module:
+    foreign = REAL.get(name) or NETWORKS[name]
     try:
         return foreign.module()
     except ImportError as error:
