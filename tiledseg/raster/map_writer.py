@@ -109,7 +109,7 @@ def lay_out(
 
 
 def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
-    """Return the offsets of all blocks (bands, block rows, block cols) of the plain file. Raises OutputError unless
+    """Return the offsets of all blocks (bands, block rows, block cols) of the plain file. Raises OSError unless
     blocks are distinct and inside the file."""
     with rasterio.open(path, driver="GTiff") as dataset:
         expected = BLOCK * BLOCK * np.dtype(dataset.dtypes[0]).itemsize
@@ -121,7 +121,7 @@ def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
     ordered = np.sort(offsets, axis=None)
     inside = ordered[0] > 0 and ordered[-1] + expected <= path.stat().st_size
     if not inside or (np.diff(ordered) < expected).any():
-        raise OutputError("its blocks are incomplete, overlap, or lie beyond its end")
+        raise OSError("its blocks are incomplete, overlap, or lie beyond its end")
     return offsets
 
 
