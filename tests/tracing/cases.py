@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ import torch
 from benchmarks.foreign_networks.networks import MANY
 from benchmarks.foreign_networks.networks import NETWORKS as PACKAGED
 from benchmarks.foreign_networks.networks import Foreign as Source
-from tests.conftest import NIGHTLY, SIZE
+from tests.conftest import NIGHTLY
 from tests.law.cases import Case
 from tests.tracing.networks import AlignedUNet, Mixed, Outer, PaddingUNet, Pointed, Squeezed
 from tests.tracing.styles import STYLES
@@ -21,8 +23,8 @@ from tests.tracing.times import temporal
 from tests.tracing.windows import Scanning, SmallSwin
 from tiledseg.geometry.graph import Graph
 from tiledseg.models.network import GraphNetwork, with_channels_last
-from tiledseg.tracing.runs import FAR
 
+T = TypeVar("T")
 HERE = "tests.tracing.styles"
 WRITTEN = {
     style.__name__: Source("tests", HERE, lambda _, style=style: Outer(style(8), classes=2))
@@ -54,18 +56,21 @@ class Foreign:
         return traced(self.name).graph
 
 
+def installed(foreign: Source, make: Callable[[], T]) -> T:
+    """Return what `make` returns; skip, with the reason, where the package of `foreign` is absent."""
+    try:
+        return make()
+    except ImportError as error:
+        pytest.skip(f"{foreign.package} is not installed ({error}); see benchmarks/foreign-networks.md")
+
+
 @functools.lru_cache
 def traced(name: str) -> GraphNetwork:
-    """Raises pytest's skip, with the reason, where the package is absent. By day tests alone compare graphs;
-    over ranks each traces for itself, without looks at sizes far away, which the serial session has."""
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            if not NIGHTLY:
-                patch.setattr("tiledseg.tracing.runs.FAR", () if SIZE > 1 else FAR)
-                patch.setattr("tiledseg.tracing.trace.check_traced", lambda *_: None)
-            return NETWORKS[name].network()
-    except ImportError as error:
-        pytest.skip(f"{NETWORKS[name].package} is not installed ({error}); see benchmarks/foreign-networks.md")
+    """Raises pytest's skip where the package is absent. By day tests alone compare graphs."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not NIGHTLY:
+            patch.setattr("tiledseg.tracing.trace.check_traced", lambda *_: None)
+        return installed(NETWORKS[name], NETWORKS[name].network)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tests.law.cases import IGNORED, as_batch, difference, gradients, relative
 from tests.law.steps import Steps, by_one_rank, check, gathered, tiled_logits, train
 from tests.spatial.drawn import image
 from tests.spatial.twins import OpenAxes, copied, undivided
-from tests.tracing.cases import NETWORKS, Foreign, ForeignCase, traced
+from tests.tracing.cases import NETWORKS, Foreign, ForeignCase, installed, traced
 from tests.tracing.over_ranks import distance, in_blocks, in_tiles, reach
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
@@ -248,10 +248,7 @@ def test_one_weight_on_two_stages_is_refused(meshes: dict[str, Mesh]) -> None:
 
 def _module(name: str) -> torch.nn.Module:
     foreign = REAL.get(name) or NETWORKS[name]
-    try:
-        return foreign.module()
-    except ImportError as error:
-        pytest.skip(f"{foreign.package} is not installed ({error}); see benchmarks/foreign-networks.md")
+    return installed(foreign, foreign.module)
 
 
 def _size(name: str) -> tuple[int, int]:

@@ -173,7 +173,7 @@ def _check_room(outputs: Sequence[Output]) -> None:
 
 
 _LOCK = "lock"
-_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+LOCK_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW  # to open a file that is locked
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def unfinished(path: str | Path) -> Iterator[Unfinished]:
     try:
         delete(folder)
         folder.mkdir()
-        handle = os.open(folder / _LOCK, _FLAGS | os.O_CREAT, 0o666)
+        handle = os.open(folder / _LOCK, LOCK_FLAGS | os.O_CREAT, 0o666)
     except FileExistsError:
         raise OutputError(f"cannot write {path}: {folder} cannot be removed; remove it") from None
     except OSError as error:
@@ -254,7 +254,7 @@ def check_unclaimed(path: str | Path) -> None:
     """Raise OutputError if a running job, maybe of an older version, writes the output `path`. Writes nothing."""
     for file in (temporary(path) / _LOCK, temporary(path)):  # an older version locks a file of that name
         try:
-            handle = os.open(file, _FLAGS)
+            handle = os.open(file, LOCK_FLAGS)
         except OSError:
             continue
         try:

@@ -16,16 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tiledseg.errors import OutputError
+from tiledseg.system.outputs import LOCK_FLAGS
 
 NAME = "run.lock"
-_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 
 
 def check_free(folder: Path) -> None:
     """Raise OutputError, with the holder's name, if a process holds the lock of `folder`. Writes nothing."""
     try:
-        handle = os.open(folder / NAME, _FLAGS)
+        handle = os.open(folder / NAME, LOCK_FLAGS)
     except OSError:
         return
     try:
@@ -45,7 +45,7 @@ def hold(folder: Path) -> Iterator[str | None]:
         while True:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                handle = os.open(path, _FLAGS | os.O_CREAT, 0o666)
+                handle = os.open(path, LOCK_FLAGS | os.O_CREAT, 0o666)
             except OSError as error:
                 raise OutputError(f"cannot write into {folder}: {error.strerror}; give another run.output") from error
             opened.callback(os.close, handle)
