@@ -121,7 +121,7 @@ def test_a_sampler_deals_one_order(files: tuple[list[str], list[str]]) -> None:
     for size in (2, 3):
         together = [index for step in zip(*order(size), strict=True) for index in step]
         assert together == alone
-    ours = Sampler(data.tiles_per_image, seed=7, tiles_per_step=6).steps(0)
+    ours = Sampler(tuple(map(range, data.tiles_per_image)), seed=7, tiles_per_step=6).steps(0)
     theirs = [sorted(data.where(i)[0] * 9 + data.where(i)[1].index for i in alone[k : k + 6]) for k in (0, 6, 12)]
     assert theirs == [[image * 9 + tile for image, tile, _ in step] for step in ours]
 

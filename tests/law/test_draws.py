@@ -129,7 +129,7 @@ def test_each_tile_is_one_of_its_own_changed_raster(tmp_path: Path) -> None:
     image, augment = scene(tmp_path), [*PLACES, *VALUES]
     own = config(tmp_path, "own", augment=augment, grid=2, augment_each="tile", tiles_per_step=1)
     drawer, expected = Drawer(augmentation(augment), ((H, W),), BANDS), []
-    for step, ((_, tile, _),) in enumerate(Sampler((4,), 0, 1).steps(0)):
+    for step, ((_, tile, _),) in enumerate(Sampler((range(4),), 0, 1).steps(0)):
         disk = tmp_path / f"disk-{tile}"
         write(disk, *shown(*image, drawer.draw(f"tiledseg.augmentation 0 0 0 {tile}", 0)))
         expected.append(losses(run(still(config(disk, "plain", grid=2, tiles_per_step=1)), one_rank()))[step])

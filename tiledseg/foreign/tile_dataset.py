@@ -252,7 +252,7 @@ class TileSampler(data.Sampler[int]):
         self._stop = count - more if uneven == "drop" else count
         counts = dataset.tiles_per_image
         self._first = [sum(counts[:image]) for image in range(len(counts))]
-        self._sampler = Sampler(counts, seed, tiles_per_step=1)
+        self._sampler = Sampler(tuple(map(range, counts)), seed, tiles_per_step=1)
 
     @checked
     def set_epoch(self, epoch: int) -> None:

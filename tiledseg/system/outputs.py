@@ -8,12 +8,14 @@ inode, else by real path, including their temporary names.
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import resource
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tiledseg.errors import OutputError
@@ -173,7 +175,6 @@ def _check_room(outputs: Sequence[Output]) -> None:
 
 
 _LOCK = "lock"
-LOCK_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW  # to open a file that is locked
 
 
 @dataclass(frozen=True)
@@ -234,18 +235,18 @@ def unfinished(path: str | Path) -> Iterator[Unfinished]:
     try:
         delete(folder)
         folder.mkdir()
-        handle = os.open(folder / _LOCK, LOCK_FLAGS | os.O_CREAT, 0o666)
+        file = open_lock(folder / _LOCK, creates=True)
     except FileExistsError:
         raise OutputError(f"cannot write {path}: {folder} cannot be removed; remove it") from None
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another output") from None
-    output = Unfinished(Path(path), os.fstat(handle).st_ino)
+    output = Unfinished(Path(path), os.fstat(file.fileno()).st_ino)
     try:
-        _lock(handle, path)
+        lock(file, partial(taken, path))
         yield output
     finally:
         output.discard()
-        os.close(handle)
+        file.close()
         with suppress(OSError):  # NFS keeps an open file under another name until here
             folder.rmdir()
 
@@ -253,28 +254,40 @@ def unfinished(path: str | Path) -> Iterator[Unfinished]:
 def check_unclaimed(path: str | Path) -> None:
     """Raise OutputError if a running job, maybe of an older version, writes the output `path`. Writes nothing."""
     for file in (temporary(path) / _LOCK, temporary(path)):  # an older version locks a file of that name
-        try:
-            handle = os.open(file, LOCK_FLAGS)
-        except OSError:
-            continue
-        try:
-            _lock(handle, path)
-        finally:
-            os.close(handle)
+        check_unlocked(file, partial(taken, path))
 
 
-def _lock(handle: int, path: str | Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise taken(path) from None
-    except OSError:
-        pass  # no locks here
-
-
-def taken(path: str | Path) -> OutputError:
+def taken(path: str | Path, holder: str = "") -> OutputError:
     """Return the error of a file that another job is writing."""
     return OutputError(f"cannot write {path}: another job is writing it too; give each its own output")
+
+
+def open_lock(path: Path, creates: bool = False) -> io.FileIO:
+    """Open a file to be locked, not through a link, and without waiting for a FIFO's writer."""
+    flags = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | (os.O_CREAT if creates else 0)
+    return io.FileIO(path, "r+", opener=lambda name, own: os.open(name, own | flags, 0o666))
+
+
+def lock(file: io.FileIO, refusal: Callable[[str], OutputError]) -> str | None:
+    """Lock an open file until it is closed; return the reason if its file system cannot. Raises `refusal` of the words
+    in the file if another process holds the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise refusal(os.pread(file.fileno(), 300, 0).decode(errors="replace")) from None
+    except OSError as error:
+        return error.strerror
+    return None
+
+
+def check_unlocked(path: Path, refusal: Callable[[str], OutputError]) -> None:
+    """Raise `refusal`, as `lock` does, if a process holds the lock of a file. Writes nothing."""
+    try:
+        file = open_lock(path)
+    except OSError:
+        return
+    with file:
+        lock(file, refusal)
 
 
 # Names in the folder of a run.

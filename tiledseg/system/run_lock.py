@@ -8,30 +8,21 @@ mounted with `flock`. On a file system without locks, `hold` returns a warning a
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from tiledseg.errors import OutputError
-from tiledseg.system.outputs import LOCK_FLAGS
+from tiledseg.system.outputs import check_unlocked, lock, open_lock
 
 NAME = "run.lock"
-_WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 
 
 def check_free(folder: Path) -> None:
     """Raise OutputError, with the holder's name, if a process holds the lock of `folder`. Writes nothing."""
-    try:
-        handle = os.open(folder / NAME, LOCK_FLAGS)
-    except OSError:
-        return
-    try:
-        _lock(handle, folder)
-    finally:
-        os.close(handle)
+    check_unlocked(folder / NAME, partial(_in_use, folder))
 
 
 @contextlib.contextmanager
@@ -45,34 +36,26 @@ def hold(folder: Path) -> Iterator[str | None]:
         while True:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                handle = os.open(path, LOCK_FLAGS | os.O_CREAT, 0o666)
+                file = opened.enter_context(open_lock(path, creates=True))
             except OSError as error:
                 raise OutputError(f"cannot write into {folder}: {error.strerror}; give another run.output") from error
-            opened.callback(os.close, handle)
-            warning = _lock(handle, folder)
-            if is_at(handle, path):  # else the former holder has just removed the file
+            unlocked = lock(file, partial(_in_use, folder))
+            if is_at(file.fileno(), path):  # else the former holder has just removed the file
                 break
         with contextlib.suppress(OSError):  # the writes that follow report a full disk
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+            file.truncate()
+            file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         try:
-            yield warning
+            what = "so nothing stops a second job from writing there too"
+            yield unlocked and f"{folder}: its file system has no locks ({unlocked}), {what}"
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(path)  # while it is held: a waiting process finds the file gone, and makes its own
 
 
-def _lock(handle: int, folder: Path) -> str | None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        who = os.pread(handle, 300, 0).decode(errors="replace") or "another process"
-        raise OutputError(f"{folder} is in use by {who}; wait for its end, or give another run.output") from None
-    except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:
-            raise OutputError(f"cannot lock {folder / NAME}: {error.strerror}; give another run.output") from error
-        return f"{folder}: its file system has no locks, so nothing stops a second job from writing there too"
-    return None
+def _in_use(folder: Path, holder: str) -> OutputError:
+    who = holder or "another process"
+    return OutputError(f"{folder} is in use by {who}; wait for its end, or give another run.output")
 
 
 def is_at(handle: int, path: Path) -> bool:

@@ -32,7 +32,7 @@ from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.content import ByContent
 from tiledseg.raster.samples.draws import Drawer
-from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Sampler, Steps
+from tiledseg.raster.samples.sampling import DrawnWindows, Sampler, Steps
 from tiledseg.raster.statistics import Normalization
 from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.choose_objective import choose_objective, given_weights, loss_bytes_of
@@ -42,7 +42,7 @@ from tiledseg.training.raster_set import RasterSet, inspect_files, layout_notes,
 from tiledseg.units import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_of
 
-Kept = tuple[tuple[int, ...], ...]
+Kept = tuple[Sequence[int], ...]
 """The numbers of each image's tiles in which pixels may count."""
 USUAL_BATCH, USUAL_STEPS = 4, 500
 """Default tiles of a step, and default fewest steps of a run."""
@@ -274,9 +274,10 @@ def _steps(
     if windows is not None:
         footprint = plan.footprint if windows.exact else None
         return DrawnWindows(drawer, windows.side, windows.per_step, train.seed, footprint)
-    counts = tuple(map(len, plan.tilings[: len(learnt.infos)] if kept is None else kept))
-    sampler = Sampler(counts, train.seed, train.given_tiles, train.images_per_step, kept)
-    return DrawnTiles(sampler, drawer, train.augment_each, turned=_turned(changes, learnt.infos))
+    tiles = kept or tuple(range(len(tiling)) for tiling in plan.tilings[: len(learnt.infos)])
+    by = train.given_tiles, train.images_per_step
+    turned = _turned(changes, learnt.infos)
+    return Sampler(tiles, train.seed, *by, drawer, train.augment_each, turned, plan.tilings)
 
 
 def _turned(changes: Augmentation, images: Sequence[RasterInfo]) -> tuple[int, ...]:

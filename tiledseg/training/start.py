@@ -23,8 +23,8 @@ from tiledseg.execution.survey import Survey, survey, survey_content
 from tiledseg.memory.device import is_gpu
 from tiledseg.raster.labels.label_map import LabelMap, median_frequency_weights
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.samples.content import Content, square_units, tile_units
-from tiledseg.raster.samples.sampling import DrawnTiles, DrawnWindows, Position
+from tiledseg.raster.samples.content import Content
+from tiledseg.raster.samples.sampling import Position
 from tiledseg.raster.statistics import Normalization
 from tiledseg.system.console import counted
 from tiledseg.system.files import write_whole, writing
@@ -230,7 +230,6 @@ def _opening_lines(preparation: Preparation) -> list[str]:
 
 # Red, green and blue of ImageNet, scaled to 0..1, from torchvision's documentation of its weights.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-LEAST_SQUARE = 16  # least side in pixels of a region of labels, where windows are drawn by their labels
 
 
 def survey_data(run: Preparation, mesh: Mesh) -> Preparation:
@@ -294,19 +293,12 @@ def count_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
     steps, rules = preparation.sampler, preparation.by_content
     if rules is None:
         return preparation
-    if isinstance(steps, DrawnWindows):
-        units = square_units(steps.drawer.shapes, max(LEAST_SQUARE, steps.side // 2))
-    else:
-        units = tile_units(preparation.training.tilings)
+    units = steps.units()
     with ExitStack() as stack:
         images, labels = _opened(preparation, range(len(preparation.training.labels)), stack)
         counts = survey_content(mesh, units, images, labels, preparation.label_map)
     content = Content(tuple(region for unit in units for region in unit), counts, rules)
-    if isinstance(steps, DrawnWindows):
-        return replace(preparation, sampler=replace(steps, content=content))
-    assert isinstance(steps, DrawnTiles), "there are no other steps"
-    drawn = replace(steps, sampler=replace(steps.sampler, content=content), tilings=preparation.plan.tilings)
-    return replace(preparation, sampler=drawn)
+    return replace(preparation, sampler=replace(steps, content=content))
 
 
 def _opened(

@@ -13,15 +13,15 @@ import itertools
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, Tiling, window_tile
 from tiledseg.raster.places import View
-from tiledseg.raster.samples.content import Content
+from tiledseg.raster.samples.content import Content, Unit, square_units, tile_units
 from tiledseg.raster.samples.draws import Draw, Drawer, drawn_number
 from tiledseg.raster.statistics import Region
 from tiledseg.system.console import counted
@@ -42,20 +42,28 @@ class Position(NamedTuple):
     step: int
 
 
+LEAST_SQUARE = 16  # least side in pixels of a region of labels by which windows are drawn
 T = TypeVar("T")
 Step = tuple[TileReference, ...]
 
 
+@dataclass(frozen=True)
 class Steps(ABC):
-    """The steps of a run, the same on every rank."""
+    """The steps of a run, the same on every rank. `content`: the labels by which they are drawn (None: by none)."""
+
+    content: Content | None = field(default=None, kw_only=True)
 
     @property
     @abstractmethod
     def steps_per_epoch(self) -> int: ...
 
     @abstractmethod
-    def steps(self, epoch: int) -> Iterable[Step]:
-        """Return the steps of an epoch."""
+    def steps(self, epoch: int) -> Iterator[Step]:
+        """Yield the steps of an epoch."""
+
+    @abstractmethod
+    def units(self) -> list[Unit]:
+        """Return the regions whose labels `content` counts."""
 
     def steps_from(self, position: Position, epochs: int) -> Iterator[tuple[Position, Step]]:
         """Yield the steps from `position` to the end of epoch `epochs` - 1, each with its own position."""
@@ -68,33 +76,38 @@ class Steps(ABC):
 
 @dataclass(frozen=True)
 class Sampler(Steps):
-    """The steps of a run over images of `tiles_per_image` tiles each.
+    """The steps of a run over the `tiles` of each image, by their numbers.
 
     `tiles_per_step` None: images are shuffled, and a step is all tiles of `images_per_step` images; the last step of an
     epoch may have fewer. A number: all tiles are shuffled and cut into steps of that many; a smaller last step is kept.
     Each tile occurs once an epoch. The tiles of a step are sorted, so that neighbours share decoded blocks; the result,
     a sum, does not change.
 
-    `kept`: the tiles of each image that take part (None: all), `tiles_per_image` of them.
-
     With `content` (and a number of tiles a step) an epoch has as many tiles as `content.drawn`. Each of these, in
     shuffled order, is replaced with the probability `balance` by a tile drawn by class, which may repeat.
+
+    `drawer`: gives each image (`each` "image") or tile of an epoch an augmentation draw. `turned`: the images whose
+    shape a quarter turn changes. The turned form of the k-th of them is image number `len(tiles)` + k, with as many
+    tiles. `tilings`: of all images, turned ones last. With `content`, a draw that moves pixels selects the tile of the
+    augmented raster that holds the centre of the drawn tile.
 
     Raises ConfigError if there are fewer tiles than one step takes.
     """
 
-    tiles_per_image: tuple[int, ...]
+    tiles: tuple[Sequence[int], ...]
     seed: int
     tiles_per_step: int | None = None
     images_per_step: int = 1
-    kept: tuple[tuple[int, ...], ...] | None = None
-    content: Content | None = None
+    drawer: Drawer | None = None
+    each: str = "image"
+    turned: tuple[int, ...] = ()
+    tilings: tuple[Tiling, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.images_per_step > len(self.tiles_per_image):
+        if self.images_per_step > len(self.tiles):
             raise ConfigError(
-                f"train.images_per_step is {self.images_per_step}, but there are {len(self.tiles_per_image)} training "
-                "images; give at most that many"
+                f"train.images_per_step is {self.images_per_step}, but there are {len(self.tiles)} training images; "
+                "give at most that many"
             )
         total = self._tiles_per_epoch
         if self.tiles_per_step is not None and self.tiles_per_step > total:
@@ -108,26 +121,31 @@ class Sampler(Steps):
 
     @property
     def _tiles_per_epoch(self) -> int:
-        return sum(self.tiles_per_image) if self.content is None else len(self.content.drawn)
+        return sum(map(len, self.tiles)) if self.content is None else len(self.content.drawn)
 
     @property
     def steps_per_epoch(self) -> int:
         if self.tiles_per_step is None:
-            return math.ceil(len(self.tiles_per_image) / self.images_per_step)
+            return math.ceil(len(self.tiles) / self.images_per_step)
         return math.ceil(self._tiles_per_epoch / self.tiles_per_step)
 
-    def steps(self, epoch: int) -> list[Step]:
+    def units(self) -> list[Unit]:
+        return tile_units(self.tilings[: len(self.tiles)])
+
+    def steps(self, epoch: int) -> Iterator[Step]:
         generator = random.Random(drawn_number(f"tiledseg.sampling {self.seed}", str(epoch)))
-        images, size = range(len(self.tiles_per_image)), self.tiles_per_step
-        if size is None:
-            order, size = shuffled(images, generator), self.images_per_step
-            groups = (sorted(order[start : start + size]) for start in range(0, len(order), size))
-            return [tuple(tile for image in group for tile in self._all_tiles(image)) for group in groups]
-        if self.content is None:
-            tiles = shuffled([tile for image in images for tile in self._all_tiles(image)], generator)
+        every = [[TileReference(image, tile) for tile in own] for image, own in enumerate(self.tiles)]
+        if self.tiles_per_step is None:
+            groups, size = [every[image] for image in shuffled(range(len(every)), generator)], self.images_per_step
+        elif self.content is None:
+            groups = [[one] for one in shuffled(list(itertools.chain(*every)), generator)]
+            size = self.tiles_per_step
         else:
-            tiles = [TileReference(region.image, region.tile) for region in self._drawn(self.content, generator)]
-        return [tuple(sorted(tiles[start : start + size])) for start in range(0, len(tiles), size)]
+            groups = [[TileReference(one.image, one.tile)] for one in self._drawn(self.content, generator)]
+            size = self.tiles_per_step
+        for start in range(0, len(groups), size):
+            step = tuple(sorted(itertools.chain(*groups[start : start + size])))
+            yield step if self.drawer is None or self.drawer.is_idle else self._augmented(step, epoch, self.drawer)
 
     def _drawn(self, content: Content, generator: random.Random) -> list[Region]:
         return [
@@ -135,9 +153,24 @@ class Sampler(Steps):
             for number in shuffled(content.drawn, generator)
         ]
 
-    def _all_tiles(self, image: int) -> Step:
-        tiles = self.kept[image] if self.kept is not None else range(self.tiles_per_image[image])
-        return tuple(TileReference(image, tile) for tile in tiles)
+    def _augmented(self, step: Step, epoch: int, drawer: Drawer) -> Step:
+        draws: dict[str, Draw | None] = {}
+        result = []
+        for image, tile, _ in step:
+            each = f" {tile}" if self.each == "tile" else ""
+            words = f"tiledseg.augmentation {self.seed} {epoch} {image}{each}"
+            if words not in draws:
+                draws[words] = drawer.draw(words, image)
+            draw, shown = draws[words], image
+            if draw is not None and draw.view is not None:
+                if draw.view.shape != drawer.shapes[image]:
+                    draw, shown = replace(draw, source=image), len(drawer.shapes) + self.turned.index(image)
+                if self.content is not None:
+                    core = self.tilings[image].tiles[tile].core  # type: ignore[index]
+                    centre = ((side.start + side.stop - 1) / 2 for side in (core.row, core.col))
+                    tile = self.tilings[shown].tile_at(*draw.view.find(*centre)).index  # type: ignore[union-attr]
+            result.append(TileReference(shown, tile, draw))
+        return tuple(result)
 
 
 def shuffled(items: Sequence[T], generator: random.Random) -> list[T]:
@@ -147,49 +180,6 @@ def shuffled(items: Sequence[T], generator: random.Random) -> list[T]:
         other = int(generator.random() * (last + 1))
         result[last], result[other] = result[other], result[last]
     return result
-
-
-@dataclass(frozen=True)
-class DrawnTiles(Steps):
-    """The steps of `sampler` with an augmentation draw for each image (`each` "image") or tile of an epoch.
-
-    `tilings`: given if tiles are drawn by content. A draw that moves pixels then selects the tile of the augmented
-    raster that holds the centre of the drawn tile. `turned`: the images whose shape a quarter turn changes. The turned
-    form of the k-th of them is image number `len(shapes)` + k, with as many tiles.
-    """
-
-    sampler: Sampler
-    drawer: Drawer
-    each: str
-    tilings: tuple[Tiling, ...] = ()
-    turned: tuple[int, ...] = ()
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.sampler.steps_per_epoch
-
-    def steps(self, epoch: int) -> Iterator[Step]:
-        for step in self.sampler.steps(epoch):
-            yield step if self.drawer.is_idle else self._drawn(step, epoch)
-
-    def _drawn(self, step: Step, epoch: int) -> Step:
-        draws: dict[str, Draw | None] = {}
-        result = []
-        for image, tile, _ in step:
-            each = f" {tile}" if self.each == "tile" else ""
-            words = f"tiledseg.augmentation {self.sampler.seed} {epoch} {image}{each}"
-            if words not in draws:
-                draws[words] = self.drawer.draw(words, image)
-            draw, shown = draws[words], image
-            if draw is not None and draw.view is not None:
-                if draw.view.shape != self.drawer.shapes[image]:
-                    draw, shown = replace(draw, source=image), len(self.drawer.shapes) + self.turned.index(image)
-                if self.tilings:
-                    core = self.tilings[image].tiles[tile].core  # type: ignore[index]
-                    centre = ((side.start + side.stop - 1) / 2 for side in (core.row, core.col))
-                    tile = self.tilings[shown].tile_at(*draw.view.find(*centre)).index  # type: ignore[union-attr]
-            result.append(TileReference(shown, tile, draw))
-        return tuple(result)
 
 
 @dataclass(frozen=True)
@@ -213,7 +203,6 @@ class DrawnWindows(Steps):
     per_step: int
     seed: int
     footprint: Footprint | None
-    content: Content | None = None
 
     def __post_init__(self) -> None:
         least = min(min(shape) for shape in self.drawer.shapes)
@@ -225,6 +214,9 @@ class DrawnWindows(Steps):
     @property
     def steps_per_epoch(self) -> int:
         return math.ceil(sum(self._areas()) / (self.per_step * self.side**2))
+
+    def units(self) -> list[Unit]:
+        return square_units(self.drawer.shapes, max(LEAST_SQUARE, self.side // 2))
 
     def steps(self, epoch: int) -> Iterator[Step]:
         for index in range(self.steps_per_epoch):
