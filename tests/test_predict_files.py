@@ -137,15 +137,17 @@ def read_polygons(path: Path) -> tuple[dict, NDArray, NDArray, NDArray, NDArray]
 
 
 def test_polygons_are_those_of_the_whole_map(folder: Path, plain: NDArray[np.uint8], tmp_path: Path) -> None:
-    """As rasterio outlines the written map, on the ground; then the same in place of the older file."""
+    """As rasterio outlines the written map, on the ground. Then some classes, by name or number; the older file goes,
+    and the map has all."""
     gpkg = tmp_path / "classes.gpkg"
     outlined = shapes(plain, plain != 255, connectivity=4, transform=PLACE)
     whole = [(int(n), shapely.normalize(shapely.geometry.shape(s)).wkb) for s, n in outlined]
-    for _ in range(2):
-        assert predict(folder, tmp_path / "map.tif", "--polygons", str(gpkg)) == 0
+    for options, numbers in (([], {0, 1, 2}), (["--polygons-classes", "0,roof"], {0, 2})):
+        assert predict(folder, tmp_path / "map.tif", "--polygons", str(gpkg), *options) == 0
         meta, found, of_class, names, sizes = read_polygons(gpkg)
         pairs = zip(of_class, found, strict=True)
-        assert sorted((int(n), shapely.normalize(one).wkb) for n, one in pairs) == sorted(whole)
+        wanted = sorted(pair for pair in whole if pair[0] in numbers)
+        assert sorted((int(n), shapely.normalize(one).wkb) for n, one in pairs) == wanted
         assert len(found) > 50
         assert meta["crs"] == UTM
         assert [list(CLASSES)[n] for n in of_class] == list(names)

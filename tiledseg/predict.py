@@ -65,6 +65,8 @@ def build_parser() -> Parser:
     add("--format", choices=FORMATS, default="cog", help=cog)
     add("--compress", choices=COMPRESSIONS, default=AUTO, help="compression (default auto: docs/how-to/maps.md)")
     add("--polygons", metavar="FILE.gpkg", help="GeoPackage of the classes' areas to write")
+    names = "classes with polygons, by name or number (default: all)"
+    add("--polygons-classes", type=str, metavar="CLASS[,CLASS]", help=names)
     views = "the mean over the raster and its reflections, or all quarter turns of these too (default none)"
     add("--tta", choices=VIEWS, default=NO_VIEWS, help=views)
     bands = "bands by mean and deviation of the training images (default), or by those of each mapped image"
@@ -136,6 +138,8 @@ def main(words: Sequence[str]) -> int:
 
 def parse_groups(options: Namespace) -> Config:
     """Return the configuration from the options that are its keys. Raise ConfigError."""
+    if options.polygons is None:
+        refuse_given(options, ("polygons_classes",), "--polygons is not given", "give it")
     config = config_of(options, memory={"blocks": NONE})
     with renamed(options.flags):
         for group in (config.tiling, config.parallel, config.memory, config.model):
@@ -238,6 +242,7 @@ def _requests(options: Namespace, config: Config, mapper: Mapper, mesh: Mesh) ->
         machine=config.parallel.machine,
         references=config.data.references,
         packing=Packing(options.format, options.compress),
+        polygons_classes=options.polygons_classes and tuple(options.polygons_classes.split(",")),
         area=config.data.area,
         views=options.tta,
         normalize=options.normalize,
@@ -284,8 +289,8 @@ def predict_raster(
     None: values unchanged. `classes`: the expected number of classes.
 
     `flags`: any other flag of `tiledseg predict --help all`, with `_` for `-`: `precision="bf16"`, `format="gtiff"`,
-    `area="a.gpkg"`, `verbosity=0`. `verify=False`: do not compare a module first with its traced network
-    (docs/explanation/exactness.md). `window`, `overlap`, `blend`, `ends`: a module of this input size
+    `area="a.gpkg"`, `verbosity=0`, `polygons_classes=["road"]`. `verify=False`: do not compare a module first with its
+    traced network (docs/explanation/exactness.md). `window`, `overlap`, `blend`, `ends`: a module of this input size
     maps by crops (docs/how-to/maps.md), untraced. A module also need not be traced with grid 1 on one rank. `memory`,
     `parallel`: maps of a group's keys, such as {"blocks": 8, "store": "/scratch"}, {"halo": "layer", "mesh": [2, 2]}.
 
@@ -307,6 +312,8 @@ def predict_raster(
     refused = [name for name in _OF_COMMAND if flags.get(name) is not None]
     if refused:
         raise ConfigError(f"{refused[0]} is given, but network is the network; leave it out (tiledseg.predict_raster)")
+    if not isinstance(named := flags.get("polygons_classes", ""), str):
+        flags["polygons_classes"] = None if named is None else ",".join(map(str, named))
     more = {
         "tiling": {"grid": list(grid) if isinstance(grid, tuple) else grid},
         "memory": {"blocks": "auto", **memory} if memory and "store" in memory else memory,

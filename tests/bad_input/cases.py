@@ -168,6 +168,8 @@ CASES = (
     predict("unknown-flag", "--colour red", "--colour", "--help"),
     predict("output-of-another-format", "--output ROOT/m.JP2", "--output is '", "ends in .tif"),
     predict("compressed-gtiff", "--format gtiff --compress zstd", "--compress is zstd", "use --format cog"),
+    predict("polygons-of-no-class", "--polygons ROOT/new.gpkg --polygons-classes road", "has 'road'; give names"),
+    predict("polygons-classes-alone", "--polygons-classes 0", "polygons-classes is 0, but --polygons is not given"),
     predict("output-is-the-input", "--output ROOT/image.tif", "image.tif", "input"),
     predict("probabilities-are-the-input", "--probabilities ROOT/image.tif", "image.tif", "input"),
     predict("damaged-block", "--image ROOT/damaged.tif", "damaged.tif", "rows", "columns", "copy it again"),

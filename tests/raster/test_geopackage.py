@@ -29,7 +29,7 @@ def test_polygons_are_read_as_labels_and_cover_each_pixel_with_data_once(
     write_raster(tmp_path / "plain.tif", classes_HW[None], crs=UTM, transform=TURNED)
     info = Info(37, 41, transform=TURNED)
     with unfinished(tmp_path / "p.gpkg") as output:
-        write_polygons(output, tmp_path / "plain.tif", info, default_classes(4))
+        write_polygons(output, tmp_path / "plain.tif", info, default_classes(4), {0, 1, 2, 3})
         assert not (tmp_path / "p.gpkg").exists(), "an unfinished file has another name"
         output.publish(JOURNALS)
     areas, pixels = (read_polygons(str(tmp_path / "p.gpkg"), info, attribute=key) for key in ("class", "pixels"))

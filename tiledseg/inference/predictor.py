@@ -23,7 +23,7 @@ from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.inference.mapping import ImageShare, map_windows, open_dataset, share_image
-from tiledseg.inference.request import IMAGE, Request, plan_maps, staged, upload
+from tiledseg.inference.request import IMAGE, Request, chosen_classes, plan_maps, staged, upload
 from tiledseg.inference.trained import Mapper
 from tiledseg.raster.geopackage import JOURNALS, write_polygons
 from tiledseg.raster.info import RasterInfo, code_notes, is_placed, reference_notes
@@ -215,7 +215,8 @@ def _finish(files: MapFiles, share: ImageShare, mapper: Mapper) -> None:
     if files.polygons is not None:
         with doing("outlining the map's polygons"):
             plain, legend = files.rasters[0].plain, mapper.legend or ()
-            write_polygons(files.polygons, plain, share.info, legend, tick)
+            classes = chosen_classes(share.request.polygons_classes, legend) - {mapper.ignore_index}
+            write_polygons(files.polygons, plain, share.info, legend, classes, tick)
     with doing("packing the map"):
         for layout in files.rasters:
             pack_layout(layout, len(os.sched_getaffinity(0)), tick)

@@ -31,6 +31,7 @@ from tiledseg.raster.composed import label_of, stem_of
 from tiledseg.raster.finding import check_assets, expand_sources
 from tiledseg.raster.geopackage import polygons_output
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.pair_reading import area_reader
 from tiledseg.raster.lists import EVERY, SourceRules
 from tiledseg.raster.map_writer import SIDECARS, raster_output
@@ -63,10 +64,10 @@ class Request:
     """A request of a map.
 
     `grid` None: auto. `parallel.exact` False: accept norms with a tile's statistics. `inputs`: files that the request
-    was read from, which no output may replace. `polygons`: GeoPackage of the classes' areas. `views`: one of `VIEWS`.
-    `area`: file of polygons; the map has no data outside. `verify`: compare a traced network with its module first.
-    `blocks`: compute tiles in blocks, kept in `store`. `machine`: profile that decides the tiles. `composing`: how
-    images are made of rasters.
+    was read from, which no output may replace. `polygons`: GeoPackage of the areas of `polygons_classes` (None:
+    all). `views`: one of `VIEWS`. `area`: file of polygons; the map has no data outside. `verify`: compare a traced
+    network with its module first. `blocks`: compute tiles in blocks, kept in `store`. `machine`: profile that decides
+    the tiles. `composing`: how images are made of rasters.
     """
 
     image: str
@@ -81,6 +82,7 @@ class Request:
     verbosity: int = 1
     packing: Packing = field(default_factory=Packing)
     polygons: str | None = None
+    polygons_classes: tuple[str, ...] | None = None
     views: str = NO_VIEWS
     normalize: str = TRAINING
     area: str | None = None
@@ -181,10 +183,21 @@ def plan_maps(
         if plan.blocks is not None:
             raise ConfigError(f"{views} --memory.blocks is given; leave one out")
     _check_outputs(requests, infos, network.classes, mapper)
+    chosen_classes(first.polygons_classes, mapper.legend or default_classes(network.classes))
     for request, info in zip(requests, infos, strict=True):
         if request.area is not None and not area_reader(request.area, info, "--area").count:
             raise RasterError(f"--area {request.area} has no polygon in {info.path}; check its CRS and its place")
     return plan, tuple(infos)
+
+
+def chosen_classes(words: Sequence[str] | None, legend: Sequence[ClassRecord]) -> frozenset[int]:
+    """Return the numbers of the classes named by `words` (names or numbers; None: all). Raises ConfigError."""
+    names = [record.name for record in legend]
+    known = {**{str(number): number for number in range(len(names))}, **{name: k for k, name in enumerate(names)}}
+    for word in words or ():
+        if word not in known:
+            raise ConfigError(f"--polygons-classes has '{word}'; give names or numbers of {', '.join(names)}")
+    return frozenset(range(len(names)) if words is None else (known[word] for word in words))
 
 
 def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], classes: int, mapper: Mapper) -> None:

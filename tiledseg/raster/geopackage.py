@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,10 +63,10 @@ def write_polygons(
     plain: Path,
     info: RasterInfo,
     legend: Sequence[ClassRecord],
+    classes: Collection[int],
     beat: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the areas of a class map, the file `plain`, of the classes in `legend`; `Unfinished.publish(JOURNALS)` ends
-    the file.
+    """Write the areas of `classes` in the class map `plain`; `Unfinished.publish(JOURNALS)` ends the file.
 
     Coordinates are those of the raster `info`; without a transform, its pixels, without a CRS. Raises WriteError.
     """
@@ -82,7 +82,7 @@ def write_polygons(
         for at, (outline, number) in enumerate(shapes(rasterio.band(dataset, 1), connectivity=4)):
             if at % _BEAT_EVERY == 0:
                 beat()
-            if int(number) < len(legend):
+            if int(number) in classes:
                 found.append((shape(outline), int(number)))
         outlines = np.array([outline for outline, _ in found], object)
         numbers, pixels = np.array([number for _, number in found], np.int32), shapely.area(outlines).astype(np.int64)
