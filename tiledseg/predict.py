@@ -365,11 +365,11 @@ def _exactly(requests: Sequence[Request], mapper: Mapper, ranks: int) -> list[Re
     """Return requests that are exact for norms and means over the whole image: in mode `layer`, or on one rank in
     blocks of the whole image, as many as the grid has tiles."""
     from tiledseg.planning.run.blocks import BlockSettings, seen_whole
-    from tiledseg.planning.run.spread import exact_modes
+    from tiledseg.planning.run.spread import measuring
 
     graph, first = mapper.describe().graph(), requests[0]
     whole, grid, parallel = seen_whole(graph), first.grid, first.parallel
-    mode = exact_modes(graph, 1 if grid == (1, 1) else 2, trains=False)[0]
+    mode = "layer" if grid != (1, 1) and measuring(graph, trains=False) else "read"
     if mode != "read" and ranks == 1 and whole is not None and grid is not None and first.verbosity:
         say(f"warning: grid is not used: '{whole}' needs the whole image at once; start several ranks")
     if mode == "read" or ranks > 1 or whole is not None or (first.blocks is not None and first.blocks.shape):

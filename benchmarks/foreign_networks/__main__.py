@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.foreign_networks.networks import MANY, NETWORKS, Foreign
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.halo import minimum_halo, network_footprint
-from tiledseg.planning.run.spread import exact_modes
+from tiledseg.planning.run.spread import measuring
 from tiledseg.tracing.trace import trace
 
 
@@ -88,12 +88,8 @@ def _row(name: str, foreign: Foreign) -> str:
         graph = trace(module, foreign.bands, foreign.outputs).graph
     except (ConfigError, GeometryError) as error:
         return f"| {name} | {foreign.package} | | | | {_short(str(error))} |"
-    modes = {trains: exact_modes(graph, 4, trains) for trains in (True, False)}
-    where = " and ".join(
-        f"{'all modes' if len(found) == 3 else 'mode layer'} {'trained' if trains else 'mapped'}"
-        for trains, found in modes.items()
-    )
-    where = where if modes[True] != modes[False] else where.split(" ")[0] + " " + where.split(" ")[1]
+    modes = ["mode layer" if measuring(graph, trains) else "all modes" for trains in (True, False)]
+    where = modes[0] if modes[0] == modes[1] else f"{modes[0]} trained and {modes[1]} mapped"
     try:
         halo = f"{max(minimum_halo(graph))}, {network_footprint(graph).alignment}"
     except GeometryError:  # whose output is smaller than the image: its author resizes it outside

@@ -32,13 +32,13 @@ from tiledseg.comm.session import open_mesh
 from tiledseg.config.words import NORMS
 from tiledseg.geometry.graph import MemoryPolicy
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.sharing.decomposition import MeshShape, Partition, decompose
+from tiledseg.geometry.sharing.decomposition import MeshShape, Partition
+from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.planning.walk.choice import StepChoices
 from tiledseg.planning.walk.cost import rank_walk
 from tiledseg.planning.walk.items import Walk, price
-from tiledseg.planning.walk.mode_cost import settled
 from tiledseg.planning.walk.rank_steps import rank_steps
 from tiledseg.planning.walk.step_memory import network_walk
 from tiledseg.spatial.network import SpatialNetwork
@@ -78,8 +78,8 @@ def part(unet: UNet, axes: Axes, fusion: int) -> Rank:
     shape = axes.shape.rows, axes.shape.cols
     graph, position = unet.graph(), axes.position
     assert position is not None
-    decomposition = decompose(make_tiling(RASTER, shape, network_footprint(graph)), shape)
-    rows, cols = settled(graph, decomposition)
+    image = layer_blocks(make_tiling(RASTER, shape, network_footprint(graph)), graph, shape, fusion)
+    rows, cols = image.rows, image.cols
     steps = rank_steps(graph, rows, fusion)[position.row], rank_steps(graph, cols, fusion)[position.col]
     walk = rank_walk(graph, unet.bands, *steps, axes.shape.ranks_per_image, 4)
     return Rank(unet, axes, rows, cols, fusion, network_walk(walk))

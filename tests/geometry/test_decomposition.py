@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.geometry.drawn import law, layers, line, partitions, unets
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.graph import Node
+from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.layer import Layer
@@ -21,8 +21,8 @@ from tiledseg.geometry.sharing.decomposition import (
     MeshShape,
     Partition,
     decompose,
-    partition_through,
 )
+from tiledseg.geometry.sharing.layer_windows import partitions_of
 from tiledseg.geometry.tiling import finest_grid, make_tiling
 
 
@@ -74,7 +74,7 @@ def test_blocks_cover_the_whole_once_and_even_ones_differ_by_one_at_most(
 def test_outputs_belong_to_a_rank_that_holds_what_they_read(partition: Partition, layer: Layer) -> None:
     """The middle of it, of convolutions and poolings; some of it, of others."""
     try:
-        out = partition_through(Node("layer", layer), [partition])
+        out = partitions_of(Graph((Node("layer", layer),)), partition)[1]
     except GeometryError:
         reject()
     assert (out.parts, out.size) == (partition.parts, layer.output_size(partition.size))

@@ -52,6 +52,7 @@ def test_a_budget_changes_no_loss(name: str, shared: Path, meshes: dict[str, Mes
     needed, asked = prepared.plan.memory, prepared.question
     if prepared.plan.pipeline is not None:  # of the stage that needs most
         bands, batch = prepared.plan.network.bands, prepared.plan.micro_batch
+        assert batch is not None
         staged = balanced_pipeline(asked.parallel, asked.graph, bands, batch, None, None)
         needed = max(staged.case.rank_bytes(staged.balance))
     budget, expected = int(0.9 * needed), losses(run(whole, mesh))

@@ -17,7 +17,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.layers.joins import ImageProducts
 from tiledseg.geometry.shapes import count_parameters, tensor_channels
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, decompose
-from tiledseg.geometry.sharing.layer_windows import WHOLE
+from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_blocks
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.walk.cost import rank_walk, tile_walk
 from tiledseg.planning.walk.cost_model import Machine, Prices
@@ -27,7 +27,6 @@ from tiledseg.planning.walk.mode_cost import (
     exchange_cost,
     layer_cost,
     read_cost,
-    settled,
 )
 from tiledseg.planning.walk.rank_steps import rank_steps
 from tiledseg.planning.walk.segment_memory import BlockedStep
@@ -85,7 +84,8 @@ def test_layer_mode_computes_nothing_twice(padding: str, upsampling: str) -> Non
     """E is exactly 1 with a fusion of 1, and rises with the fusion."""
     unet = UNet(3, base_channels=2, padding=padding, upsampling=upsampling)
     cut = cut_of(unet, (203, 331), (3, 4), (3, 4))
-    costs = [layer_cost(prices_of(unet, 12), cut, fusion) for fusion in (1, 2, WHOLE)]
+    blocks = layer_blocks(cut.tiling, unet.graph(), (3, 4))
+    costs = [layer_cost(prices_of(unet, 12), blocks, fusion) for fusion in (1, 2, WHOLE)]
     assert work(unet, cut.whole.shape) == costs[0].work < costs[1].work < costs[2].work
     assert costs[0].messages > costs[1].messages > costs[2].messages
 
@@ -114,8 +114,9 @@ def test_costs_are_sums_and_maxima_over_all_ranks(
     assert read.memory <= exchange.memory
     assert read.read == sum(pixels_of_raster(tiling, tile.context) for tile in tiling.tiles)
 
-    cost = layer_cost(prices_of(unet, ranks), cut, fusion)
-    rows, cols = (rank_steps(graph, each, fusion) for each in settled(graph, cut))
+    blocks = layer_blocks(tiling, graph, mesh, fusion)
+    cost = layer_cost(prices_of(unet, ranks), blocks, fusion)
+    rows, cols = (rank_steps(graph, each, fusion) for each in (blocks.rows, blocks.cols))
     owned = {at: pixels_of_raster(tiling, cut.owned(*at)) for at in places}
     assert (exchange.read, exchange.read_max) == (size[0] * size[1], max(owned.values()))
     assert cost.read == size[0] * size[1]
@@ -138,7 +139,8 @@ def test_gradients_and_norms() -> None:
     forward, backward = 8 * 4 * sum(1 + 2 * c for c in channels), 8 * sum(2 * c for c in channels)
     expected = 2 * len(channels), forward + backward
     for mesh, norms in (((2, 2), expected), ((1, 1), (0, 0))):
-        assert layer_cost(prices_of(unet, 4), cut_of(unet, (200, 200), (2, 2), mesh), 1).norms == norms
+        tiling = make_tiling((200, 200), (2, 2), network_footprint(unet.graph()))
+        assert layer_cost(prices_of(unet, 4), layer_blocks(tiling, unet.graph(), mesh), 1).norms == norms
 
 
 @pytest.mark.parametrize(
@@ -151,14 +153,14 @@ def test_gradients_and_norms() -> None:
 )
 def test_no_other_depth_takes_less_time(machine: Machine, expected: int | None) -> None:
     layers = UNet(4, base_channels=8).graph()
-    decomposition = decompose(make_tiling((500, 700), (2, 3), network_footprint(layers)), (2, 3))
-    prices = Prices(layers, 4, 4, machine, 6)
-    fusion = choose_fusion(layers, *settled(layers, decomposition), 4, 4, machine)
-    seconds = {depth: layer_cost(prices, decomposition, depth).seconds for depth in DEPTHS}
+    tiling, prices = make_tiling((500, 700), (2, 3), network_footprint(layers)), Prices(layers, 4, 4, machine, 6)
+    blocks = layer_blocks(tiling, layers, (2, 3))
+    fusion = choose_fusion(prices, blocks)
+    seconds = {depth: layer_cost(prices, blocks, depth).seconds for depth in DEPTHS}
     assert seconds[fusion] == min(seconds.values())
     assert fusion == (expected or fusion)
-    alone = Partition((0, 512))
-    assert choose_fusion(layers, alone, alone, 4, 4, machine) == 1, "a rank without neighbours sends nothing"
+    alone = layer_blocks(tiling, layers, (1, 1))
+    assert choose_fusion(Prices(layers, 4, 4, machine), alone) == 1, "a rank without neighbours sends nothing"
     assert fusion == WHOLE or all(seconds[depth] > seconds[fusion] for depth in DEPTHS if depth < fusion)
 
 
@@ -167,7 +169,7 @@ def test_products_over_an_image_have_a_cost_over_ranks_and_in_blocks() -> None:
     graph, bands = ForeignLayers(whole=True).graph(), ForeignLayers.bands
     assert any(isinstance(layer, ImageProducts) for layer in graph.layers)
     tiling = make_tiling((96, 96), (2, 2), network_footprint(graph))
-    cost = layer_cost(Prices(graph, bands, 4, MACHINE, 4), decompose(tiling, (2, 2)), 1)
+    cost = layer_cost(Prices(graph, bands, 4, MACHINE, 4), layer_blocks(tiling, graph, (2, 2)), 1)
     assert cost.memory < training_memory(graph, bands, tiling.whole.shape).total
     step = BlockedStep(graph, bands, tiling.whole.shape, (1, 1))
     assert step.total(in_file=False) >= training_memory(graph, bands, tiling.whole.shape).weights

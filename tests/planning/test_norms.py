@@ -18,7 +18,7 @@ from tiledseg.models.network import build_modules
 from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.spread import Parallelism, check_statistics, exact_modes, norm_fault
+from tiledseg.planning.run.spread import Parallelism, check_statistics, measuring, norm_fault
 from tiledseg.tracing.trace import trace
 
 
@@ -69,10 +69,9 @@ def test_in_layer_mode_the_image_counts() -> None:
 def test_where_a_norm_is_exact(norm: str, trains: bool) -> None:
     layers = UNet(3, 1, base_channels=8, norm=norm).graph()
     anywhere = norm in ("none", "pixel") or (norm == "batch" and not trains)
-    assert exact_modes(layers, 4, trains) == (HALO_MODES if anywhere else ("layer",))
-    assert exact_modes(layers, 1, trains) == HALO_MODES
+    assert bool(measuring(layers, trains)) == (not anywhere)
     for mode in HALO_MODES:
-        assert (norm_fault(layers, mode, 4, 1, trains) is None) == (mode in exact_modes(layers, 4, trains))
+        assert (norm_fault(layers, mode, 4, 1, trains) is None) == (anywhere or mode == "layer")
         assert norm_fault(layers, mode, 1, 1, trains) is None
 
 
@@ -118,7 +117,7 @@ def test_statistics_of_a_step_of_several_images_are_exact_or_refused(halo: str, 
 
 def test_statistics_that_stand_still_are_exact_everywhere() -> None:
     layers = UNet(3, 1, base_channels=8, norm="batch").graph().with_still_statistics()
-    assert exact_modes(layers, 4) == HALO_MODES
+    assert not measuring(layers)
     assert norm_fault(layers, "read", 4, 3) is None
     instance = UNet(3, 1, base_channels=8, norm="instance").graph()
     assert instance.with_still_statistics() == instance, "only a batch norm has statistics to stand still"
@@ -127,7 +126,7 @@ def test_statistics_that_stand_still_are_exact_everywhere() -> None:
 def test_a_norm_without_running_statistics_measures_maps_too() -> None:
     module = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4, track_running_stats=False))
     layers = trace(module, 2).graph
-    assert exact_modes(layers, 4, trains=False) == ("layer",)
+    assert [node.name for node in measuring(layers, trains=False)] == ["1"]
     fault = norm_fault(layers, "read", 4, 1, trains=False, keyed=False)
     assert fault is not None
     assert fault.startswith("'1' is a norm of kind batch: its statistics would be those of a tile")

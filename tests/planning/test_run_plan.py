@@ -106,6 +106,7 @@ def test_the_time_of_a_step_in_stages_is_that_of_its_replay() -> None:
         asked = RunQuestion(network, (Extent((64, 64)),), 2, 10**9, parallel, grid=(2, 2))
         plan = plan_run(asked)
         assert plan.seconds is None
+        assert plan.micro_batch is not None
         times = LayerTimes(ends, ends, lambda size: 0.0)
         found = plan_pipeline(parallel, asked.graph, network.bands, plan.micro_batch, None, times)
         assert found.seconds == pytest.approx(seconds)

@@ -16,12 +16,12 @@ from tiledseg.comm.mesh import Axes, Mesh, open_axes
 from tiledseg.comm.point_to_point import Work
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import Decomposition, MeshShape, Partition, context_exchange, decompose
-from tiledseg.geometry.sharing.layer_windows import WHOLE
+from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_blocks
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.walk.cost import rank_walk, tile_walk
-from tiledseg.planning.walk.mode_cost import input_messages, settled, statistic_sums
+from tiledseg.planning.walk.mode_cost import input_messages, statistic_sums
 from tiledseg.planning.walk.rank_steps import RankSteps, rank_steps
 from tiledseg.planning.walk.step_memory import memory_of
 from tiledseg.spatial.halo_exchange import exchanged
@@ -70,7 +70,8 @@ def spread(unet: UNet, axes: Axes, fusion: int, settle: bool = True, overlap: bo
     decomposition = cut(unet, (axes.shape.rows, axes.shape.cols))
     assert axes.position is not None
     layers, at = unet.graph(), (axes.position.row, axes.position.col)
-    rows, cols = settled(layers, decomposition) if settle else (decomposition.rows, decomposition.cols)
+    image = layer_blocks(decomposition.tiling, layers, decomposition.shape, fusion) if settle else decomposition
+    rows, cols = image.rows, image.cols
     module = build_modules(unet, seed=1).train().to(memory_format=torch.channels_last)
     steps = rank_steps(layers, rows, fusion)[at[0]], rank_steps(layers, cols, fusion)[at[1]]
     return Run(axes, module, SpatialNetwork(module, axes, fusion, overlap), rows, cols, at, steps)

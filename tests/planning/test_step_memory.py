@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
@@ -34,8 +35,9 @@ from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules, build_network
 from tiledseg.planning.walk.choice import StepChoices
 from tiledseg.planning.walk.cost import tile_walk
-from tiledseg.planning.walk.step_memory import loss_bytes, training_memory
+from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.training.choose_objective import choose_objective
+from tiledseg.units import wide_bytes
 
 SAME, VALID = (64, 96), (140, 156)
 
@@ -60,7 +62,9 @@ def test_a_step_is_that_of_torch(padding: str, norm: str, upsampling: str, dtype
     assert peak >= 0.999 * found[1]
     assert width == 8 or peak <= 1.001 * found[1]
     costs = tile_walk(unet.graph(), unet.bands, context, width).costs
-    assert kept == sum(cost.kept_bytes for cost in costs) + loss_bytes([costs[-1]], width)
+    values, pixels = math.prod(costs[-1].shape), math.prod(costs[-1].shape[1:])
+    loss = (values + 1) * wide_bytes(width) + 8 * pixels  # log-probabilities, the sum of weights, labels
+    assert kept == sum(cost.kept_bytes for cost in costs) + loss
 
 
 @pytest.mark.parametrize("norm", ["none", "instance", "batch"])

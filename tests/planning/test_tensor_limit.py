@@ -11,7 +11,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.config.words import UPSAMPLINGS
 from tiledseg.errors import GeometryError, InputError
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.blocks import BlockSettings
@@ -19,7 +19,7 @@ from tiledseg.planning.run.grid import check_tiles, choose_grid
 from tiledseg.planning.run.plan import choose_spread, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Parallelism
-from tiledseg.planning.walk.mode_cost import check_blocks, settled
+from tiledseg.planning.walk.mode_cost import check_blocks
 from tiledseg.planning.walk.rank_steps import MOST_VALUES, largest_tensor
 
 LAYERS = UNet().graph()
@@ -79,12 +79,12 @@ def test_the_halo_that_a_block_reads_counts() -> None:
     assert 128 * 4080 * 4112 <= MOST_VALUES < 128 * 4080 * 4113
     fitting, larger = ((2 * 4080, 2 * width) for width in (4080, 4112))
     for raster in (fitting, larger):
-        cut = settled(LAYERS, decompose(make_tiling(raster, (2, 2), FOOTPRINT), (2, 2)))
+        cut = layer_blocks(make_tiling(raster, (2, 2), FOOTPRINT), LAYERS, (2, 2))
         if raster == fitting:
-            check_blocks(LAYERS, *cut, 1, 4)
+            check_blocks(LAYERS, cut.rows, cut.cols, 1, 4)
             continue
         with pytest.raises(GeometryError, match="more ranks than 2 x 2"):
-            check_blocks(LAYERS, *cut, 1, 4)
+            check_blocks(LAYERS, cut.rows, cut.cols, 1, 4)
 
 
 def test_a_block_of_a_ranks_block_counts_where_it_is_computed_in_blocks() -> None:

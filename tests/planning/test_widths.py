@@ -44,4 +44,4 @@ def test_plan_and_train_choose_the_same_grid(data: DataConfig, precision: str, r
         prepared = prepare(config, memory, ranks)
         assert plan_tiling(question).grid == prepared.training.tilings[0].grid
         assert len(plan_tiling(question)) > 1
-        assert prepared.plan.micro_batch.value_bytes == ACTIVATION_BYTES[precision]
+        assert prepared.question.value_bytes == ACTIVATION_BYTES[precision]

@@ -26,14 +26,14 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import minimum_halo, network_footprint
-from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.layers.times import TimeSeries
 from tiledseg.pipeline.partition import tensor_dtypes
-from tiledseg.planning.run.spread import exact_modes
+from tiledseg.planning.run.spread import measuring
 from tiledseg.planning.walk.cost_model import ASSUMED, Prices
-from tiledseg.planning.walk.mode_cost import layer_cost, settled, whole_bytes
+from tiledseg.planning.walk.mode_cost import layer_cost, whole_bytes
 from tiledseg.planning.walk.step_memory import fixed_memory
 from tiledseg.spatial.network import SpatialNetwork
 
@@ -88,7 +88,7 @@ def test_the_graph_gives_what_the_module_gives(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in EXACT if NIGHTLY or not NETWORKS[name].large])
 def test_tiles_give_what_the_whole_image_gives(name: str) -> None:
     """Mapped, where that is exact in every mode."""
-    if "read" not in exact_modes(traced(name).graph, 4, trains=False):
+    if measuring(traced(name).graph, trains=False):
         pytest.skip("its statistics are the image's: shown in mode layer")
     case = EvaluatedCase(Foreign(name), (3, 2))
     whole_KHW = tiled_logits(case, grid=(1, 1))
@@ -182,7 +182,7 @@ def test_plans_count_what_a_rank_has_of_the_whole_image(name: str) -> None:
     """Of as many ranks as one likes each has it."""
     graph, costs = traced(name).graph, []
     for mesh in (2, 1), (4, 2):
-        cut = decompose(make_tiling((256, 192), mesh, network_footprint(graph)), mesh)
+        cut = layer_blocks(make_tiling((256, 192), mesh, network_footprint(graph)), graph, mesh)
         costs.append(layer_cost(Prices(graph, 3, 4, ASSUMED, math.prod(mesh)), cut, 1).memory)
     least = whole_bytes(graph, 3, (256, 192))
     assert whole_bytes(graph, 3, (512, 384)) == 4 * least > 0
@@ -194,8 +194,8 @@ def test_the_peak_of_a_leaf_of_the_whole_image_is_planned(meshes: dict[str, Mesh
     """What a rank allocates in a step fits the plan, which is at most twice as much: it knows no leaf from within."""
     opened, network, fault = OpenAxes(meshes["mpi"]), copied(traced("Scanning")).float(), None
     axes, graph = opened.of(2, 1), traced("Scanning").graph
-    cut = decompose(make_tiling((256, 192), (2, 1), network_footprint(graph)), (2, 1))
-    (rows, cols), x_BCHW = settled(graph, cut), image((1, 3, 256, 192), 5).float()
+    cut = layer_blocks(make_tiling((256, 192), (2, 1), network_footprint(graph)), graph, (2, 1))
+    rows, cols, x_BCHW = cut.rows, cut.cols, image((1, 3, 256, 192), 5).float()
     planned = layer_cost(Prices(graph, 3, 4, ASSUMED, 2), cut, 1).memory - fixed_memory(graph, 3, 4)
     if axes.position is not None:
         part_BCHW = x_BCHW[:, :, rows.blocks[axes.position.row].slice].clone()

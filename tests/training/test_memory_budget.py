@@ -14,7 +14,7 @@ from tests.training.test_start import config_of, run
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError, MemoryLimitError
 from tiledseg.geometry.graph import KEEP, Graph
-from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
@@ -62,6 +62,7 @@ def test_a_plan_fits_the_memory_of_each_stage(schedule: str, balance: tuple[int,
 
 def stage_bytes(asked: RunQuestion, plan: RunPlan, graph: Graph) -> list[int]:
     assert plan.pipeline is not None
+    assert plan.micro_batch is not None
     given = replace(asked.parallel, balance=plan.pipeline.balance)
     staged = balanced_pipeline(given, graph, asked.network.bands, plan.micro_batch, None, None)
     return staged.case.rank_bytes(staged.balance)
@@ -83,7 +84,7 @@ def test_a_plan_fits_the_memory_of_all_ranks_of_an_image(network: UNet, fusion: 
         assert plan.rebuilt.kept == kept.memory
         by_policy = replace(network.graph(), memory=plan.rebuilt.policy)
         prices = Prices(by_policy, network.bands, 4, Machine(), 6)
-        again = layer_cost(prices, decompose(plan.tilings[0], (2, 3)), fusion)
+        again = layer_cost(prices, layer_blocks(plan.tilings[0], by_policy, (2, 3), fusion), fusion)
         assert again.memory == plan.memory
     overlapped = plan_run(replace(asked, memory=budget, parallel=replace(asked.parallel, overlap=True, fusion=1)))
     assert overlapped.rebuilt is None or set(overlapped.rebuilt.policy.inside) == {KEEP}

@@ -26,7 +26,7 @@ from tiledseg.geometry.tiling import context_sizes, finest_grid
 from tiledseg.planning.run.grid import near_squares
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.run.spread import Parallelism, norm_fault, of_steps
+from tiledseg.planning.run.spread import Parallelism, measuring, norm_fault
 from tiledseg.planning.walk.cost_model import Prices
 from tiledseg.planning.walk.mode_cost import fusion_word, mode_words
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
@@ -147,7 +147,7 @@ def candidates(
     if stages in (None, 1):
         if halo in (None, "read"):
             space += [Candidate(Parallelism(), grid) for grid in _read_grids(question, finest, question.ranks)]
-        alone = halo is not None or (question.images_per_step > 1 and bool(of_steps(question.graph)))
+        alone = halo is not None or (question.images_per_step > 1 and bool(measuring(question.graph, over=("batch",))))
         space += [each for each in _shared(question, finest, alone) if halo in (None, each.parallel.halo)]
     in_blocks = [replace(each, blocks=True) for each in space if question.blocks and each.parallel.halo != "exchange"]
     if halo in (None, "read"):

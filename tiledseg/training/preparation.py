@@ -26,7 +26,7 @@ from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.grid import usual_grids
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion, WindowSteps
-from tiledseg.planning.run.spread import exact_modes, parallelism
+from tiledseg.planning.run.spread import measuring, parallelism
 from tiledseg.planning.walk.cost_model import ASSUMED, ASSUMED_STORE, Store, disk_of, store_of
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.label_map import LabelMap
@@ -245,7 +245,7 @@ def scaled(optimizer: OptimizerConfig, items: int) -> OptimizerConfig:
 def _usual_tiles(question: RunQuestion) -> RunQuestion | None:
     """Choose default grids and tiles of a step, independent of ranks and memory. Return None if tiles are not exact for
     this network; the question unchanged if a step is one whole image anyway."""
-    if "read" not in exact_modes(question.graph, tiles=2, trains=True):
+    if measuring(question.graph):
         return None
     footprint = network_footprint(question.graph, question.halo, question.parallel.exact)
     grids = usual_grids([extent.shape for extent in question.rasters], footprint)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
-from tiledseg.geometry.graph import Node
 from tiledseg.geometry.tiling import Tile, TileSpan, Tiling, hull_of
 
 
@@ -53,29 +52,6 @@ class Partition:
             parts[block] = Interval(start, min(edges[block + 1], window.stop))
             start, block = edges[block + 1], block + 1
         return parts
-
-
-def partition_through(node: Node, inputs: Sequence[Partition]) -> Partition:
-    """Return the partition of a node's outputs. Raises GeometryError, with the node, if a rank would own none."""
-    try:
-        size = node.layer.output_size(*(partition.size for partition in inputs))
-    except GeometryError as error:
-        raise GeometryError(f"layer '{node.name}': {error}") from None
-    cuts = list(zip(*(partition.edges[1:-1] for partition in inputs), strict=True))
-    if apart := [each for each in cuts if node.layer.statistics and not node.layer.fits_edge(*each)]:
-        raise GeometryError(
-            f"layer '{node.name}' takes tensors that ranks cut at {' and '.join(map(str, apart[0]))}, which is not one "
-            "place of the image; use fewer ranks an image, or larger images"
-        )
-    inner = (min(max(node.layer.output_edge(*each), 0), size) for each in cuts)
-    edges = (0, *inner, size)
-    empty = next((i for i, (a, b) in enumerate(pairwise(edges)) if b <= a), None)
-    if empty is not None:
-        raise GeometryError(
-            f"layer '{node.name}' gives {max(size, 0)} positions along a dim that {inputs[0].parts} ranks share, and "
-            f"none of them to rank {empty} along it; use fewer ranks an image, larger images, or fewer levels"
-        )
-    return Partition(edges)
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,16 @@ A run ends at a node that reads a tensor of an earlier run, which would need a w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.shapes import scales, total_stride
-from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, decompose, partition_through
+from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, decompose
 from tiledseg.geometry.sharing.segments import Segment
 from tiledseg.geometry.tiling import Tile, Tiling
 
@@ -75,15 +76,47 @@ def layer_windows(graph: Graph, partition: Partition, fusion: int = 1, early: bo
     Raises GeometryError if a rank would own nothing of a tensor, or joined tensors do not match.
     """
     partitions = partitions_of(graph, partition)
-    exchanges = _exchanges(graph, _all_short(graph, partition), fusion)
-    carried = _carriers(graph, exchanges) if early else {}
+    exchanged, padded = set[Edge](), set[int]()
+    for k, index in _exchanges(graph, partitions, fusion):
+        passed = [k]  # nodes from the one before which the exchange can come
+        while early and not graph.layers[passed[0]].overwrites and (source := graph.sources[passed[0]][0]) > 0:
+            if not graph.layers[source - 1].keeps_zero or graph.readers[source] != (passed[0],):
+                break
+            passed.insert(0, source - 1)
+        is_earlier = early and graph.layers[k].pads_with_zeros and graph.layers[passed[0]].overwrites
+        exchanged.add((passed[0] if is_earlier else k, index))
+        padded.update(passed if is_earlier else ())
     wanted = {tensor: partitions[tensor].blocks for tensor in graph.results}
-    return tuple(reversed(list(_walk_back(graph, partitions, exchanges, carried, range(len(graph)), wanted))))
+    return _walk_back(graph, partitions, range(len(graph)), wanted, exchanged, padded)
 
 
-def partitions_of(graph: Graph, partition: Partition) -> list[Partition]:
+@lru_cache(maxsize=64)
+def partitions_of(graph: Graph, partition: Partition) -> tuple[Partition, ...]:
     """Return the partition of each tensor, for an input cut by `partition`. Raises GeometryError as `layer_windows`."""
-    return graph.fold(partition, lambda k, inputs: partition_through(graph.nodes[k], inputs))
+    partitions = [partition]
+    for node, sources in zip(graph.nodes, graph.sources, strict=True):
+        layer, inputs = node.layer, [partitions[source] for source in sources]
+        try:
+            size = layer.output_size(*(each.size for each in inputs))
+        except GeometryError as error:
+            raise GeometryError(f"layer '{node.name}': {error}") from None
+        edges = [0]
+        for cut in zip(*(each.edges[1:-1] for each in inputs), strict=True):
+            if layer.statistics and not layer.fits_edge(*cut):
+                raise GeometryError(
+                    f"layer '{node.name}' takes tensors that ranks cut at {' and '.join(map(str, cut))}, which is not "
+                    "one place of the image; use fewer ranks an image, or larger images"
+                )
+            edges.append(min(max(layer.output_edge(*cut), 0), size))
+        edges.append(size)
+        empty = next((i for i, (start, stop) in enumerate(pairwise(edges)) if stop <= start), None)
+        if empty is not None:
+            raise GeometryError(
+                f"layer '{node.name}' gives {max(size, 0)} positions along a dim that {partition.parts} ranks share, "
+                f"and none of them to rank {empty} along it; use fewer ranks an image, larger images, or fewer levels"
+            )
+        partitions.append(Partition(tuple(edges)))
+    return tuple(partitions)
 
 
 def segment_windows(
@@ -92,7 +125,7 @@ def segment_windows(
     """Return the windows of a segment's nodes and of each tensor that enters it, with the halo of the whole segment. A
     dim that is not cut is read whole. Outputs of one size have the same blocks."""
     wanted = {tensor: leaving_partition(partitions, segment, tensor).blocks for tensor in segment.leaving}
-    windows = tuple(reversed(list(_walk_back(graph, partitions, set(), {}, segment.nodes, wanted))))
+    windows = _walk_back(graph, partitions, segment.nodes, wanted)
     entering = {
         tensor: wanted[tensor] if partitions[tensor].parts > 1 else partitions[tensor].blocks
         for tensor in segment.entering
@@ -144,30 +177,34 @@ def settle(graph: Graph, partition: Partition) -> Partition:
     place within the alignment stays.
     """
     reach = total_stride(graph)
-    inner: list[int] = []
+    inner = [0]
     for edge, low, high in zip(partition.edges[1:-1], partition.edges, partition.edges[2:], strict=False):
-        near = sorted(range(max(low + 1, edge - reach), min(high, edge + reach + 1)), key=lambda e: abs(e - edge))
-        inner.append(next((e for e in near if _fits(graph, e) and e > (inner or [0])[-1]), edge))
-    return Partition((0, *inner, partition.size))
+        near = range(max(low + 1, edge - reach, inner[-1] + 1), min(high, edge + reach + 1))
+        for place in sorted(near, key=lambda place: abs(place - edge)):
+            edges = graph.fold(place, lambda k, inputs: graph.layers[k].output_edge(*inputs))
+            cuts = ([edges[source] for source in sources] for sources in graph.sources)
+            if all(layer.fits_edge(*cut) for layer, cut in zip(graph.layers, cuts, strict=True)):
+                inner.append(place)
+                break
+        else:
+            inner.append(edge)
+    return Partition((*inner, partition.size))
 
 
-def _fits(graph: Graph, edge: int) -> bool:
-    edges = graph.fold(edge, lambda k, inputs: graph.layers[k].output_edge(*inputs))
-    return all(
-        layer.fits_edge(*(edges[source] for source in sources))
-        for layer, sources in zip(graph.layers, graph.sources, strict=True)
-    )
-
-
-def _exchanges(graph: Graph, all_short: Sequence[Sequence[Edge]], fusion: int) -> set[Edge]:
-    """Return the edges with an exchange: the first of each run, and those of joins that end runs."""
+def _exchanges(graph: Graph, partitions: Sequence[Partition], fusion: int) -> set[Edge]:
+    """Return the edges with an exchange: the first of each run, and those of joins that end runs. Along them some rank
+    needs more of a tensor than it owns, for its own block of the outputs."""
     edges: set[Edge] = set()
     runs: list[tuple[int, int] | None] = [None]  # of each tensor: the tensor exchanged for it, and its run's length
-    for k, sources in enumerate(graph.sources):
+    for k, (layer, sources) in enumerate(zip(graph.layers, graph.sources, strict=True)):
         exchanged = [run for source in sources if (run := runs[source]) is not None]
         is_common = len(exchanged) == len(sources) and len({run[0] for run in exchanged}) == 1
         run = max(exchanged) if is_common else None  # the longest run from one exchange
-        short = all_short[k]
+        short = []
+        for index, source in enumerate(partitions[tensor] for tensor in sources):
+            reads = (layer.within(layer.required_input(out, index), source.size) for out in partitions[k + 1].blocks)
+            if source.parts > 1 and tuple(map(Interval.hull, source.blocks, reads)) != source.blocks:
+                short.append((k, index))
         if len(sources) > 1:
             edges.update(short if run is None else ())
         elif short:
@@ -179,66 +216,32 @@ def _exchanges(graph: Graph, all_short: Sequence[Sequence[Edge]], fusion: int) -
     return edges
 
 
-@lru_cache(maxsize=16)
-def _all_short(graph: Graph, partition: Partition) -> tuple[tuple[Edge, ...], ...]:
-    """Return each node's inputs of which some rank needs more than it owns for its own block."""
-    partitions, short = partitions_of(graph, partition), list[tuple[Edge, ...]]()
-    for k, (layer, sources) in enumerate(zip(graph.layers, graph.sources, strict=True)):
-        edges = list[Edge]()
-        for index, source in enumerate(partitions[tensor] for tensor in sources):
-            reads = [layer.within(layer.required_input(out, index), source.size) for out in partitions[k + 1].blocks]
-            pairs = zip(source.blocks, reads, strict=True)
-            if source.parts > 1 and any(not own.contains(read) for own, read in pairs):
-                edges.append((k, index))
-        short.append(tuple(edges))
-    return tuple(short)
-
-
-def _carriers(graph: Graph, exchanges: set[Edge]) -> dict[int, tuple[int, ...]]:
-    """Return nodes whose exchange can come before an activation, each with the nodes from there to itself."""
-    earlier = {}
-    for k, _ in exchanges:
-        passed = [k]
-        while not graph.layers[passed[0]].overwrites and (source := graph.sources[passed[0]][0]) > 0:
-            if not graph.layers[source - 1].keeps_zero or graph.readers[source] != (passed[0],):
-                break
-            passed.insert(0, source - 1)
-        if graph.layers[k].pads_with_zeros and graph.layers[passed[0]].overwrites:
-            earlier[k] = tuple(passed)
-    return earlier
-
-
 def _walk_back(
     graph: Graph,
     partitions: Sequence[Partition],
-    exchanges: set[Edge],
-    carried: Mapping[int, tuple[int, ...]],
     nodes: Sequence[int],
     wanted: dict[int, Windows],
-) -> Iterator[NodeWindows]:
-    """Yield the windows of `nodes`, from the last back to the first. `wanted`: the windows of the resulting tensors;
-    those of earlier tensors are added to it."""
-    points = {(carried[k][0] if k in carried else k, i) for k, i in exchanges}
-    padded = {k for passed in carried.values() for k in passed}  # nodes whose window includes a later node's padding
+    exchanged: Set[Edge] = frozenset(),
+    padded: Set[int] = frozenset(),
+) -> tuple[NodeWindows, ...]:
+    """Return the windows of `nodes`. `wanted`: the windows of the resulting tensors; those of earlier tensors are added
+    to it. `padded`: nodes whose window includes the padding of a later one."""
+    windows = []
     for k in reversed(nodes):
         layer, target = graph.layers[k], partitions[k + 1]
         given = wanted[k + 1] if target.parts > 1 else target.blocks  # a dim that is not cut is computed whole
-        if layer.statistics:
-            given = _hull(given, target.blocks)  # statistics are of the owned pixels
+        if layer.statistics:  # of the owned pixels
+            given = tuple(map(Interval.hull, given, target.blocks))
         inputs = []
         for index, tensor in enumerate(graph.sources[k]):
-            source = partitions[tensor]
+            source, is_exchanged = partitions[tensor], (k, index) in exchanged
             read = tuple(layer.required_input(out, index) for out in given)
-            inside = read if k in padded else tuple(layer.within(r, source.size) for r in read)
-            exchanged = (k, index) in points
-            held = source.blocks if exchanged else inside
-            inputs.append(InputWindows(source, held, inside if layer.clamps else read, exchanged))
-            wanted[tensor] = _hull(held, wanted.get(tensor, held))
-        yield NodeWindows(graph.nodes[k], tuple(inputs), target, given)
-
-
-def _hull(one: Sequence[Interval], other: Sequence[Interval]) -> Windows:
-    return tuple(a.hull(b) for a, b in zip(one, other, strict=True))
+            inside = read if k in padded else tuple(layer.within(each, source.size) for each in read)
+            held = source.blocks if is_exchanged else inside
+            inputs.append(InputWindows(source, held, inside if layer.clamps else read, is_exchanged))
+            wanted[tensor] = tuple(map(Interval.hull, held, wanted.get(tensor, held)))
+        windows.append(NodeWindows(graph.nodes[k], tuple(inputs), target, given))
+    return tuple(reversed(windows))
 
 
 @dataclass(frozen=True)
@@ -266,16 +269,15 @@ def layer_blocks(tiling: Tiling, graph: Graph, shape: tuple[int, int], fusion: i
     """
     decomposition = decompose(tiling, shape)
     rows, cols = settle(graph, decomposition.rows), settle(graph.along_columns, decomposition.cols)
-    last = graph.results[0] - 1
-    dims = (graph, rows), (graph.along_columns, cols)
+    dims, last = ((graph, rows), (graph.along_columns, cols)), graph.results[0] - 1
     outputs = [layer_windows(each, partition, fusion)[last].output for each, partition in dims]
     first = tiling.rows[0].output.start, tiling.cols[0].output.start
-    output = Box(outputs[0].whole, outputs[1].whole).shift(*first)
-    blocks = LayerBlocks(tiling, decomposition.whole, rows, cols, output, *outputs)
     for row, col in ((0, 0), (shape[0] - 1, shape[1] - 1)):
-        if blocks.block(row, col).core.area == 0:
+        blocks = outputs[0].blocks[row].shift(first[0]), outputs[1].blocks[col].shift(first[1])
+        if any(block.clip(Interval(0, side)).size == 0 for block, side in zip(blocks, tiling.raster, strict=True)):
             raise GeometryError(
                 f"the rank at ({row}, {col}) of {shape[0]} x {shape[1]} would own no pixel of a raster of "
                 f"{tiling.raster[0]} x {tiling.raster[1]}; use fewer ranks an image"
             )
-    return blocks
+    output = Box(outputs[0].whole.shift(first[0]), outputs[1].whole.shift(first[1]))
+    return LayerBlocks(tiling, decomposition.whole, rows, cols, output, *outputs)

@@ -34,7 +34,7 @@ from tiledseg.planning.run.grid import check_tiles, finer_grid
 from tiledseg.planning.run.pipeline import StagedPipeline
 from tiledseg.planning.run.plan import run_grid
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.run.spread import Parallelism, exact_modes
+from tiledseg.planning.run.spread import Parallelism, measuring
 from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.planning.walk.mode_cost import fusion_word, mode_words
 from tiledseg.planning.walk.step_memory import training_memory
@@ -115,7 +115,8 @@ def plan_tiling(question: RunQuestion, budget: int | None = None) -> Tiling:
     graph, shape, grid, footprint = question.graph, question.shape, question.grid, network_footprint(question.graph)
     if grid is None:  # the grid of a run in the first halo mode that is exact on several tiles
         ranks = -(-max(1, question.ranks) // question.images)  # tiles of an image that give every GPU one
-        of_run = replace(question, ranks=ranks, parallel=Parallelism(halo=exact_modes(graph, tiles=2)[0]))
+        halo = "layer" if measuring(graph) else "read"
+        of_run = replace(question, ranks=ranks, parallel=Parallelism(halo=halo))
         grid = run_grid(of_run, footprint, question.rasters[0])
     finest = finest_grid(shape, footprint)
     if math.prod(grid) > MOST_TILES and grid[0] <= finest[0] and grid[1] <= finest[1]:

@@ -13,7 +13,7 @@ from tiledseg.geometry.layers.declared import Crops
 from tiledseg.geometry.sharing.layer_windows import layer_blocks
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.run.spread import MicroBatchSize, Spread, of_steps
+from tiledseg.planning.run.spread import Spread, measuring
 from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.planning.walk.cost_model import LEAST, STAYING
 from tiledseg.planning.walk.items import price
@@ -62,7 +62,7 @@ def why_alone(graph: Graph, spread: Spread, wide: bool) -> str | None:
     placed = next((node.name for node in placed_nodes), None)  # windows of crops' size are images
     if placed is not None:
         return f"'{placed}' depends on its place in the image, and each tile has its own; leave the network without"
-    step_norms = of_steps(graph)
+    step_norms = measuring(graph, over=("batch",))
     if step_norms:
         return (
             f"{step_norms[0].name} takes its statistics over a batch, which would be others; use model.freeze_norm, or "
@@ -160,15 +160,16 @@ def offload_by(choice: MemoryChoice) -> OffloadPlan | None:
 
 
 def plan_offload(
-    question: RunQuestion, spread: Spread, largest: MicroBatchSize, needed: int, tiles: int = 1
+    question: RunQuestion, spread: Spread, context: tuple[int, int], needed: int, tiles: int = 1
 ) -> OffloadPlan:
-    """Plan steps that offload all that the backward pass needs, of `tiles` micro-batches at once.
+    """Plan steps that offload all that the backward pass needs, of `tiles` micro-batches at once, the largest one with
+    a context of (height, width).
 
     `needed`: bytes of a step on one micro-batch that keeps everything. They are also the plan's bytes, an upper bound,
     where ranks share layers, in stages, and where tensors are recomputed. Raises BudgetError where the user's budget is
     too small.
     """
-    graph, bands, context, value = question.graph, question.network.bands, largest.pixels, largest.value_bytes
+    graph, bands, value = question.graph, question.network.bands, question.value_bytes
     forward = tile_walk(graph, bands, context, value)
     walk = network_walk(forward)
     words = [(OFFLOAD if i.bytes * tiles >= LEAST else KEEP) if i.used else REBUILD for i in walk.items]

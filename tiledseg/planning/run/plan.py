@@ -34,12 +34,12 @@ from tiledseg.planning.run.spread import (
     Spread,
     check_statistics,
     choose_mesh,
-    exact_modes,
     goes_together,
     idle_note,
+    largest_input,
+    measuring,
     micro_batch_size,
     norm_fault,
-    of_steps,
 )
 from tiledseg.planning.walk.cost_model import Prices, StepTime
 from tiledseg.planning.walk.mode_cost import (
@@ -64,9 +64,9 @@ class RunPlan:
     `tilings`: of the question's rasters, then of the transposed ones; with windows, the tilings of a step (see
     `WindowSteps`). `held_out`: of the rasters validated on, spread as `validation` says. `cost`: predicted of a
     training step on images like the largest. `seconds`: those of the cost; None without a machine, and for a step of
-    tiles. `pipeline`: None without stages. `blocks`: None where tiles are computed whole. `rebuilt`: the tensors that
-    are recomputed so that a step fits the memory, None where everything is kept. `offloaded`: the offloaded bytes,
-    None without offload.
+    tiles. `pipeline`, `micro_batch`: None without stages. `blocks`: None where tiles are computed whole. `rebuilt`: the
+    tensors that are recomputed so that a step fits the memory, None where everything is kept. `offloaded`: the
+    offloaded bytes, None without offload.
     """
 
     network: Network
@@ -74,12 +74,12 @@ class RunPlan:
     tilings: tuple[Tiling, ...]
     held_out: tuple[Tiling, ...]
     spread: Spread
-    micro_batch: MicroBatchSize
     cost: ModeCost
     seconds: float | None
-    pipeline: PipelinePlan | None
     warnings: tuple[str, ...]
     validation: Spread
+    pipeline: PipelinePlan | None = None
+    micro_batch: MicroBatchSize | None = None
     tiles_per_batch: int = 1
     blocks: BlockPlan | None = None
     rebuilt: MemoryChoice | None = None
@@ -142,7 +142,6 @@ def _plan(question: RunQuestion) -> RunPlan:
     contexts = max(cut, key=len).contexts * images  # of a step's tiles
     if question.tiles_per_step:
         contexts = [max(tiling.context_max for tiling in cut)] * question.tiles_per_step
-    largest = micro_batch_size(spread, graph, tilings, contexts, images, value)
     idle = idle_note(spread, question.ranks, images, batch, question.trains)
     if idle and not parallel.idle_ranks:
         raise ConfigError(f"{idle}, or set parallel.idle_ranks true")
@@ -175,11 +174,11 @@ def _plan(question: RunQuestion) -> RunPlan:
             if alone is not None:
                 raise ConfigError(f"train.tiles_per_batch is {tiles}, but {alone}; or leave it out")
             tiles = min(tiles, len(contexts))
-            tile = training_memory(graph, bands, largest.pixels, value)
+            tile = training_memory(graph, bands, largest_input(spread, graph, tilings), value)
             further_bytes = (tiles - 1) * (tile.activations + tile.backward)
         tiles_per_batch, memory = batch if spread.together else tiles, most + further_bytes
         if question.offload:
-            offloaded = plan_offload(question, spread, largest, needed, tiles)
+            offloaded = plan_offload(question, spread, largest_input(spread, graph, tilings), needed, tiles)
             memory = offloaded.memory
         elif question.trains:
             together = cost.images if spread.together else tiles
@@ -200,9 +199,11 @@ def _plan(question: RunQuestion) -> RunPlan:
     known = question.figures.known or (question.machine is not None and not spread.together)
     seconds, notes = cost.seconds if whole and known else None, tuple(filter(None, (memory_warning, idle, inexact)))
     cost = replace(cost, memory=memory)
-    plan = RunPlan(network, footprint, cut, held_out, spread, largest, cost, seconds, None, notes, validation)
+    plan = RunPlan(network, footprint, cut, held_out, spread, cost, seconds, notes, validation)
     plan = replace(plan, tiles_per_batch=tiles_per_batch, blocks=blocks, rebuilt=rebuilt, offloaded=offloaded)
-    return plan if parallel.stages == 1 else _balanced(question, plan)
+    if parallel.stages == 1:
+        return plan
+    return _balanced(question, plan, micro_batch_size(spread, graph, tilings, contexts, images, value))
 
 
 def _blocks(
@@ -232,14 +233,14 @@ def _blocks(
     return blocks_of(settings, graph, *of_step, shared, together)
 
 
-def _balanced(question: RunQuestion, plan: RunPlan) -> RunPlan:
+def _balanced(question: RunQuestion, plan: RunPlan, largest: MicroBatchSize) -> RunPlan:
     """Return the plan with the balance of its pipeline, and the cost of a step on its stages. Raises ConfigError where
     no stages fit the memory."""
     graph, bands, machine, mesh = question.graph, plan.network.bands, question.figures, plan.spread.mesh
-    times = layer_times(machine, graph, bands, plan.micro_batch, question.ranks)
+    times = layer_times(machine, graph, bands, largest, question.ranks)
     limit = question.memory if question.trains else None
     rebuilds = question.trains and question.recompute == "auto" and not question.offload
-    pipeline = plan_pipeline(question.parallel, graph, bands, plan.micro_batch, limit, times, rebuilds)
+    pipeline = plan_pipeline(question.parallel, graph, bands, largest, limit, times, rebuilds)
     rebuilt, turns = pipeline.rebuilt, machine.taking_turns(question.ranks)
     time = StepTime(*plan.cost.time[:2]).times(1 / mesh.stages)
     computing, again = sum(time), rebuilt.extra * sum(time) if rebuilt else 0.0
@@ -250,7 +251,7 @@ def _balanced(question: RunQuestion, plan: RunPlan) -> RunPlan:
     memory = rebuilt.peak if rebuilt else pipeline.memory
     cost = replace(plan.cost, memory=memory, ranks=mesh.ranks, seconds=seconds + turns * again, time=time)
     known = cost.seconds if machine.known and question.trains else None
-    return replace(plan, pipeline=pipeline, cost=cost, seconds=known, rebuilt=rebuilt)
+    return replace(plan, pipeline=pipeline, micro_batch=largest, cost=cost, seconds=known, rebuilt=rebuilt)
 
 
 def step_cost(question: RunQuestion, spread: Spread, tilings: Sequence[Tiling], batch: int = 1) -> ModeCost:
@@ -267,7 +268,8 @@ def step_cost(question: RunQuestion, spread: Spread, tilings: Sequence[Tiling], 
         images, ranks = min(images, batch * -(-images // (batch * mesh.replicas))), mesh.ranks // mesh.stages
     prices = Prices(*of_network, value, question.figures, ranks)
     if spread.shares_layers:
-        cost = layer_cost(prices, decompose(largest, (mesh.rows, mesh.cols)), spread.fusion, images)
+        cut = layer_blocks(largest, question.graph, (mesh.rows, mesh.cols), spread.fusion)
+        cost = layer_cost(prices, cut, spread.fusion, images)
     elif spread.shares_images:
         cost = exchange_cost(prices, decompose(largest, (mesh.rows, mesh.cols)), images)
     else:
@@ -313,8 +315,8 @@ def choose_spread(question: RunQuestion, tilings: Sequence[Tiling], batch: int =
             return Spread(parallel.halo, mesh)
         fusion = parallel.fusion or (None if whole_tiles else 1)
         if fusion is None:
-            first = layer_blocks(tilings[0], graph, shape)
-            fusion = choose_fusion(graph, first.rows, first.cols, bands, value, question.figures)
+            prices = Prices(graph, bands, value, question.figures, mesh.ranks_per_image)
+            fusion = choose_fusion(prices, layer_blocks(tilings[0], graph, shape))
         for tiling in tilings:
             blocks = layer_blocks(tiling, graph, shape, fusion)
             if whole_tiles:
@@ -345,7 +347,7 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     if preset is not None:
         return preset
     halo, trains = ("read", False) if question.validates_alone else (parallel.halo, question.trains)
-    if parallel.exact and halo not in exact_modes(graph, tiles=2, trains=trains):
+    if parallel.exact and halo != "layer" and measuring(graph, trains):
         return 1, 1
     if question.blocks is not None and halo != "layer":
         return 1, 1
@@ -373,7 +375,7 @@ def _inexact(
     images = 1 if spread.together else question.items_per_step
     fault = norm_fault(graph, spread.mode, tiles, images, question.trains, question.keyed)
     if fault and windows and windows.exact:
-        shared = " with parallel.halo layer or memory.blocks" if of_steps(graph) else ""
+        shared = " with parallel.halo layer or memory.blocks" if measuring(graph, over=("batch",)) else ""
         fault = (
             "a norm over windows with halos would see a part of the image; use train.windows with halo "
             f"none{shared}, or norm none or pixel"

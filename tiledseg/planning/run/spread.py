@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tiledseg.config.checks import rows_cols
-from tiledseg.config.parallel import HALO_MODES, ParallelConfig
+from tiledseg.config.parallel import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.pixelwise import Norm
@@ -105,7 +105,7 @@ def goes_together(
 ) -> bool:
     """Return True if all images of a step go through the network together: layer by layer, or segment by segment."""
     alone = not (parallel.halo == "layer" or whole_images_in_blocks) or parallel.stages > 1
-    return images_per_step > 1 and not alone and bool(of_steps(graph))
+    return images_per_step > 1 and not alone and bool(measuring(graph, over=("batch",)))
 
 
 def idle_note(spread: Spread, ranks: int, images_per_step: int, batch: int = 1, trains: bool = True) -> str | None:
@@ -156,6 +156,22 @@ class MicroBatchSize:
     value_bytes: int
 
 
+def largest_input(spread: Spread, graph: Graph, tilings: Sequence[Tiling]) -> tuple[int, int]:
+    """Return the (height, width) of the largest part of rasters cut by `tilings` that goes through the network."""
+    if not spread.shares_layers:
+        return max([tiling.context_max for tiling in tilings], key=math.prod)
+    sizes = []
+    for tiling in tilings:
+        blocks = layer_blocks(tiling, graph, (spread.mesh.rows, spread.mesh.cols), spread.fusion)
+        height, width = (max(block.size for block in cut.blocks) for cut in (blocks.rows, blocks.cols))
+        while not is_legal_size(graph, height):  # a block of an unpadded network may be no legal input
+            height += 1
+        while not is_legal_size(graph, width):
+            width += 1
+        sizes.append((height, width))
+    return max(sizes, key=math.prod)
+
+
 def micro_batch_size(
     spread: Spread,
     graph: Graph,
@@ -166,41 +182,20 @@ def micro_batch_size(
 ) -> MicroBatchSize:
     """Return the largest micro-batch of rasters cut by `tilings`, and how many a pipeline has in a step at most.
     `contexts`: (height, width) of the tiles of a step."""
-    images = -(-images_per_step // spread.mesh.replicas)
-    if spread.shares_layers:
-        sizes = []
-        for tiling in tilings:
-            blocks = layer_blocks(tiling, graph, (spread.mesh.rows, spread.mesh.cols), spread.fusion)
-            height, width = (max(block.size for block in cut.blocks) for cut in (blocks.rows, blocks.cols))
-            while not is_legal_size(graph, height):  # a block of an unpadded network may be no legal input
-                height += 1
-            while not is_legal_size(graph, width):
-                width += 1
-            sizes.append((height, width))
-        return MicroBatchSize(max(sizes, key=math.prod), images, value_bytes)
-    pixels = max([tiling.context_max for tiling in tilings], key=math.prod)
+    count, shape = -(-images_per_step // spread.mesh.replicas), (spread.mesh.rows, spread.mesh.cols)
     if not spread.shares_images:
-        shares = deal(contexts, spread.mesh.replicas) if spread.mesh.stages > 1 else [contexts]
-        return MicroBatchSize(pixels, max(map(len, shares)), value_bytes)
-    shape = spread.mesh.rows, spread.mesh.cols
-    tiles = max(math.prod(-(-n // ranks) for n, ranks in zip(each.grid, shape, strict=True)) for each in tilings)
-    return MicroBatchSize(pixels, images * tiles, value_bytes)
+        count = max(map(len, deal(contexts, spread.mesh.replicas)))
+    elif not spread.shares_layers:
+        blocks = ([-(-tiles // ranks) for tiles, ranks in zip(each.grid, shape, strict=True)] for each in tilings)
+        count *= max(map(math.prod, blocks))
+    return MicroBatchSize(largest_input(spread, graph, tilings), count, value_bytes)
 
 
-def measuring(graph: Graph, trains: bool = True) -> tuple[Node, ...]:
-    """Return the nodes that take statistics over the pixels of an image. Unless it `trains`, running statistics are
-    constants, and their nodes do not count."""
-    return tuple(node for node in graph.nodes if node.layer.statistics and (trains or not node.layer.tracks))
-
-
-def of_steps(graph: Graph) -> tuple[Node, ...]:
-    """Return the nodes that take statistics over all images of a training step."""
-    return tuple(node for node in graph.nodes if node.layer.statistics == "batch")
-
-
-def exact_modes(graph: Graph, tiles: int, trains: bool = True) -> tuple[str, ...]:
-    """Return the halo modes in which tiling changes nothing, for images of at most `tiles` tiles."""
-    return HALO_MODES if tiles == 1 or not measuring(graph, trains) else ("layer",)
+def measuring(graph: Graph, trains: bool = True, over: Sequence[str] = ("image", "batch")) -> tuple[Node, ...]:
+    """Return the nodes whose statistics are over the pixels of an image, or of all images of a step (a `batch`). Unless
+    it `trains`, running statistics are constants, and their nodes do not count."""
+    nodes = (node for node in graph.nodes if trains or not node.layer.tracks)
+    return tuple(node for node in nodes if node.layer.statistics in over)
 
 
 def norm_fault(graph: Graph, mode: str, tiles: int, images: int, trains: bool = True, keyed: bool = True) -> str | None:
@@ -209,8 +204,8 @@ def norm_fault(graph: Graph, mode: str, tiles: int, images: int, trains: bool = 
     `tiles`: the most tiles of an image. `images`: the most images of a step, each of which moves the running
     statistics of a batch norm by itself. `keyed`: keys of the configuration set the norms, not the network's author.
     """
-    nodes, several = measuring(graph, trains), of_steps(graph)
-    if mode not in exact_modes(graph, tiles, trains):
+    nodes, several = measuring(graph, trains), measuring(graph, trains, over=("batch",))
+    if nodes and tiles > 1 and mode != "layer":
         fault = "its statistics would be those of a tile, not of the whole image; use parallel.halo layer"
         last = ", or tiling.grid 1 (with memory.blocks in little memory)"
         others = ", norm none or pixel" if trains and keyed else ""

@@ -227,13 +227,16 @@ class Prices:
         """Price a training step's work on one context of shape (height, width)."""
         return self.walked(tile_walk(self.graph, self.bands, context, self.width), owned)
 
-    def walked(self, walk: ForwardWalk, owned: int) -> StepTime:
-        """Price a training step's work on a tile or on a rank's block that owns so many pixels, without messages."""
+    def walked(self, walk: ForwardWalk, owned: int | None = None) -> StepTime:
+        """Price a training step's work on a tile that owns so many pixels, or on a rank's block, which owns all that it
+        gives; and the messages of its exchanges."""
         height, width = walk.made[0].size
-        reading, *loss = self._ends(height * width, owned)
+        given = math.prod(walk.made[len(walk.graph)].size)
+        reading, *loss = self._ends(height * width, given if owned is None else owned)
         nodes = [self.machine.node(cost) for cost in walk.costs]
         forward, backward = map(sum, zip(*nodes, loss, strict=True))
-        return StepTime(forward, backward, reading, self._weights(_GRADIENT, self.weights))
+        messages = self.machine.message_seconds(walk.sent + walk.returned, self.ranks)
+        return StepTime(forward, backward, reading, self._weights(_GRADIENT, self.weights), messages=messages)
 
     def _ends(self, pixels: int, owned: int) -> tuple[float, float, float]:
         """Return the seconds of reading and preparing the input of a context, then those of the loss over its owned
@@ -257,8 +260,8 @@ class Prices:
         whole, buckets, hidden = machine.all_reduce_seconds(1, size, self.ranks), ceil(size / BUCKET_BYTES), 0.0
         if machine.known and buckets and machine.has_free_core(self.ranks):
             hidden = min(whole * (buckets - 1) / buckets, backward)
-        once = StepTime(update=self._weights(_UPDATE, self.weights), all_reduce=whole - hidden)
-        return sum_of((image.times(images), once))
+        time, update = image.times(images), self._weights(_UPDATE, self.weights)
+        return time._replace(update=time.update + update, all_reduce=whole - hidden)
 
     def seconds(self, step: StepTime) -> float:
         """Return the seconds of a step by the clock. Ranks that share cores take turns in computing, but not in

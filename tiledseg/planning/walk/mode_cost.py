@@ -17,22 +17,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tiledseg.geometry.box import Box
+from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.declared import WholeLeaf
 from tiledseg.geometry.layers.pixelwise import Positions
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.geometry.sharing.decomposition import Decomposition, Partition
-from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows, settle
+from tiledseg.geometry.sharing.layer_windows import WHOLE, LayerBlocks, layer_windows
 from tiledseg.geometry.tiling import TileSpan, Tiling, deal
 from tiledseg.planning.walk.cost import ForwardWalk, rank_walk, tile_walk
-from tiledseg.planning.walk.cost_model import Machine, Prices, StepTime, sum_of
+from tiledseg.planning.walk.cost_model import Prices, StepTime, sum_of
 from tiledseg.planning.walk.rank_steps import (
     RankSteps,
     TensorShape,
     check_countable,
     pieces,
-    rank_kinds,
+    rank_steps,
     swaps,
 )
 from tiledseg.planning.walk.step_memory import memory_of
@@ -85,9 +85,9 @@ class RankCost(NamedTuple):
 def read_cost(prices: Prices, tiling: Tiling, images: int, batch: int = 1) -> ModeCost:
     """Return the cost of a step on `images` in mode `read`, whose tiles are dealt to the ranks as a run deals them, in
     batches of `batch`. Beyond the raster's border contexts are mirrored: only pixels inside are read."""
-    raster, tiles, number = Box.of_shape(tiling.raster), _tiles_of(tiling.rows, tiling.cols), len(tiling)
-    of_rows = [span.context.clip(raster.row).size for span in tiling.rows]
-    of_cols = [span.context.clip(raster.col).size for span in tiling.cols]
+    tiles, number = _tiles_of(tiling.rows, tiling.cols), len(tiling)
+    of_rows = [span.context.clip(Interval(0, tiling.raster[0])).size for span in tiling.rows]
+    of_cols = [span.context.clip(Interval(0, tiling.raster[1])).size for span in tiling.cols]
     read = [height * width for height, width in itertools.product(of_rows, of_cols)]
     dealt = deal(tiling.contexts * images, prices.ranks, batch, prices.graph.is_untraced)
     shares, costs = [share for share in dealt if share], list[RankCost]()
@@ -113,7 +113,7 @@ def exchange_cost(prices: Prices, cut: Decomposition, images: int = 1) -> ModeCo
         time = rank.time._replace(messages=prices.machine.message_seconds(sent, prices.ranks))
         memory = rank.memory + held * bands * wide_bytes(width)
         ranks.append(rank._replace(memory=memory, time=time, sent=sent))
-    return _join_ranks(prices, images, ranks, "exchange", _blocks_read(cut, images, cut.rows, cut.cols))
+    return _join_ranks(prices, images, ranks, "exchange", _blocks_read(cut, images))
 
 
 def _tiles_of(rows: Sequence[TileSpan], cols: Sequence[TileSpan]) -> list[tuple[tuple[int, int], int]]:
@@ -134,21 +134,20 @@ def _tiles_cost(
     return RankCost(work, memory + whole_bytes(*of_network, whole), time, passes=-(-len(tiles) // batch))
 
 
-def layer_cost(prices: Prices, cut: Decomposition, fusion: int, images: int = 1) -> ModeCost:
-    """Return the cost of mode `layer`. Raises GeometryError where a rank would own nothing of some tensor."""
+def layer_cost(prices: Prices, cut: LayerBlocks, fusion: int, images: int = 1) -> ModeCost:
+    """Return the cost of mode `layer`."""
     graph, bands, width, ranks = prices.graph, prices.bands, prices.width, list[RankCost]()
-    rows, cols = settled(graph, cut)
-    size, sharing = (rows.size, cols.size), rows.parts * cols.parts
+    size, sharing = (cut.rows.size, cut.cols.size), cut.rows.parts * cut.cols.parts
     of_image = whole_bytes(graph, bands, size)
     (calls, ahead), (calls_back, back) = statistic_sums(graph, bands, sharing, size, width)
     norms = calls + calls_back, ahead + back
     sums = prices.machine.all_reduce_seconds(*norms, sharing)
-    for walk, number in layer_ranks(graph, rows, cols, fusion, bands, width):
-        time = _rank_time(walk, prices)
+    for walk, number in layer_ranks(graph, cut.rows, cut.cols, fusion, bands, width):
+        time = prices.walked(walk)
         time = time._replace(messages=time.messages + sums)
         memory = memory_of(walk).total + walk.besides + of_image
         ranks.append(RankCost(walk.work, memory, time, walk.sent + walk.returned, number))
-    cost = _join_ranks(prices, images, ranks, "layer", _blocks_read(cut, images, rows, cols))
+    cost = _join_ranks(prices, images, ranks, "layer", _blocks_read(cut, images))
     return replace(cost, fusion=fusion, norms=norms)
 
 
@@ -164,12 +163,6 @@ def whole_bytes(graph: Graph, bands: int, size: tuple[int, int]) -> int:
             values = layer.kept + layer.out_channels + 5 * shapes[graph.sources[k][0]][0]
         kept += SINGLE_BYTES * values * math.prod(shapes[k + 1][1:])
     return kept
-
-
-def _rank_time(walk: ForwardWalk, prices: Prices) -> StepTime:
-    """Return the time of one image on a rank, without all-reduces."""
-    messages = prices.machine.message_seconds(walk.sent + walk.returned, prices.ranks)
-    return prices.walked(walk, math.prod(walk.made[len(walk.graph)].size))._replace(messages=messages)
 
 
 def _join_ranks(prices: Prices, images: int, ranks: Sequence[RankCost], mode: str, read: tuple[int, int]) -> ModeCost:
@@ -195,21 +188,18 @@ def _join_ranks(prices: Prices, images: int, ranks: Sequence[RankCost], mode: st
     )
 
 
-def settled(graph: Graph, decomposition: Decomposition) -> tuple[Partition, Partition]:
-    """Cut the input as layer mode does: at the blocks' edges, moved to where the ranks' blocks fit all layers."""
-    return settle(graph, decomposition.rows), settle(graph.along_columns, decomposition.cols)
-
-
 @functools.lru_cache(maxsize=64)
 def layer_ranks(
     graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int, value_bytes: int
 ) -> tuple[tuple[ForwardWalk, int], ...]:
     """Return the walk of each kind of rank in layer mode, and how many there are. Raises GeometryError where a rank
     would own nothing of some tensor."""
-    kinds = rank_kinds(graph, rows, fusion).items(), rank_kinds(graph.along_columns, cols, fusion).items()
-    ranks = rows.parts * cols.parts
-    pairs = [(row, col, above * beside) for (row, above), (col, beside) in itertools.product(*kinds)]
-    return tuple([(rank_walk(graph, bands, row, col, ranks, value_bytes), number) for row, col, number in pairs])
+    of_rows = Counter(rank_steps(graph, rows, fusion))
+    of_cols = Counter(rank_steps(graph.along_columns, cols, fusion))
+    return tuple(
+        (rank_walk(graph, bands, row, col, rows.parts * cols.parts, value_bytes), of_rows[row] * of_cols[col])
+        for row, col in itertools.product(of_rows, of_cols)
+    )
 
 
 def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int, value_bytes: int = 4) -> None:
@@ -260,42 +250,35 @@ def statistic_sums(
     return (calls, ahead), (calls_back, back)
 
 
-def _blocks_read(cut: Decomposition, images: int, rows: Partition, cols: Partition) -> tuple[int, int]:
+def _blocks_read(cut: Decomposition, images: int) -> tuple[int, int]:
     """Return the pixels of the raster that all ranks read of an image, and the rank that reads most in a step, as
     blocks of the input."""
-    origin, raster = cut.whole, Box.of_shape(cut.tiling.raster)
-    of_rows = [block.shift(origin.row.start).clip(raster.row).size for block in rows.blocks]
-    of_cols = [block.shift(origin.col.start).clip(raster.col).size for block in cols.blocks]
+    (height, width), origin = cut.tiling.raster, cut.whole
+    of_rows = [block.shift(origin.row.start).clip(Interval(0, height)).size for block in cut.rows.blocks]
+    of_cols = [block.shift(origin.col.start).clip(Interval(0, width)).size for block in cut.cols.blocks]
     return sum(of_rows) * sum(of_cols), images * max(of_rows) * max(of_cols)
 
 
-def choose_fusion(
-    graph: Graph, rows: Partition, cols: Partition, bands: int, value_bytes: int, machine: Machine
-) -> int:
+def choose_fusion(prices: Prices, cut: LayerBlocks) -> int:
     """Return the fusion depth (1, 2, ..., WHOLE) whose training step takes the least predicted time on the rank with
-    most to do; the smallest of equals. `rows`, `cols`: the cut of the input. Raises GeometryError where it cannot be.
-    The same on every rank.
-    """
-    if rows.parts * cols.parts == 1:
+    most to do; the smallest of equals. The same on every rank."""
+    if prices.ranks == 1:
         return 1
-    ranks, dims = rows.parts * cols.parts, ((graph, rows), (graph.along_columns, cols))
-    prices = Prices(graph, bands, value_bytes, machine, ranks)
-
-    def seconds(fusion: int) -> float:
+    graph, times = prices.graph, dict[int, float]()
+    dims = (graph, cut.rows), (graph.along_columns, cut.cols)
+    halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)
+    for depth in (depth for depth in DEPTHS if depth in (1, WHOLE) or depth < halos):
         busiest = list[list[RankSteps]]()  # along rows and columns, the kinds that read most and that send most
-        for each, cut in dims:
+        for each, partition in dims:
             loads = dict[RankSteps, tuple[int, int]]()
-            for kind in rank_kinds(each, cut, fusion):
+            for kind in rank_steps(each, partition, depth):
                 inputs = [one for step in kind for one in step.inputs]
                 loads[kind] = sum(one.window for one in inputs), sum(sum(one.swap.sent) for one in inputs)
             busiest.append([max(loads, key=lambda kind: loads[kind][load]) for load in (0, 1)])
-        return max(
-            sum(_rank_time(rank_walk(graph, bands, *kind, ranks, value_bytes), prices))
-            for kind in set(zip(*busiest, strict=True))
-        )
-
-    halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)
-    return min((depth for depth in DEPTHS if depth in (1, WHOLE) or depth < halos), key=seconds)
+        pairs = set(zip(*busiest, strict=True))
+        walks = [rank_walk(graph, prices.bands, row, col, prices.ranks, prices.width) for row, col in pairs]
+        times[depth] = max(sum(prices.walked(walk)) for walk in walks)
+    return min(times, key=times.__getitem__)
 
 
 def fusion_word(fusion: int) -> int | str | None:

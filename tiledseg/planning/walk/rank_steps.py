@@ -21,7 +21,6 @@ Tensors too large for a kernel are found here too, and refused before a run star
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import product
@@ -73,12 +72,7 @@ RankSteps = tuple[DimStep, ...]
 
 
 @lru_cache(maxsize=64)
-def rank_kinds(graph: Graph, partition: Partition, fusion: int = 1) -> Counter[RankSteps]:
-    """Count the kinds of ranks along one axis. Raises GeometryError where the network cannot be so cut."""
-    return Counter(rank_steps(graph, partition, fusion))
-
-
-def rank_steps(graph: Graph, partition: Partition, fusion: int = 1) -> list[RankSteps]:
+def rank_steps(graph: Graph, partition: Partition, fusion: int = 1) -> tuple[RankSteps, ...]:
     """Return the steps of all ranks along an axis, in order. Raises GeometryError where it cannot be cut so."""
     windows, nodes = layer_windows(graph, partition, fusion), range(len(graph))
     swapped = {
@@ -87,10 +81,8 @@ def rank_steps(graph: Graph, partition: Partition, fusion: int = 1) -> list[Rank
         for number, one in enumerate(at.inputs)
         if one.exchanged
     }
-    return [
-        dim_steps(graph, nodes, windows, {0: partition.blocks[index]}, index, swapped)
-        for index in range(partition.parts)
-    ]
+    held = [{0: block} for block in partition.blocks]
+    return tuple(dim_steps(graph, nodes, windows, each, index, swapped) for index, each in enumerate(held))
 
 
 def swaps(partition: Partition, windows: Sequence[Interval]) -> list[Swap]:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from tiledseg.geometry.graph import USUAL_LOSS, Graph, LossBytes
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.joins import Join
 from tiledseg.geometry.memory_policy import can_rebuild, is_cheap, makers, origins_of
 from tiledseg.geometry.shapes import tensor_channels
@@ -41,8 +41,8 @@ class Gradients(NamedTuple):
 def gradients_by_node(
     graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int, first: int, stop: int, given: bool = False
 ) -> list[Gradients]:
-    """Return the gradients of the nodes `first` to `stop`. The last entry is of the loss, without the bytes that it
-    keeps, or of gradients that later stages send. `given`: the results' gradients are given, in place of a loss.
+    """Return the gradients of the nodes `first` to `stop`. The last entry is of the loss, with the bytes that it keeps
+    until then, or of gradients that later stages send. `given`: the results' gradients are given, in place of a loss.
 
     The gradients of a tensor's several readers are added up in a new tensor. A stage receives a gradient of a tensor
     that it has sent from each reader, as if all were on stages of their own, and holds their sum until the end. It
@@ -52,7 +52,7 @@ def gradients_by_node(
     bytes_of = [0, *[cost.output_bytes for cost in costs]]
     waiting: dict[int, int] = {}  # by tensor: the bytes that its gradient, made but not yet used, holds alone
     scattered: set[int] = set()  # tensors whose gradients are views of larger ones, or the loss's
-    sums = 0  # of gradients that later stages send
+    kept = sums = 0  # bytes that the loss keeps, and of the sums of gradients that later stages send
     if given or stop == len(graph):
         waiting = {tensor: bytes_of[tensor] for tensor in graph.results}
         scattered.update(() if given else graph.results)
@@ -60,8 +60,11 @@ def gradients_by_node(
         start = sum(waiting.values())
         if not given:  # gradients of the outputs, the first one twice in the loss's width, and those of another loss
             (channels, height, width), loss = results[0].shape, graph.loss
-            start = height * width * (2 * channels * wide - INDEX_BYTES)  # the labels are freed
-            start += sum(result.output_bytes for result in results[1:])
+            further = sum(result.output_bytes for result in results[1:])
+            # Kept: log-probabilities of the first output, the sum of weights and the labels, and of further outputs.
+            kept = (channels * height * width + 1) * wide + height * width * INDEX_BYTES
+            kept += FURTHER_OUTPUT * further + math.ceil(loss.kept * height * width)
+            start = height * width * (2 * channels * wide - INDEX_BYTES) + further  # the labels are freed
             start = max(0, start + math.ceil((loss.peak - loss.kept) * height * width))
     else:
         for tensor in graph.leaving(first, stop):
@@ -70,7 +73,7 @@ def gradients_by_node(
         start = sum([count * bytes_of[tensor] for tensor, count in waiting.items()])
         start += max([bytes_of[tensor] for tensor, count in waiting.items() if count > 1], default=0)
         sums, waiting = sum([bytes_of[tensor] for tensor in waiting]), dict.fromkeys(waiting, 0)
-    moments = [Gradients(start, 0, 0)]
+    moments = [Gradients(kept + start, kept, 0)]
     for k in reversed(range(first, stop)):
         layer, cost, sources = graph.layers[k], costs[k], graph.sources[k]
         before, gradient = sums + sum(waiting.values()), waiting.pop(k + 1, 0)
@@ -113,17 +116,6 @@ def gradients_by_node(
             after = max(after, sums + sum(waiting.values()) + sum(zeros))
         moments.append(Gradients(peak, before, after))
     return moments[::-1]
-
-
-def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int, loss: LossBytes = USUAL_LOSS) -> int:
-    """Return the bytes that the loss of a network's outputs keeps. The first one's cross-entropy keeps
-    log-probabilities, sum of weights, and labels. Further ones keep a measured multiple of their size. Those of another
-    `loss` are added."""
-    channels, height, width = results[0].shape
-    logits = channels * height * width
-    further = sum(FURTHER_OUTPUT * result.output_bytes for result in results[1:])
-    further += math.ceil(loss.kept * height * width)
-    return (logits + 1) * wide_bytes(bytes_per_value) + height * width * INDEX_BYTES + further
 
 
 ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1
@@ -238,10 +230,6 @@ class _BackwardUses:
         self.ran = {k: walk.ran[k] for k in range(self.first, stop) if k in walk.ran}
         steps = run or (0, len(walk.nodes))
         self.gradients = gradients_by_node(walk.walked, walk.costs, walk.value_bytes, *steps, given)
-        self.loss = 0
-        if stop == len(graph) and not given:
-            results = [walk.costs[tensor - 1] for tensor in walk.walked.results]
-            self.loss = loss_bytes(results, walk.value_bytes, graph.loss)
         self.sizes: dict[int, int] = {}
         self.uses: dict[int, list[int]] = {}
         self.large = {k: ran.large for k, ran in self.ran.items() if ran.large}
@@ -338,7 +326,7 @@ class _BackwardUses:
         the loss."""
         last = len(self.gradients)
         more, freed = [0] * (last + 1), [0] * last  # bytes kept for a node are freed once it has run backward
-        spans = [(self.loss, last - 1, last), *[(size, min(at, last), last) for at, size in (stays or {}).items()]]
+        spans = [(size, min(at, last), last) for at, size in (stays or {}).items()]
         for home, moments in self.uses.items():
             first = min(moments)
             spans.append((self.sizes[home], first, last if home == 0 else max(moments) + 1))  # the input stays
