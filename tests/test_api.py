@@ -113,9 +113,9 @@ WRONG: dict[str, Callable[[], Any]] = {
     "tiledseg plan: search is 1; give true or false": lambda: tiledseg.plan(1000, search=1),
     "emit is given, but only the command": lambda: tiledseg.plan(1000, emit="slurm"),
     "--tile: invalid int value: 'a'": lambda: tiledseg.export("a", "b.onnx", tile="a"),
-    "a str is no torch.nn.Module": lambda: tiledseg.halo("unet"),  # type: ignore[arg-type]
+    "module is unet; give nn.Module, not str": lambda: tiledseg.halo("unet"),  # type: ignore[arg-type]
     "Linear has no convolution to read its bands from": lambda: tiledseg.halo(torch.nn.Linear(3, 3)),
-    "a type is no torch.nn.Module; give an instance of one": lambda: tiledseg.trace(torch.nn.Conv2d, 3),
+    "Conv2d'>; give nn.Module, not type": lambda: tiledseg.trace(torch.nn.Conv2d, 3),
     "the module returns (2, 18432)": lambda: tiledseg.trace(torch.nn.Flatten(), 3),
     "no checkpoint at nowhere": lambda: tiledseg.load("nowhere"),
     "tiling.grid is 0": lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", grid=0),

@@ -11,9 +11,10 @@ import rasterio
 from affine import Affine
 
 from tests.small_files import write_raster
-from tiledseg import evaluate as evaluation
+from tiledseg.commands import scoring
+from tiledseg.commands.scoring import as_table, compare, thumbnail
 from tiledseg.errors import LabelError
-from tiledseg.evaluate import as_table, compare, evaluate_map, main, thumbnail
+from tiledseg.evaluate import evaluate_map, main
 from tiledseg.execution.scores import confusion_matrix, scores
 from tiledseg.raster.reader import open_raster
 
@@ -78,7 +79,7 @@ def test_scores_are_those_of_the_whole_arrays(
 def test_blocks_do_not_change_the_counts(
     files: list[str], monkeypatch: pytest.MonkeyPatch, truth: np.ndarray, prediction: np.ndarray, block: Any
 ) -> None:
-    monkeypatch.setattr(evaluation, "_BLOCK", block)
+    monkeypatch.setattr(scoring, "_BLOCK", block)
     with open_raster(files[1]) as map_reader, open_raster(files[3]) as label_reader:
         matrix = compare(map_reader, label_reader, None)
     np.testing.assert_array_equal(matrix, confusion_matrix(truth, prediction, 4))
@@ -137,7 +138,7 @@ def test_the_picture(files: list[str], tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_thumbnail_is_every_kth_pixel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: np.ndarray) -> None:
-    monkeypatch.setattr(evaluation, "_BLOCK", (16, 24))
+    monkeypatch.setattr(scoring, "_BLOCK", (16, 24))
     path = write(tmp_path / "b.tif", truth)
     for side in (10, 45, 500):
         step = -(-max(SHAPE) // side)

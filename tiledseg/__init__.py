@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tiledseg.api import halo, trace
     from tiledseg.config.run import Config
     from tiledseg.evaluate import evaluate_map
     from tiledseg.export import export
     from tiledseg.foreign.parallelize import ParallelModule, parallelize
     from tiledseg.foreign.pipeline import Pipeline
-    from tiledseg.foreign.spread import Halo
+    from tiledseg.foreign.spread import Halo, halo, trace
     from tiledseg.foreign.tile_dataset import TileDataset, TileSampler
     from tiledseg.inference.trained import load
     from tiledseg.memory.offload import large_model_support
@@ -34,12 +33,11 @@ __all__ = [
     "open_raster", "parallelize", "plan", "predict_raster", "trace", "train_network", "write_scene",
 ]  # fmt: skip
 _MODULES = {
-    "api": "halo trace",
     "config.run": "Config",
     "evaluate": "evaluate_map",
     "foreign.parallelize": "ParallelModule parallelize",
     "foreign.pipeline": "Pipeline",
-    "foreign.spread": "Halo",
+    "foreign.spread": "Halo halo trace",
     "foreign.tile_dataset": "TileDataset TileSampler",
     "inference.trained": "load",
     "memory.offload": "large_model_support",

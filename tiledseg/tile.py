@@ -20,8 +20,8 @@ from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import add_keys, config_of, parse_config
 from tiledseg.commands.parser import Parser, command, refuse_given, warn
-from tiledseg.config.map_formats import ZARR
 from tiledseg.config.run import Config
+from tiledseg.config.words import ZARR
 from tiledseg.errors import ConfigError, OutputError, RasterError, renamed
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling

@@ -35,7 +35,7 @@ from benchmarks.forks import import_all, run_ranks
 from benchmarks.side_by_side.layers import BANDS, SIZE, build
 from benchmarks.stand_ins import stand_ins
 from tiledseg.errors import ConfigError
-from tiledseg.foreign.spread import traced
+from tiledseg.foreign.spread import trace as traced
 from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.tracing.trace import trace
 

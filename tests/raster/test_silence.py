@@ -17,7 +17,7 @@ from tests.raster.conftest import Listener
 from tests.raster.polygons_drawn import image_info, write_vectors
 from tests.raster.referring import overview_elsewhere, tile_map, vrt
 from tests.small_files import write_raster
-from tiledseg.config.map_formats import Packing
+from tiledseg.config.words import Packing
 from tiledseg.errors import RasterError, TiledsegError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.finding import expand_sources, pair_sources

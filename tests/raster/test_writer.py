@@ -29,7 +29,7 @@ from rasterio.errors import RasterioIOError
 from rio_cogeo.cogeo import cog_validate
 
 from tests.raster.referring import category_names
-from tiledseg.config.map_formats import COG, COMPRESSIONS, PLAIN, Packing
+from tiledseg.config.words import COG, COMPRESSIONS, PLAIN, Packing
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster import map_writer

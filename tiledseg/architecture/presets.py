@@ -11,7 +11,7 @@ from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.config.checks import AUTO, shown
-from tiledseg.config.run import ModelConfig
+from tiledseg.config.run import CROPS, ModelConfig
 from tiledseg.config.words import NETWORKS, PRESET_NAMES
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.declared import CropGrid
@@ -35,7 +35,6 @@ class Preset:
 
 _BALANCES = (14, 24, 30, 22, 12, 7), (16, 26, 38, 26, 12, 11), (18, 30, 44, 30, 14, 13)
 PRESETS = {name: Preset(6 + k, _BALANCES[k]) for k, name in enumerate(PRESET_NAMES)}
-CROPS = ("window", "overlap", "blend", "ends")  # keys of an untraced module
 OF_TRAINING = ("freeze_norm",)  # keys for the training of any network
 
 

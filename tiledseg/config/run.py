@@ -24,10 +24,9 @@ from tiledseg.config.checks import (
     word,
 )
 from tiledseg.config.data import DataConfig
-from tiledseg.config.map_formats import BLENDS, ENDS
 from tiledseg.config.parallel import NONE, MemoryConfig, ParallelConfig
 from tiledseg.config.train import TrainConfig
-from tiledseg.config.words import CONSTANT, ENCODERS, NORMS, PADDINGS, UPSAMPLINGS, read_policy
+from tiledseg.config.words import BLENDS, CONSTANT, ENCODERS, ENDS, NORMS, PADDINGS, UPSAMPLINGS, read_policy
 from tiledseg.errors import ConfigError
 
 GRID = "auto, a number of at least 1, or [rows, cols]"
@@ -55,6 +54,8 @@ class TilingConfig(Group):
         return None if isinstance(self.halo, str) else self.halo
 
 
+CROPS = ("window", "overlap", "blend", "ends")
+"""Keys of `model` for a module that is not traced."""
 _CROPS = Need("window", "the size of a crop", lambda model: model.window is not None)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.config.checks import MOST, Range, checked
 from tiledseg.errors import GeometryError
-from tiledseg.foreign.spread import SpreadModule, check_images, traced
+from tiledseg.foreign.spread import SpreadModule, check_images, trace
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.models.dropout import set_dropout_key
@@ -39,7 +39,7 @@ def parallelize(
     Raises ConfigError that lists every operation of the module that cannot be exact, before any communication.
     """
     Range(1, MOST).check("fusion", fusion)
-    return ParallelModule(traced(module, bands), mesh, fusion, seed, verify)
+    return ParallelModule(trace(module, bands), mesh, fusion, seed, verify)
 
 
 class ParallelModule(SpreadModule):

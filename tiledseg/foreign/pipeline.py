@@ -15,7 +15,7 @@ from tiledseg.comm.failure import mark_agreed
 from tiledseg.config.checks import MOST, Range, checked
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.foreign.spread import SpreadModule, check_images, traced
+from tiledseg.foreign.spread import SpreadModule, check_images, trace
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
@@ -65,7 +65,7 @@ class Pipeline(SpreadModule):
         Range(1, MOST).check("micro_batch", micro_batch)
         parallel = ParallelConfig(stages=stages, balance=balance, schedule=schedule)
         parallel.check()
-        network = traced(module, bands)
+        network = trace(module, bands)
         plan = _plan(network, parallel)
         cut, modules = cut_network(network.graph, plan.balance, plan.schedule, stages), list(network.layers.values())
         pairs = [(stage, index) for stage in set(cut.pipeline.ranks) for index in cut.layers_of(stage)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Axes, Mesh, open_axes
 from tiledseg.comm.session import joined_mesh
+from tiledseg.config.checks import checked
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.execution.memory import free_memory
 from tiledseg.geometry.graph import Graph
@@ -60,23 +61,32 @@ class Halo:
         return Halo(max(least), max(sides), footprint.alignment, least, sides, whole_image, footprint, asks_place)
 
 
-def traced(module: nn.Module, bands: int | None = None) -> GraphNetwork:
-    """Return the module as a `GraphNetwork` with the same weights; a `GraphNetwork` is returned unchanged.
+@checked
+def halo(network: Any, bands: int | None = None) -> Halo:
+    """Return the halo of a module, or of a result of `load`. `bands`: of its images (None: those of its first
+    convolution).
 
-    `bands`: of the input (None: those of the first convolution). Raises ConfigError that lists every operation that is
-    not exact.
+    Raises ConfigError with a list of all operations that are not exact on tiles, GeometryError if no exact tile exists.
+    """
+    return Halo.of(trace(getattr(network, "network", network), bands).graph)
+
+
+@checked
+def trace(module: nn.Module, bands: int | None = None) -> GraphNetwork:
+    """Return any convolutional module as a graph, with the same weights under the same names; a graph unchanged.
+
+    `bands`: of its input (None: those of its first convolution). Raises ConfigError that lists every operation that is
+    not exact on tiles, with reason and remedy.
     """
     if isinstance(module, GraphNetwork):
         return module
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"a {type(module).__name__} is no torch.nn.Module; give an instance of one")
-    from tiledseg.tracing.trace import trace
+    from tiledseg.tracing.trace import trace as traced
 
     if bands is None:
         bands = next((each.in_channels for each in module.modules() if isinstance(each, nn.Conv2d)), None)
     if bands is None:
         raise ConfigError(f"{type(module).__name__} has no convolution to read its bands from; give bands=")
-    return trace(module, bands)
+    return traced(module, bands)
 
 
 class SpreadModule(nn.Module):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config.map_formats import NO_VIEWS, TURNS
+from tiledseg.config.words import NO_VIEWS, TURNS
 from tiledseg.errors import RasterError
 from tiledseg.execution.carrying import INPUT_DTYPES
 from tiledseg.execution.halo_modes import Part

@@ -17,7 +17,7 @@ import numpy as np
 
 from tiledseg.comm.doing import doing, tick, ticking
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config.map_formats import ZARR
+from tiledseg.config.words import ZARR
 from tiledseg.execution.carrying import use_one_kernel
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.progress import StepProgress

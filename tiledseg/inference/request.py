@@ -19,7 +19,7 @@ from typing import Any
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.checks import with_times
-from tiledseg.config.map_formats import NO_VIEWS, ZARR, Packing
+from tiledseg.config.words import NO_VIEWS, ZARR, Packing
 from tiledseg.errors import ConfigError, InputError, OutputError, RasterError, WriteError
 from tiledseg.inference.trained import Mapper
 from tiledseg.memory.mover import HOST

@@ -26,7 +26,7 @@ import rasterio.shutil
 from numpy.typing import NDArray
 from rasterio.errors import NotGeoreferencedWarning
 
-from tiledseg.config.map_formats import BLOCK, PLAIN, ZARR, Packing
+from tiledseg.config.words import BLOCK, PLAIN, ZARR, Packing
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo, meaning, place_of, placement

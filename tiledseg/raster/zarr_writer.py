@@ -16,7 +16,7 @@ import numpy as np
 import rasterio
 from rasterio.windows import Window
 
-from tiledseg.config.map_formats import BLOCK
+from tiledseg.config.words import BLOCK
 from tiledseg.errors import ConfigError, OutputError, install
 from tiledseg.geometry.box import Box
 from tiledseg.raster.array_names import OWN, TILES

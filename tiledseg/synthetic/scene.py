@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from rasterio.crs import CRS
 
 from tiledseg.config.checks import checked
-from tiledseg.config.map_formats import BLOCK
+from tiledseg.config.words import BLOCK
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.info import RasterInfo
