@@ -121,7 +121,7 @@ def without_plots() -> Iterator[None]:
     """Runs draw no progress.png and no page: they take longer than a tiny run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tiledseg.training.run_journal.plot_progress", lambda *given: False)
-        patch.setattr("tiledseg.training.run_page.write_report", lambda *given: True)
+        patch.setattr("tiledseg.training.run_page.write_report", lambda *given: None)
         yield
 
 

@@ -7,6 +7,7 @@ exception that a caller would expect to catch.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -99,6 +100,18 @@ def install(extra: str) -> str:
     """Return the commands that install an extra, from a clone or a wheel: no package index has tiledseg."""
     wheel = f"tiledseg-{VERSION}-py3-none-any.whl"
     return f"pip install '.[{extra}]' in a clone of tiledseg, or pip install '{wheel}[{extra}]'"
+
+
+def installed(*modules: str) -> bool:
+    """Return True if all modules of an extra are installed."""
+    return all(importlib.util.find_spec(name) is not None for name in modules)
+
+
+def require(what: str, extra: str, *modules: str) -> None:
+    """Raise ConfigError unless all modules of an extra, which `what` needs, are installed."""
+    missing = [name for name in modules if not installed(name)]
+    if missing:
+        raise ConfigError(f"{what} needs {' and '.join(missing)}: {install(extra)}")
 
 
 def first_line(error: BaseException) -> str:

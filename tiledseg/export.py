@@ -7,7 +7,6 @@ from tiledseg.commands.entry import enter
 if __name__ == "__main__":
     enter("tiledseg.export")
 
-import importlib.util
 import json
 import os
 from argparse import Namespace
@@ -18,7 +17,7 @@ from typing import Any
 from tiledseg.commands.options import parse
 from tiledseg.commands.parser import Parser, command, flag_of, make_callable, refuse_given
 from tiledseg.config.checks import Range, checked
-from tiledseg.errors import ConfigError, install
+from tiledseg.errors import ConfigError, require
 from tiledseg.system.console import answer
 from tiledseg.system.files import replacing
 from tiledseg.system.outputs import check_outputs, whole
@@ -29,7 +28,6 @@ _RANGES = {
     "resolution": Range(0.0, 1e9, above=True, remedy="centimetres a pixel, above 0"),
     "tolerance": Range(0.0, 1.0, above=True, below=True, remedy="a number between 0 and 1, as 1e-4"),
 }
-_NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
 def build_parser() -> Parser:
@@ -85,9 +83,8 @@ def check_options(options: Namespace) -> None:
         refuse_given(options, ("resolution",), "--output has no .onnx, the only format with it", "add one")
     if not set(kinds) & set(_NETWORKS):
         refuse_given(options, ("tolerance",), "--output has no .onnx or .pt2", "add one")
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if ".onnx" in kinds and missing:
-        raise ConfigError(f"--output of .onnx needs {', '.join(missing)}: {install('export')}")
+    if ".onnx" in kinds:
+        require("--output of .onnx", "export", "onnx", "onnxscript", "onnxruntime")
 
 
 def _ending(path: str) -> str:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from tiledseg.commands.options import parse
 from tiledseg.commands.parser import Parser, command
-from tiledseg.errors import ConfigError, OutputError
-from tiledseg.reporting.page import REMEDY, can_render
+from tiledseg.errors import OutputError
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import METRICS, PAGE, check_ending, check_outputs, files_below, whole
 from tiledseg.training.run_page import write_report
@@ -34,8 +33,6 @@ def build_parser() -> Parser:
 def main(words: Sequence[str]) -> None:
     """Write the page and print its path."""
     options = parse(build_parser(), words)
-    if not can_render():
-        raise ConfigError(f"the page needs jinja2 and matplotlib: {REMEDY}")
     folder = Path(options.run)
     if not (folder / METRICS).is_file():
         raise OutputError(f"--run is {options.run}, but there is no {METRICS} in it; give the folder of a run")

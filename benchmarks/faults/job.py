@@ -61,7 +61,7 @@ def train_unseen(order: Order) -> int:
 
     failure.GRACE_SECONDS = 0.5
     journal.plot_progress = lambda *given: None
-    page.write_report = lambda *given: True
+    page.write_report = lambda *given: None
     return train(order)
 
 

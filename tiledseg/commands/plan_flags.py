@@ -15,7 +15,7 @@ from tiledseg.commands.parser import flag_of, refuse_given
 from tiledseg.config.checks import MOST, Range
 from tiledseg.config.parallel import REBUILDS
 from tiledseg.config.run import ModelConfig
-from tiledseg.errors import ConfigError, install, renamed
+from tiledseg.errors import ConfigError, renamed, require
 from tiledseg.geometry.layers.declared import CropGrid
 from tiledseg.planning.answer.report import formula, plan
 from tiledseg.planning.jobs.job import Site, find_site, parse_minutes, planned_script, searched_script
@@ -56,10 +56,9 @@ def answered(flags: Namespace) -> tuple[dict[str, Any], str]:
         check_outputs([whole("--plot", flags.plot)])
     planned = plan(question, stages, budget) if flags.stride == 1 else formula(question, flags.stride)
     if flags.plot is not None and planned.tiling is not None:
-        try:  # here: matplotlib is an extra, and slow to import
-            from tiledseg.planning.answer.plot import draw
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"--plot needs {error.name}, which is not installed: {install('plot')}") from None
+        require("--plot", "plot", "matplotlib")
+        from tiledseg.planning.answer.plot import draw  # here: matplotlib is slow to import
+
         draw(flags.plot, question, planned.tiling)
     if site_and_minutes is not None:
         return planned.values, planned_script(*site_and_minutes, question, planned, budget, flags.halo)

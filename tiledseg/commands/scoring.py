@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.commands.options import config_of
-from tiledseg.errors import ConfigError, LabelError, install
+from tiledseg.errors import ConfigError, LabelError, require
 from tiledseg.execution.scores import Scores, confusion_matrix, scores
 from tiledseg.geometry.box import Box
 from tiledseg.planning.answer.text import WIDTH, columns
@@ -23,7 +23,7 @@ from tiledseg.raster.labels.pair_reading import PairReading, check_any_polygon
 from tiledseg.raster.mirrored_reader import RasterReader, prefetch
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.remote import is_vector
-from tiledseg.reporting.page import as_picture, can_draw, class_picture, draw_panel, percent, write_panel
+from tiledseg.reporting.page import as_picture, class_picture, draw_panel, percent, write_panel
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 
 _BLOCK = 1024, 2048
@@ -35,8 +35,8 @@ def evaluated(options: Namespace, warn: Callable[[Iterable[str]], None]) -> tupl
     """Return the confusion matrix, the scores and the names of the classes; write the picture."""
     if options.image is not None and options.plot is None:
         raise ConfigError("--image is only for --plot; add --plot FILE.png, or leave it out")
-    if options.plot is not None and not can_draw():
-        raise ConfigError(f"--plot needs Pillow: {install('plot')}")
+    if options.plot is not None:
+        require("--plot", "plot", "PIL")
     data, label_map = config_of(options).data, None
     ignored, references = data.ignore_index, data.references
     if vars(options)["data.classes"] is not None:

@@ -20,7 +20,7 @@ from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.checks import with_times
 from tiledseg.config.words import NO_VIEWS, ZARR, Packing
-from tiledseg.errors import ConfigError, InputError, OutputError, RasterError, WriteError
+from tiledseg.errors import ConfigError, InputError, OutputError, RasterError, WriteError, require
 from tiledseg.inference.trained import Mapper
 from tiledseg.memory.mover import HOST
 from tiledseg.planning.run.blocks import BlockSettings
@@ -38,7 +38,6 @@ from tiledseg.raster.map_writer import SIDECARS, raster_output
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.remote import (
     RemoteName,
-    check_obstore,
     check_writable,
     gdal_path,
     is_bucket_folder,
@@ -280,7 +279,7 @@ def _checked(key: str, url: str, images: set[str]) -> RemoteName:
         raise OutputError(f"{key} is {url}, which names no object; give s3://bucket/name.tif")
     if gdal_path(url) in images:
         raise OutputError(f"cannot write {key} {url}: it is the input {url}; choose another output")
-    check_obstore(key, url)
+    require(f"{key} {url}", "s3", "obstore")
     return name
 
 

@@ -4,7 +4,6 @@ h5netcdf."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import threading
@@ -19,7 +18,7 @@ import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
 
-from tiledseg.errors import RasterError, install
+from tiledseg.errors import RasterError, installed, require
 from tiledseg.geometry.box import Box
 from tiledseg.raster.array_names import NETCDF, TILES, ArrayName
 from tiledseg.raster.array_place import check_dims, class_names_of, dims_of, nodata_of, placed, time_of
@@ -155,13 +154,10 @@ def open_named(path: str, name: ArrayName, bands: Sequence[int] | None, nodata: 
     remote = is_remote(name.store)
     if not remote and not os.path.exists(name.store):
         raise RasterError(f"{name.store} does not exist; give the path or URL of a Zarr store or netCDF file")
-    try:
-        import h5netcdf  # noqa: F401
-        import h5py
-        import xarray
-        import zarr  # noqa: F401
-    except ImportError:
-        raise RasterError(f"{path} needs xarray, zarr and h5netcdf: {install('zarr')}") from None
+    require(path, "zarr", "xarray", "zarr", "h5netcdf")
+    import h5py
+    import xarray
+
     group, _, variable = name.variable.rpartition("/")
     how: dict[str, Any] = {"mask_and_scale": False, "decode_times": False, "decode_coords": "all", "cache": False}
     with reading(f"open {path}", "give a Zarr store or netCDF file, with one of its groups"):
@@ -224,7 +220,7 @@ def _variable(path: str, name: ArrayName, dataset: Any, group: str, variable: st
 def stored_tiles(place: str) -> list[tuple[str, str | None]]:
     """Return the names of the images, and of their labels, that `tiledseg tile` has put into a store; none for any
     other store."""
-    if place.lower().endswith(NETCDF) or importlib.util.find_spec("zarr") is None:
+    if place.lower().endswith(NETCDF) or not installed("zarr"):
         return []
     import zarr
 

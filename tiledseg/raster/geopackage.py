@@ -18,7 +18,7 @@ import numpy as np
 import rasterio
 from rasterio.features import shapes
 
-from tiledseg.errors import ConfigError, OutputError, RasterError, first_line, install
+from tiledseg.errors import ConfigError, OutputError, RasterError, first_line, require
 from tiledseg.raster.info import RasterInfo, is_placed
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.labels.polygons import STYLES, check_begin
@@ -36,11 +36,9 @@ JOURNALS = ("-journal", "-wal", "-shm")
 def polygons_output(key: str, path: str | Path) -> Output:
     """Return the files that writing polygons touches. Raises ConfigError for another ending than .gpkg, and without the
     extra `vector`; OutputError if an existing file has other layers or fields, which would be lost."""
-    try:
-        import pyogrio
-        import shapely  # noqa: F401
-    except ImportError:
-        raise ConfigError(f"{key} needs pyogrio and shapely: {install('vector')}") from None
+    require(key, "vector", "pyogrio", "shapely")
+    import pyogrio
+
     path = Path(path)
     if path.suffix.lower() != ".gpkg":
         raise ConfigError(f"{key} is {path}; give a name that ends in .gpkg: polygons are written as a GeoPackage")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from tiledseg.config.checks import ITEM_ENDINGS, LIST_ENDINGS, TIME, shown
-from tiledseg.errors import ConfigError, RasterError, install
+from tiledseg.errors import ConfigError, RasterError, require
 from tiledseg.raster.array_names import file_of, parse_array_name
 from tiledseg.raster.composed import (
     BANDS,
@@ -324,10 +324,9 @@ def _table(path: str) -> list[dict[str, Any]]:
 
 def _parquet(path: str) -> list[dict[str, Any]]:
     """Return the rows of a GeoParquet file; a STAC item's row has `properties` as in JSON."""
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise ConfigError(f"{path} is Parquet, which needs pyarrow: {install('parquet')}") from None
+    require(path, "parquet", "pyarrow")
+    from pyarrow import parquet
+
     with (
         reading(f"open {path}", "give a GeoParquet file with the column location, image or assets"),
         open(path, "rb") as file,

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tiledseg.errors import ConfigError, RasterError, TiledsegError, install
+from tiledseg.errors import RasterError, TiledsegError, require
 
 _URLS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _PLACE = ("AWS_S3_ENDPOINT", "AWS_HTTPS", "AWS_VIRTUAL_HOSTING", "AWS_REGION", "AWS_DEFAULT_REGION")
@@ -59,18 +59,10 @@ def is_bucket_folder(path: str) -> bool:
     return name is not None and (name.key.endswith("/") or not name.key)
 
 
-def check_obstore(key: str, path: str) -> None:
-    """Raise ConfigError if obstore is not installed; `key`: the flag or configuration key of `path`."""
-    try:
-        import obstore  # noqa: F401
-    except ImportError:
-        raise ConfigError(f"{key} {path} needs obstore: {install('s3')}") from None
-
-
 def list_folder(path: str, key: str, deep: bool = False) -> list[str]:
     """Return the URLs of the objects in a bucket's folder (`deep`: and in its subfolders), in no order. `key`: the flag
     or configuration key of `path`."""
-    check_obstore(key, path)
+    require(f"{key} {path}", "s3", "obstore")
     import obstore
 
     folder = parse_s3(path)

@@ -16,9 +16,9 @@ from zarr.abc.store import ByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, ObjectStore, WrapperStore
 
-from tiledseg.errors import RasterError
+from tiledseg.errors import RasterError, require
 from tiledseg.raster.gdal_open import CACHE_BYTES
-from tiledseg.raster.remote import advice, check_obstore, is_remote, object_store, said
+from tiledseg.raster.remote import advice, is_remote, object_store, said
 from tiledseg.system.files import STORE_FILES, irregular_kind
 
 CODECS = """bytes transpose sharding_indexed crc32c crc32 adler32 fletcher32 vlen-utf8 zstd blosc gzip zlib lz4 lzma bz2
@@ -112,7 +112,7 @@ class GuardedStore(WrapperStore[Any]):
 def open_store(place: str) -> GuardedStore:
     """Return the store at a folder or a URL."""
     if is_remote(place):
-        check_obstore("the store", place)
+        require(f"the store {place}", "s3", "obstore")
         return GuardedStore(ObjectStore(object_store(place), read_only=True), place)
     return GuardedStore(LocalStore(place, read_only=True), place)
 

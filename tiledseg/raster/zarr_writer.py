@@ -17,7 +17,7 @@ import rasterio
 from rasterio.windows import Window
 
 from tiledseg.config.words import BLOCK
-from tiledseg.errors import ConfigError, OutputError, install
+from tiledseg.errors import OutputError, require
 from tiledseg.geometry.box import Box
 from tiledseg.raster.array_names import OWN, TILES
 from tiledseg.raster.array_place import flags
@@ -36,10 +36,7 @@ _WHOLE = {"array.write_empty_chunks": True}  # so that a missing chunk is damage
 
 def check_zarr(key: str, path: str | Path) -> None:
     """Raise ConfigError if zarr is not installed, OutputError if the path exists or has another ending than .zarr."""
-    try:
-        import zarr  # noqa: F401
-    except ImportError:
-        raise ConfigError(f"--format zarr needs zarr: {install('zarr')}") from None
+    require("--format zarr", "zarr", "zarr")
     if str(path) and Path(path).exists():
         raise OutputError(f"{key} {path} is there; remove it, or choose another output")
     check_ending(key, str(path), ".zarr")

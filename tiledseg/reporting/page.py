@@ -7,7 +7,6 @@ escaped, because names of classes and files may hold any text. Pictures of pixel
 from __future__ import annotations
 
 import base64
-import importlib.util
 import io
 import math
 import warnings
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiledseg.errors import VERSION, install
+from tiledseg.errors import VERSION
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,15 +26,9 @@ from tiledseg.raster.labels.classes import Colour
 from tiledseg.system.files import replacing
 
 Lines = Sequence[Mapping[str, Any]]
-REMEDY = install("report")
 _TEMPLATE = Path(__file__).parent / "template"
 _MOST_CELLS = 40  # classes a side of the confusion matrix
 _MOST_NAMES = 24  # in a legend
-
-
-def can_plot() -> bool:
-    """Return True if matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw_curves(lines: Lines, validations: Lines, loss: str, title: str) -> Figure:
@@ -106,11 +99,6 @@ def png_of(figure: Figure) -> bytes:
         warnings.simplefilter("ignore")
         figure.savefig(data, format="png", dpi=110)
     return data.getvalue()
-
-
-def can_render() -> bool:
-    """Return True if jinja2 and matplotlib are installed."""
-    return importlib.util.find_spec("jinja2") is not None and can_plot()
 
 
 def render(page: Mapping[str, Any]) -> str:
@@ -184,11 +172,6 @@ def error_picture(
     picture[classes_HW == other_HW] = RIGHT
     picture[(classes_HW == ignore_index) | (other_HW == ignore_index)] = BLANK
     return picture
-
-
-def can_draw() -> bool:
-    """Return True if Pillow is installed."""
-    return importlib.util.find_spec("PIL") is not None
 
 
 def draw_panel(

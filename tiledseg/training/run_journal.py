@@ -8,7 +8,6 @@ equals that of an uninterrupted run, except for times.
 from __future__ import annotations
 
 import errno
-import importlib.util
 import json
 import platform
 import threading
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tiledseg.architecture.presets import crop_grid
 from tiledseg.comm.diagnosis import report_rank
 from tiledseg.comm.mesh import Mesh
-from tiledseg.errors import OutputError
+from tiledseg.errors import InputError, installed
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.planning.run.plan import RunPlan
@@ -56,7 +55,7 @@ class Journal:
         write_whole(folder / STARTED, json.dumps(started, indent=1) + "\n")
         self.last_validation: dict[str, Any] | None = next((o["val"] for o in reversed(kept) if "val" in o), None)
         self._events: Any = None
-        self._writes_events = importlib.util.find_spec("tensorboard") is not None
+        self._writes_events = installed("tensorboard")
         self.progress = StepProgress(total, step, verbosity)
         self._drawn = time.monotonic()
 
@@ -106,17 +105,14 @@ class Journal:
         the last drawing prints it."""
         if not now and time.monotonic() - self._drawn <= _DRAW_SECONDS:
             return
-        from tiledseg.reporting.page import REMEDY
         from tiledseg.training.run_page import write_report
 
         plot_progress(self._folder, self._started["title"], self._started["loss"])
         try:
-            written = write_report(self._folder, self._folder / PAGE)
-            reason = "" if written else f"jinja2 or matplotlib is not installed: {REMEDY}"
-        except OutputError as error:
-            reason = str(error)
-        if reason and now:
-            self.progress.say(f"warning: no {PAGE}: {reason}")
+            write_report(self._folder, self._folder / PAGE)
+        except InputError as error:
+            if now:
+                self.progress.say(f"warning: no {PAGE}: {error}")
         self._drawn = time.monotonic()
 
     def close(self) -> None:
@@ -129,9 +125,9 @@ class Journal:
 
 def plot_progress(folder: Path, title: str, loss: str) -> None:
     """Draw the learning curves of a run, if matplotlib is installed."""
-    from tiledseg.reporting.page import can_plot, draw_curves, png_of
+    from tiledseg.reporting.page import draw_curves, png_of
 
-    if can_plot():
+    if installed("matplotlib"):
         data = png_of(draw_curves(read_metrics(folder / METRICS), read_validations(folder), loss, title))
         with replacing(folder / PROGRESS) as part:
             part.write_bytes(data)

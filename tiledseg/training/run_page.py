@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tiledseg.errors import OutputError, TiledsegError, first_line
+from tiledseg.errors import OutputError, TiledsegError, first_line, require
 from tiledseg.execution.progress import duration
-from tiledseg.reporting.page import can_render, count, draw_curves, draw_reliability, percent, png_of, png_url, render
+from tiledseg.reporting.page import count, draw_curves, draw_reliability, percent, png_of, png_url, render
 from tiledseg.system.console import counted
 from tiledseg.system.files import write_whole
 from tiledseg.system.outputs import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION
@@ -20,11 +20,9 @@ MOST_MOMENTS = 24
 """Most validations with pictures on the page: evenly spread, with the first and the newest."""
 
 
-def write_report(folder: Path, path: Path) -> bool:
-    """Write the page of a run; return False if jinja2 or matplotlib is not installed. Raises OutputError and
-    WriteError."""
-    if not can_render():
-        return False
+def write_report(folder: Path, path: Path) -> None:
+    """Write the page of a run. Raises ConfigError without jinja2 or matplotlib, OutputError and WriteError."""
+    require("the page", "report", "jinja2", "matplotlib")
     try:
         text = render(page_of(folder))
     except TiledsegError:
@@ -36,7 +34,6 @@ def write_report(folder: Path, path: Path) -> bool:
             f"--run {folder}"
         ) from error
     write_whole(path, text)
-    return True
 
 
 def page_of(folder: Path) -> dict[str, Any]:

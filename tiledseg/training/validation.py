@@ -27,6 +27,7 @@ from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.train import TrainConfig
 from tiledseg.config.words import LOSS, class_of
+from tiledseg.errors import installed
 from tiledseg.execution.halo_modes import Piece
 from tiledseg.execution.part_passes import Passes, read_ahead
 from tiledseg.execution.progress import Shown, unseen
@@ -253,12 +254,12 @@ def write_validation(
     normalization: Normalization,
 ) -> NDArray[np.uint8] | None:
     """Write the files of one validation of `images`, of `dtype`; return its panel if one was drawn."""
-    from tiledseg.reporting.page import as_picture, can_draw, class_picture, draw_panel, error_picture, write_panel
+    from tiledseg.reporting.page import as_picture, class_picture, draw_panel, error_picture, write_panel
 
     place, panel = folder / VALIDATION, None
     with writing(place):
         place.mkdir(exist_ok=True)
-    if findings.views and can_draw():
+    if findings.views and installed("PIL"):
         pictures, colours = [], [colour for _, colour in labels.classes]
         for seen in findings.views:  # columns 4 and 5 show wrong pixels: the class missed, and the class mapped instead
             bands = len(seen.image_CHW)

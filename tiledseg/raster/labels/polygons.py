@@ -7,7 +7,6 @@ and some formats contact servers. So GDAL gets no GeoJSON, and only files whose 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -26,7 +25,7 @@ from rasterio.warp import transform as transform_points
 from rasterio.warp import transform_bounds
 
 from tiledseg.config.checks import shown
-from tiledseg.errors import ConfigError, RasterError, install
+from tiledseg.errors import RasterError, require
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo, is_placed, named_crs, whole_turn
 from tiledseg.raster.mirrored_reader import RasterReader, reading
@@ -91,8 +90,7 @@ def check_begin(path: str) -> None:
 def reading_vectors(path: str, remedy: str) -> Iterator[None]:
     """Check the libraries and the file's first bytes, and enter `reading`; warnings of GDAL are ignored, errors become
     RasterError."""
-    if any(importlib.util.find_spec(name) is None for name in ("pyogrio", "shapely")):
-        raise ConfigError(f"{path} holds vectors, which need pyogrio and shapely: {install('vector')}")
+    require(path, "vector", "pyogrio", "shapely")
     check_begin(path)
     with reading(f"open {path}", remedy), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         yield
