@@ -13,7 +13,7 @@ from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.joins import ImageLayer
-from tiledseg.geometry.layers.layer import Layer, LayerCounts, Shape
+from tiledseg.geometry.layers.layer import Layer, LayerCounts, LayerWindow, Shape
 from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.layers.resampling import Border, Enlarging, Upsample
 
@@ -123,19 +123,8 @@ def scales(graph: Graph) -> list[Fraction]:
 
 def _step(layer: Layer) -> Fraction:
     """Return the input positions per output position of a layer."""
-    if layer.window_grid > 1:
-        span = (
-            layer.required_input(Interval(layer.window_grid, layer.window_grid + 1)).start
-            - layer.required_input(Interval(0, 1)).start
-        )
-        return Fraction(span, layer.window_grid)
-    one, other = (layer.required_input(Interval(at, at + 1)).start for at in (0, 1))
-    if other - one > 1:
-        return Fraction(other - one)
-    if layer.arity > 1 and other > one:
-        return Fraction(1)
-    grown = layer.output_size(*(64,) * layer.arity)
-    return Fraction(64, grown) if grown > 64 and grown % 64 == 0 else Fraction(1)
+    at: LayerWindow = layer.window
+    return Fraction(1, at.stride) if at.transposed else Fraction(at.stride)
 
 
 def resized(nodes: Sequence[Node], name: str, source: str, like: str, mode: str = "bilinear") -> Node:

@@ -245,7 +245,7 @@ class PooledBranchModule(BlockModule):
                 part = Interval(index * size // layer.bins, -(-(index + 1) * size // layer.bins))
                 weights[index, part.clip(dim.owned).relative_to(dim.owned.start).slice] = 1 / part.size
             shares.append(weights)
-        means_BCHW: torch.Tensor = BinMeans.apply(x_BCHW, place.owned(x_BCHW), *shares, among, None)
+        means_BCHW: torch.Tensor = BinMeans.apply(place.own_part(x_BCHW), *shares, among, None, x_BCHW.shape)
         tensors, graph = {0: means_BCHW}, self.rows.inner
         run_nodes(graph, lambda k, inputs: self.inner[k](*inputs), tensors, 0, len(graph))
         made_BCHW = tensors[graph.results[0]]

@@ -96,7 +96,7 @@ class _Upsample(SpatialLayer):
 
     def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
         factors = self.rows.factor, self.cols.factor
-        return place.crop_given(upsample(x_BCHW, factors, self.module.mode), factors)
+        return place.crop_given(upsample(x_BCHW, factors, self.module.mode), self.rows, self.cols)
 
 
 class _PixelShuffle(SpatialLayer):
@@ -104,7 +104,7 @@ class _PixelShuffle(SpatialLayer):
         return resampling.PixelShuffle(self.module.upscale_factor)
 
     def on_block(self, place: BlockPlace, ranks: Ranks, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return place.crop_given(self.module(x_BCHW), self.rows.factor)
+        return place.crop_given(self.module(x_BCHW), self.rows, self.cols)
 
 
 class _PixelUnshuffle(SpatialLayer):
@@ -224,13 +224,9 @@ class _TransposedConvolution(SpatialLayer):
             convolve = convolve_transposed
         elif isinstance(m, TimesTransposed):
             convolve = m.compute
-        row, col = (
-            0 if at.whole else at.read.start * layer.window.stride - layer.padding
-            for layer, at in ((self.rows, place.row), (self.cols, place.col))
-        )
         own, more = place.own_padding(m.padding), place.own_padding(m.output_padding)
         y_BCHW = convolve(x_BCHW, m.weight, m.bias, m.stride, own, more, m.groups, m.dilation)
-        return place.crop(y_BCHW, (row, col))
+        return place.crop_given(y_BCHW, self.rows, self.cols)
 
 
 _NO_PIXEL = slice(None), slice(None), slice(0, 0), slice(0, 0)

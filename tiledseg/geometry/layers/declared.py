@@ -69,6 +69,10 @@ class DeclaredLeaf(Leaf):
 
     clamps = True
 
+    @cached_property
+    def window(self) -> LayerWindow:
+        return LayerWindow(self.stride)
+
     def required_input(self, out: Interval, index: int = 0) -> Interval:
         first = (out.start * self.stride - self.reach - self.shift) // self.size
         stop = -((self.shift - out.stop * self.stride - self.reach) // self.size)

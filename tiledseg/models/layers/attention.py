@@ -19,15 +19,8 @@ from torch.nn import functional
 
 from tiledseg.geometry.box import Interval
 from tiledseg.geometry.layers.joins import WEIGHTS_AT_ONCE, ImageAttention, ImageProducts
-from tiledseg.models.layers.block import (
-    BlockModule,
-    BlockPlace,
-    DimPlace,
-    cropped,
-    gradient_of_part,
-    part_of,
-)
-from tiledseg.models.normalise import Ranks, Slices, summed
+from tiledseg.models.layers.block import BlockModule, BlockPlace, DimPlace, cropped
+from tiledseg.models.normalise import Ranks, summed
 
 
 class PassingRanks(Ranks, Protocol):
@@ -161,8 +154,7 @@ def _parts(queries: torch.Tensor, keys: torch.Tensor, ranks: int) -> Iterator[sl
 
 def gathered(x_BCHW: torch.Tensor, place: BlockPlace, ranks: PassingRanks) -> torch.Tensor:
     """Return the whole image from the blocks of all ranks. Collective over `ranks`, backward too."""
-    own_BCHW = part_of(x_BCHW, place.owned(x_BCHW))
-    return _Gathered.apply(own_BCHW, place.row.blocks, place.col.blocks, ranks)
+    return _Gathered.apply(place.own_part(x_BCHW), place.row.blocks, place.col.blocks, ranks)
 
 
 class _Gathered(torch.autograd.Function):
@@ -198,36 +190,36 @@ class WholeImageProducts(BlockModule):
         self.heads = layer.heads
 
     def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
-        among = None if place.is_whole else ranks
-        return _Products.apply(*inputs_BCHW, place.owned(inputs_BCHW[0]), self.heads, among)
+        own_BCHW, among = map(place.own_part, inputs_BCHW), None if place.is_whole else ranks
+        return _Products.apply(*own_BCHW, inputs_BCHW[0].shape[2:], self.heads, among)
 
 
 class _Products(torch.autograd.Function):
-    """Sums of outer products over ranks. Dims: images, heads (A), pixels (N), channels of a head (D, E)."""
+    """Sums of outer products over ranks, in `size` pixels. Dims: images, heads (A), pixels (N), channels
+    of a head (D, E)."""
 
     @staticmethod
     def forward(
-        ctx: Any, a_BCHW: torch.Tensor, b_BCHW: torch.Tensor, owned: Slices | None, heads: int, ranks: Ranks | None
+        ctx: Any, a_BCHW: torch.Tensor, b_BCHW: torch.Tensor, size: torch.Size, heads: int, ranks: Ranks | None
     ) -> torch.Tensor:
         ctx.save_for_backward(a_BCHW, b_BCHW)
-        ctx.owned, ctx.heads, ctx.ranks = owned, heads, ranks
+        ctx.heads, ctx.ranks = heads, ranks
         with torch.autocast(a_BCHW.device.type, enabled=False):
-            a_BAND, b_BANE = (_wide(part_of(x_BCHW, owned), heads) for x_BCHW in (a_BCHW, b_BCHW))
+            a_BAND, b_BANE = (_wide(x_BCHW, heads) for x_BCHW in (a_BCHW, b_BCHW))
             sums = summed((a_BAND.mT @ b_BANE).double(), ranks).to(a_BCHW.dtype)
-        return sums.flatten(1)[:, :, None, None].expand(-1, -1, *a_BCHW.shape[2:])
+        return sums.flatten(1)[:, :, None, None].expand(-1, -1, *size)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[Any, ...]:
-        own = [part_of(x_BCHW, ctx.owned) for x_BCHW in ctx.saved_tensors]
+        a_BCHW, b_BCHW = ctx.saved_tensors
         with torch.autocast(g_BCHW.device.type, enabled=False):
-            a_BAND, b_BANE = (_wide(own_BCHW, ctx.heads) for own_BCHW in own)
+            a_BAND, b_BANE = (_wide(x_BCHW, ctx.heads) for x_BCHW in (a_BCHW, b_BCHW))
             sums = summed(g_BCHW.sum((2, 3), dtype=torch.float64), ctx.ranks).to(a_BAND.dtype)
             gradient = sums.view(*a_BAND.shape[:2], a_BAND.shape[3], b_BANE.shape[3])
-            da_BCHW = _image(b_BANE @ gradient.mT, own[0]).to(own[0].dtype)
-            db_BCHW = _image(a_BAND @ gradient, own[1]).to(own[1].dtype)
-        made = zip((da_BCHW, db_BCHW), ctx.saved_tensors, strict=True)
-        return *(gradient_of_part(dx_BCHW, ctx.owned, x.shape) for dx_BCHW, x in made), None, None, None
+            da_BCHW = _image(b_BANE @ gradient.mT, a_BCHW).to(a_BCHW.dtype)
+            db_BCHW = _image(a_BAND @ gradient, b_BCHW).to(b_BCHW.dtype)
+        return da_BCHW, db_BCHW, None, None, None
 
 
 def _wide(x_BCHW: torch.Tensor, heads: int) -> torch.Tensor:

@@ -58,10 +58,16 @@ class BlockPlace:
             return None
         return slice(None), slice(None), row.slice, col.slice
 
-    def crop_given(self, y_BCHW: torch.Tensor, factor: int | tuple[int, int] = 1) -> torch.Tensor:
-        """Crop `given` from the output of all of `read`, which is `factor` times as large (rows, cols)."""
-        factors = (factor, factor) if isinstance(factor, int) else factor
-        return self.crop(y_BCHW, (self.row.read.start * factors[0], self.col.read.start * factors[1]))
+    def own_part(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the rank's own pixels of its local input."""
+        owned = self.owned(x_BCHW)
+        return x_BCHW if owned is None else x_BCHW[owned]
+
+    def crop_given(self, y_BCHW: torch.Tensor, rows: Layer, cols: Layer) -> torch.Tensor:
+        """Crop `given` from all outputs of `read`, each of which gives a window of outputs (`LayerWindow`)."""
+        dims = (self.row, rows.window), (self.col, cols.window)
+        row, col = (0 if at.whole else at.read.start * window.stride - window.padding for at, window in dims)
+        return self.crop(y_BCHW, (row, col))
 
     def crop(self, y_BCHW: torch.Tensor, start: tuple[int, int]) -> torch.Tensor:
         """Crop `given` from a larger output whose first position is `start` (row, col)."""
@@ -69,20 +75,6 @@ class BlockPlace:
         if (row.size, col.size) == tuple(y_BCHW.shape[2:]):
             return y_BCHW
         return cropped(y_BCHW, row.slice, col.slice)
-
-
-def part_of(x_BCHW: torch.Tensor, owned: Slices | None) -> torch.Tensor:
-    """Return the owned part of a tensor; None: all of it."""
-    return x_BCHW if owned is None else x_BCHW[owned]
-
-
-def gradient_of_part(own_BCHW: torch.Tensor, owned: Slices | None, shape: torch.Size) -> torch.Tensor:
-    """Return the gradient of a tensor from that of its owned part, zero elsewhere."""
-    if owned is None:
-        return own_BCHW
-    whole_BCHW = own_BCHW.new_zeros(shape)
-    whole_BCHW[owned] = own_BCHW
-    return whole_BCHW
 
 
 Places = Mapping[int, BlockPlace]  # by node number

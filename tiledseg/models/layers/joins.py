@@ -14,8 +14,8 @@ from torch.nn import functional
 from tiledseg.geometry.layers import joins as geometry
 from tiledseg.geometry.layers.joins import ImageMax, ImageMean
 from tiledseg.memory.device import sent
-from tiledseg.models.layers.block import BlockModule, BlockPlace, cropped, gradient_of_part, part_of
-from tiledseg.models.normalise import Ranks, Slices, summed
+from tiledseg.models.layers.block import BlockModule, BlockPlace, cropped
+from tiledseg.models.normalise import Ranks, summed
 
 JOINS: dict[type[geometry.Join], Callable[..., torch.Tensor]] = {
     geometry.Concatenate: partial(torch.cat, dim=1),
@@ -51,12 +51,12 @@ class WholeImageMean(BlockModule):
         weight = 1.0 if self.total else 1 / (place.row.sizes[0] * place.col.sizes[0])
         shares = torch.ones(1, place.row.owned.size).double() * weight, torch.ones(1, place.col.owned.size).double()
         among = None if place.is_whole else ranks
-        return BinMeans.apply(x_BCHW, place.owned(x_BCHW), *shares, among, weight)
+        return BinMeans.apply(place.own_part(x_BCHW), *shares, among, weight, x_BCHW.shape)
 
 
 class BinMeans(torch.autograd.Function):
-    """The means of bins of an image over ranks, by the weights of `rows` and `cols`, with float64 sums. `weight`: that
-    of each pixel in a single bin, whose mean then fills all local pixels.
+    """The means of bins of an image over ranks, from their own pixels, by the weights of `rows` and `cols`, with
+    float64 sums. `weight`: that of each pixel in a single bin, whose mean then fills a tensor of `shape`.
 
     Collective over `ranks` if given, backward too, in the order of the nodes: it cannot deadlock.
     """
@@ -64,36 +64,34 @@ class BinMeans(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x_BCHW: torch.Tensor,
-        owned: Slices | None,
+        own_BCHW: torch.Tensor,
         rows: torch.Tensor,
         cols: torch.Tensor,
         ranks: Ranks | None,
         weight: float | None,
+        shape: torch.Size,
     ) -> torch.Tensor:
-        own_BCHW = part_of(x_BCHW, owned)
         each = []  # weighted sums over rows, of shape (B, C, W), float64; a bin's rows are a run of equal weights
         for weights_H in rows:  # on the host
             counted = weights_H.nonzero()[:, 0].tolist() or [0, -1]
             sums = own_BCHW[:, :, counted[0] : counted[-1] + 1].sum(2, dtype=torch.float64)
             each.append(sums * weights_H[counted[0]])
-        rows, cols = sent(rows, x_BCHW.device), sent(cols, x_BCHW.device)
-        ctx.owned, ctx.ranks, ctx.rows, ctx.cols, ctx.weight = owned, ranks, rows, cols, weight
-        ctx.shape, ctx.dtype = x_BCHW.shape, x_BCHW.dtype
-        means_BCHW = summed(torch.stack(each, dim=2) @ cols.T, ranks).to(x_BCHW.dtype)
-        return means_BCHW if weight is None else means_BCHW.expand(x_BCHW.shape)
+        rows, cols = sent(rows, own_BCHW.device), sent(cols, own_BCHW.device)
+        ctx.ranks, ctx.rows, ctx.cols, ctx.weight = ranks, rows, cols, weight
+        ctx.shape, ctx.dtype = own_BCHW.shape, own_BCHW.dtype
+        means_BCHW = summed(torch.stack(each, dim=2) @ cols.T, ranks).to(own_BCHW.dtype)
+        return means_BCHW if weight is None else means_BCHW.expand(shape)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[Any, ...]:
         if ctx.weight is None:
             wide_BCHW = summed(g_BCHW.double().contiguous(), ctx.ranks)
-            own_dx_BCHW = ctx.rows.T.to(ctx.dtype) @ (wide_BCHW @ ctx.cols).to(ctx.dtype)
+            dx_BCHW = ctx.rows.T.to(ctx.dtype) @ (wide_BCHW @ ctx.cols).to(ctx.dtype)
         else:
             sums_BC11 = summed(g_BCHW.sum((2, 3), True, dtype=torch.float64), ctx.ranks)
-            own_dx_BCHW = (sums_BC11 * ctx.weight).to(ctx.dtype)
-            own_dx_BCHW = own_dx_BCHW if ctx.owned is not None else own_dx_BCHW.expand(ctx.shape)
-        return gradient_of_part(own_dx_BCHW, ctx.owned, ctx.shape), None, None, None, None, None
+            dx_BCHW = (sums_BC11 * ctx.weight).to(ctx.dtype).expand(ctx.shape)
+        return dx_BCHW, None, None, None, None, None
 
 
 class WholeImageMax(BlockModule):
@@ -107,7 +105,7 @@ class WholeImageMax(BlockModule):
     def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         (x_BCHW,) = inputs_BCHW
         start, among = (place.row.owned.start, place.col.owned.start), None if place.is_whole else ranks
-        return _Max.apply(x_BCHW, place.owned(x_BCHW), start, place.col.sizes[0], among, self.even)
+        return _Max.apply(place.own_part(x_BCHW), start, place.col.sizes[0], among, self.even, x_BCHW.shape)
 
 
 class _Max(torch.autograd.Function):
@@ -117,26 +115,25 @@ class _Max(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x_BCHW: torch.Tensor,
-        owned: Slices | None,
+        own_BCHW: torch.Tensor,
         start: tuple[int, int],
         width: int,
         ranks: Ranks | None,
         even: bool,
+        shape: torch.Size,
     ) -> torch.Tensor:
-        own_BCHW = part_of(x_BCHW, owned)
         values_BC11, found_BC11 = functional.adaptive_max_pool2d(own_BCHW, 1, return_indices=True)
         row, col = found_BC11 // own_BCHW.shape[3] + start[0], found_BC11 % own_BCHW.shape[3] + start[1]
         first_BC11 = row * width + col
         last = (own_BCHW == values_BC11).sum((2, 3), keepdim=True) if even else first_BC11
         most_BC11, chosen_BC11 = _chosen(values_BC11, last, ranks, even)
-        ctx.owned, ctx.ranks, ctx.shape, ctx.even = owned, ranks, x_BCHW.shape, even
+        ctx.ranks, ctx.shape, ctx.even = ranks, own_BCHW.shape, even
         if even:
-            ctx.save_for_backward(x_BCHW, most_BC11, chosen_BC11)
+            ctx.save_for_backward(own_BCHW, most_BC11, chosen_BC11)
         else:
             mine = (chosen_BC11 == first_BC11) & (most_BC11 == values_BC11)
             ctx.save_for_backward(found_BC11, mine)
-        return most_BC11.expand(x_BCHW.shape)
+        return most_BC11.expand(shape)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -144,16 +141,14 @@ class _Max(torch.autograd.Function):
         sums_BC11 = g_BCHW.sum((2, 3), dtype=torch.float64, keepdim=True)
         summed(sums_BC11, ctx.ranks)
         if ctx.even:
-            x_BCHW, most_BC11, count_BC11 = ctx.saved_tensors
-            own_BCHW = part_of(x_BCHW, ctx.owned)
-            own_dx_BCHW = (own_BCHW == most_BC11) * (sums_BC11 / count_BC11).to(g_BCHW.dtype)
+            own_BCHW, most_BC11, count_BC11 = ctx.saved_tensors
+            dx_BCHW = (own_BCHW == most_BC11) * (sums_BC11 / count_BC11).to(g_BCHW.dtype)
         else:
             found_BC11, mine_BC11 = ctx.saved_tensors
-            own = ctx.shape[2:] if ctx.owned is None else [part.stop - part.start for part in ctx.owned[2:]]
-            flat = g_BCHW.new_zeros(*ctx.shape[:2], own[0] * own[1])
+            flat = g_BCHW.new_zeros(*ctx.shape[:2], ctx.shape[2] * ctx.shape[3])
             flat.scatter_(2, found_BC11.flatten(2), (sums_BC11 * mine_BC11).to(g_BCHW.dtype).flatten(2))
-            own_dx_BCHW = flat.unflatten(2, tuple(own))
-        return gradient_of_part(own_dx_BCHW, ctx.owned, ctx.shape), None, None, None, None, None
+            dx_BCHW = flat.unflatten(2, ctx.shape[2:])
+        return dx_BCHW, None, None, None, None, None
 
 
 def _chosen(

@@ -122,7 +122,7 @@ class MaxUnpoolModule(BlockModule):
         self.kernel = kernel
 
     def on_block(self, place: BlockPlace, ranks: Any, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
-        return place.crop_given(_Unpooled.apply(*inputs_BCHW, self.kernel), self.kernel)
+        return place.crop_given(_Unpooled.apply(*inputs_BCHW, self.kernel), self.rows, self.cols)
 
 
 class _Unpooled(torch.autograd.Function):
