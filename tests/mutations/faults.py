@@ -97,7 +97,7 @@ a gradient of what others read is lost
 -            part(self.made_BCHW, patch).add_(strip_BCHW)
 +for patch, strip_BCHW in self.arriving[1:]:
 +            part(self.made_BCHW, patch).add_(strip_BCHW)
-== spatial/twins.py | spatial/test_layers.py spatial/test_convert.py
+== spatial/twins.py | spatial/test_layers.py
 max pooling is padded with zeros at the image's end
 -fill = float("-inf")
 +fill = 0.0

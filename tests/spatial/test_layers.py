@@ -1,7 +1,8 @@
-"""Each layer over the ranks of an image against torch's on the whole image: y, dx, dW, db and buffers.
+"""Each layer over the ranks of an image against torch's on the whole image: y, dx, dW, db and buffers. What cannot be
+spread over ranks exactly is refused by name, with the reason.
 
-float64, to 1e-12 relative; each once in float32, to rounding. Ranks are threads: what carries the halos is shown not to
-matter by the tests of the exchange.
+float64, to 1e-12 relative; on one rank in float32, to the last bit. Ranks are threads: what carries the halos is shown
+not to matter by the tests of the exchange.
 """
 
 from __future__ import annotations
@@ -13,10 +14,20 @@ from torch import nn
 from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, image, with_weights
 from tests.spatial.twins import check_on_ranks
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.joins import Add, Concatenate
+from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.layers.resampling import Border as Around
 from tiledseg.geometry.sharing.decomposition import Partition
-from tiledseg.models.layers.joins import WholeImageMax
+from tiledseg.models.dropout import ChannelDropout, LeafDepth
+from tiledseg.models.layers.convolution import SteadyConvolution
+from tiledseg.models.layers.joins import JoinModule, WholeImageMax
 from tiledseg.models.layers.resampling import AlignedUpsampleModule, BorderModule
+from tiledseg.models.network import build_network
+from tiledseg.models.norm import PixelNorm
+from tiledseg.spatial.twins import POINTWISE, spatial_layer
 
 MESHES = [(1, 2), (4, 1), (2, 2), (3, 3)]
 
@@ -28,9 +39,11 @@ def check_everywhere(
     dtype: torch.dtype = torch.float64,
     fusion: int = 1,
 ) -> None:
-    """By even blocks, which must be computed, and by uneven ones."""
-    network = with_weights(module if isinstance(module, nn.Sequential) else nn.Sequential(module), 3).to(dtype)
+    """By one rank, by even blocks, which must be computed, and by uneven ones."""
+    network = with_weights(module if isinstance(module, nn.Sequential) else nn.Sequential(module), 3)
     height, width = x_BCHW.shape[2:]
+    assert check_on_ranks(network.float(), x_BCHW.float(), Partition((0, height)), Partition((0, width)), fusion)
+    network.to(dtype)
     for rows, cols in MESHES:
         even = Partition.even(height, rows), Partition.even(width, cols)
         computed = check_on_ranks(network, x_BCHW.to(dtype), *even, fusion, overlap)
@@ -73,6 +86,7 @@ LAYERS = {
     "convolution, oblong": nn.Conv2d(2, 3, (1, 5), (2, 1), (0, 2)),
     "convolution, dilated groups": nn.Conv2d(2, 4, (3, 2), (1, 3), (2, 1), (2, 1), groups=2),
     "convolution, more padding than kernel": nn.Conv2d(2, 3, 2, stride=2, padding=3),
+    "convolution by oneDNN": SteadyConvolution(2, 6, (2, 5), (2, 1), (3, 0)),
     "max pool 3, overlapping, padded": nn.MaxPool2d(3, 2, 1),
     "max pool, dilated": nn.MaxPool2d(2, 1, 1, 2),
     "average pool, padding does not count": nn.AvgPool2d(3, 2, 1, count_include_pad=False),
@@ -92,6 +106,8 @@ LAYERS = {
     "maximum, shared": WholeImageMax(even=True),
     "reflected": BorderModule(rows=Around(3, 1, mode="reflect"), cols=Around(0, 5, mode="reflect")),
     "replicated": BorderModule(rows=Around(3, 1, mode="replicate"), cols=Around(0, 5, mode="replicate")),
+    "dropout": ChannelDropout("dropout", 0.4),
+    **{kind.__name__: kind() for kind in POINTWISE if kind not in (PixelNorm, ChannelDropout, LeafDepth)},
 }
 
 
@@ -142,3 +158,50 @@ CHAIN = nn.Sequential(
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_chain_with_exchanges_shared_by_two_layers(overlap: bool) -> None:
     check_everywhere(CHAIN, image((2, 2, 14, 13), 5), overlap, fusion=2)
+
+
+def test_on_one_rank_outputs_that_a_later_layer_drops_are_computed_all_the_same() -> None:
+    """A skip then still fits the tensor that it meets."""
+    nodes = (
+        Node("mark", Mark()),
+        Node("conv", Convolution(CHANNELS, 3)),
+        Node("join", Concatenate((1, 0)), ("mark", "conv")),
+        Node("padded", Convolution(CHANNELS, 3, padding=2)),
+        Node("drops", Convolution(CHANNELS, 1, 2)),
+    )
+    network = with_weights(build_network(Graph(nodes), CHANNELS), 3)
+    assert check_on_ranks(network, image((1, CHANNELS, 12, 10), 5), Partition((0, 12)), Partition((0, 10)))
+
+
+class Doubled(nn.Conv2d):
+    """A subclass may compute anything."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+class Halved(JoinModule):
+    """One of ours too."""
+
+    def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        return super().forward(*inputs_BCHW) / 2
+
+
+REFUSED = {
+    "max pool, ceil_mode": (nn.MaxPool2d(2, ceil_mode=True), "ceil_mode"),
+    "average pool, ceil_mode": (nn.AvgPool2d(2, ceil_mode=True), "ceil_mode"),
+    "linear": (nn.Upsample(scale_factor=2, mode="linear"), "give nearest, bilinear or bicubic"),
+    "instances tracked": (nn.InstanceNorm2d(4, track_running_stats=True), "track_running_stats=False"),
+    "softmax": (nn.Softmax2d(), r"\(Softmax2d\) is not known to give the same result"),
+    "local response": (nn.LocalResponseNorm(2), "is not known"),
+    "a subclass": (Doubled(4, 4, 3), "is not known"),
+    "a subclass of ours": (Halved(Add()), "is not known"),
+    "a sequence within": (nn.Sequential(nn.ReLU()), "is not known"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_layer_and_the_reason(name: str) -> None:
+    module, reason = REFUSED[name]
+    with pytest.raises(ConfigError, match=f"^layer 'odd one' [^\n]*{reason}[^\n]*$"):
+        spatial_layer("odd one", module)
