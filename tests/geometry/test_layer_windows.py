@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from hypothesis import assume, given
@@ -15,13 +16,15 @@ from tests.geometry.drawn import law, layers, line, networks, partitions, unets
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.layers.joins import Concatenate
 from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.layers.resampling import MaxPool, Pool, Upsample
 from tiledseg.geometry.shapes import is_legal_size, total_stride
 from tiledseg.geometry.sharing.decomposition import Partition
-from tiledseg.geometry.sharing.layer_windows import WHOLE, NodeWindows, layer_windows, settle
+from tiledseg.geometry.sharing.layer_windows import WHOLE, NodeWindows, layer_blocks, layer_windows, settle
+from tiledseg.geometry.tiling import make_tiling
 
 fusions = st.sampled_from([1, 2, 3, WHOLE])
 Plan = tuple[NodeWindows, ...]
@@ -169,3 +172,12 @@ def test_a_plan_can_be_carried_out_by_every_rank(
 def test_what_cannot_be_spread_is_refused_by_name(nodes: tuple[Node, ...], edges: tuple[int, ...], words: str) -> None:
     with pytest.raises(GeometryError, match=words):
         layer_windows(Graph(nodes), Partition(edges))
+
+
+def test_a_rank_without_a_pixel_of_the_raster_is_refused() -> None:
+    """Along one dim too: an unpadded network's outputs reach beyond a raster of 5 rows, which the first rank has."""
+    graph = UNet(3, 1, base_channels=2, padding="valid").graph()
+    for raster, ranks in (((5, 200), (2, 1)), ((200, 5), (1, 2))):
+        last = f"the rank at ({ranks[0] - 1}, {ranks[1] - 1}) of {ranks[0]} x {ranks[1]} would own no pixel"
+        with pytest.raises(GeometryError, match=re.escape(last)):
+            layer_blocks(make_tiling(raster, ranks, network_footprint(graph)), graph, ranks)

@@ -11,7 +11,8 @@ from tests.pipeline.undivided import Drawn, network_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.carrying import autocast
 from tiledseg.pipeline.chunk import Chunk
-from tiledseg.pipeline.partition import cut_network, tensor_dtypes
+from tiledseg.pipeline.partition import tensor_dtypes
+from tiledseg.pipeline.schedule import cut_network
 
 UNET = UNet(3, 1, 3, 4, "same", "pixel", "nearest", 0.2, bands=2, classes=3)
 SIZES = ((16, 24), (24, 16), (16, 16))
@@ -71,7 +72,7 @@ def test_received_skips_keep_their_layout() -> None:
     """What is concatenated with one of another layout loses its own, and convolutions copy it back and forth."""
     network = network_of(UNet(3, 2, 3, 4, bands=2, classes=3))
     layers = len(network.graph)
-    cut = cut_network(network.graph, (layers // 2, layers - layers // 2), "1f1b", 2)
+    cut = cut_network(network.graph, (layers // 2, layers - layers // 2), (0, 1))
     drawn, sent = Drawn(network, 0, (16, 24)), dict[int, torch.Tensor]()
     strides: dict[str, list[tuple[int, ...]]] = {}
     for name, module in network.layers.items():

@@ -15,7 +15,7 @@ from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.pipeline.balance import BalancePrices, choose_balances, choose_folded_balances
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network
-from tiledseg.pipeline.schedule import Route, Settings, is_skip
+from tiledseg.pipeline.schedule import Route, Settings
 
 COUNT = 8
 PLAIN = UNet(3, 2, 3, 3, "same", "none", "transposed", 0.2, bands=2, classes=3)
@@ -83,7 +83,7 @@ def test_a_received_skip_goes_with_its_concatenation(meshes: dict[str, Mesh], mo
 
     def noted(executor: PipelineExecutor, route: Route, micro_batch: Drawn) -> torch.Tensor:
         tensor = make(executor, route, micro_batch)
-        if is_skip(route, executor._split.cut.runs) and route.target in executor.chunks:
+        if executor._split.cut.is_skip(route) and route.target in executor.chunks:
             received.append((micro_batch.number, weakref.ref(tensor)))
         return tensor
 

@@ -19,12 +19,11 @@ from tiledseg.geometry.layers.pixelwise import Mark
 from tiledseg.geometry.layers.resampling import MaxIndices, MaxPool, MaxUnpool
 from tiledseg.pipeline.balance import BalancePrices, choose_folded_balances, cuts
 from tiledseg.pipeline.schedule import (
-    ChunkMap,
     ChunkPass,
     ChunkTimes,
     Route,
-    chunk_routes,
     compute_orders,
+    cut_network,
     forward_orders,
     kept_of,
     most_in_flight,
@@ -96,8 +95,9 @@ def test_each_tensor_has_a_route_to_each_chunk_that_takes_it() -> None:
         Node("head", Convolution(2, 1)),
     )
     graph = Graph(nodes, ("head", "up"))
-    routes = chunk_routes(graph, [(0, 2), (2, 4), (4, 6), (6, 7)])
-    assert routes == (
+    pipeline = cut_network(graph, (2, 2, 2, 1), range(4))
+    assert pipeline.runs == ((0, 2), (2, 4), (4, 6), (6, 7))
+    assert pipeline.routes == (
         Route(0, 1, 2),
         Route(1, 2, 4),
         Route(2, 3, 6),
@@ -106,7 +106,7 @@ def test_each_tensor_has_a_route_to_each_chunk_that_takes_it() -> None:
         Route(1, 2, 3, returns=False),
         Route(2, 3, 5),
     )
-    pipeline, orders = ChunkMap((0, 1, 2, 3), routes), compute_orders("1f1b", 4, 2)
+    orders = compute_orders("1f1b", 4, 2)
     assert is_sound(orders, pipeline, 2, (2, 2, 2, 1))
     made = [message for order in orders for each in order for message in pipeline.messages(each)[1]]
     assert {message.route.tensor for message in made if message.gradient} == {2, 4, 5, 6}

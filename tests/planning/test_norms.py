@@ -71,7 +71,7 @@ def test_where_a_norm_is_exact(norm: str, trains: bool) -> None:
     anywhere = norm in ("none", "pixel") or (norm == "batch" and not trains)
     assert bool(measuring(layers, trains)) == (not anywhere)
     for mode in HALO_MODES:
-        assert (norm_fault(layers, mode, 4, 1, trains) is None) == (anywhere or mode == "layer")
+        assert (norm_fault(layers, mode, 2, 1, trains) is None) == (anywhere or mode == "layer")
         assert norm_fault(layers, mode, 1, 1, trains) is None
 
 

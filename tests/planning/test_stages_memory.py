@@ -19,8 +19,7 @@ from tiledseg.memory.allocations import AllocationMeter
 from tiledseg.models.network import GraphNetwork, build_modules, build_network
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.chunk import Chunk
-from tiledseg.pipeline.partition import NetworkCut, cut_network
-from tiledseg.pipeline.schedule import Route
+from tiledseg.pipeline.schedule import ChunkMap, Route, cut_network
 from tiledseg.planning.run.pipeline import stage_memory
 from tiledseg.planning.walk.cost import tile_walk
 from tiledseg.tracing.trace import trace
@@ -49,14 +48,14 @@ class Measured:
 
 
 def measured_chunks(
-    network: GraphNetwork, cut: NetworkCut, size: tuple[int, int], recompute: bool = False
+    network: GraphNetwork, cut: ChunkMap, size: tuple[int, int], recompute: bool = False
 ) -> list[Measured]:
     """Each chunk run with what the chunks before it send; all that is received lies in memory of its own."""
     network = network.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     known = [t for p in network.parameters() for t in (p, p.grad) if t is not None] + list(network.buffers())
-    routes = cut.pipeline.routes
+    routes = cut.routes
     sent: dict[Route, torch.Tensor] = {}
     found: list[Measured] = []
     for index in range(len(cut.runs)):
@@ -98,7 +97,7 @@ def test_stages_of_networks_that_others_wrote(name: str, stages: int) -> None:
     each, more = divmod(len(graph), stages)
     balance = [each + (stage < more) for stage in range(stages)]
     walk = tile_walk(graph, network.bands, context)
-    measured = measured_chunks(network, cut_network(graph, balance, "1f1b", stages), context)
+    measured = measured_chunks(network, cut_network(graph, balance, range(stages)), context)
     unseen = walk.costs[-1].output_bytes  # the loss's gradient, which torch's own convolutions copy within
     for run, found in zip(cuts(balance), measured, strict=True):
         memory = stage_memory(walk)(*run)
@@ -131,7 +130,7 @@ def test_kept_bytes_and_the_peak_of_the_backward_pass(
     unet = UNet(3, base_channels=4, padding=padding, norm=norm, upsampling=upsampling, classes=3)
     layers, context = unet.graph(), CONTEXTS[padding]
     walk = tile_walk(layers, unet.bands, context)
-    measured = measured_chunks(build_modules(unet, seed=0), cut_network(layers, balance, "1f1b", len(balance)), context)
+    measured = measured_chunks(build_modules(unet, seed=0), cut_network(layers, balance, range(len(balance))), context)
     for run, found in zip(cuts(balance), measured, strict=True):
         memory = stage_memory(walk)(*run)
         assert found.kept == pytest.approx(memory.activations, abs=SCALAR if norm != "batch" else 1024)
@@ -146,7 +145,7 @@ def test_recomputed_stages_keep_their_inputs_and_need_the_rest_once(norm: str) -
     layers, context, balance = unet.graph(), CONTEXTS["same"], BALANCES[0]
     walk = tile_walk(layers, unet.bands, context)
     measured = measured_chunks(
-        build_modules(unet, seed=0), cut_network(layers, balance, "1f1b", len(balance)), context, recompute=True
+        build_modules(unet, seed=0), cut_network(layers, balance, range(len(balance))), context, recompute=True
     )
     for (first, stop), found in zip(cuts(balance), measured, strict=True):
         memory = stage_memory(walk)(first, stop)
@@ -164,7 +163,7 @@ def test_stages_by_a_policy(norm: str, balance: tuple[int, ...]) -> None:
     policy = named_policy(graph, "all")
     walk = tile_walk(replace(graph, memory=policy), unet.bands, context)
     network = build_modules(unet, seed=0).follow(policy)
-    measured = measured_chunks(network, cut_network(graph, balance, "1f1b", len(balance)), context)
+    measured = measured_chunks(network, cut_network(graph, balance, range(len(balance))), context)
     for run, found in zip(cuts(balance), measured, strict=True):
         memory = stage_memory(walk)(*run)
         assert found.kept == pytest.approx(memory.activations, rel=0.02)

@@ -22,7 +22,7 @@ from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import cut_network, split_network
+from tiledseg.pipeline.partition import split_network
 from tiledseg.planning.run.pipeline import PipelinePlan, plan_pipeline
 from tiledseg.planning.run.spread import MicroBatchSize, parallelism
 
@@ -67,14 +67,14 @@ class Pipeline(SpreadModule):
         parallel.check()
         network = trace(module, bands)
         plan = _plan(network, parallel)
-        cut, modules = cut_network(network.graph, plan.balance, plan.schedule, stages), list(network.layers.values())
-        pairs = [(stage, index) for stage in set(cut.pipeline.ranks) for index in cut.layers_of(stage)]
+        cut, modules = plan.cut(network.graph), list(network.layers.values())
+        pairs = [(stage, index) for stage in set(cut.ranks) for index in cut.layers_of(stage)]
         holder = {id(tensor): stage for stage, index in pairs for tensor in tensors_of(modules[index])}
         named = {name: id(tensor) for name, tensor in network.state_dict(keep_vars=True).items()}
         stage_of = {name: holder[each] for name, each in named.items() if each in holder}
         super().__init__(network, 1, 1, stages, seed)
         self.micro_batch = micro_batch
-        self.balance, self._stage_of, self._last = plan.balance, stage_of, cut.pipeline.ranks[-1]
+        self.balance, self._stage_of, self._last = plan.balance, stage_of, cut.ranks[-1]
         self._verifies = verify and network.recorded is not None
         # In a tuple, so that it is no submodule. The first stage has the images.
         self._whole = (copy.deepcopy(network),) if self._verifies and self.stage == 0 else ()

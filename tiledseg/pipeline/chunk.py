@@ -29,7 +29,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tiledseg.memory.second_run import still_statistics
 from tiledseg.models.network import GraphNetwork, Tensors
-from tiledseg.pipeline.partition import NetworkCut
+from tiledseg.pipeline.schedule import ChunkMap
 
 
 class StagedBatch(Protocol):
@@ -82,13 +82,13 @@ class Entrance:
 class Chunk:
     """Nodes `first` to `stop` (half-open) of a network, as a part of a pipeline."""
 
-    def __init__(self, network: GraphNetwork, cut: NetworkCut, index: int) -> None:
+    def __init__(self, network: GraphNetwork, cut: ChunkMap, index: int) -> None:
         graph = network.graph
         self.index = index
         self.first, self.stop = cut.runs[index]
         self.is_first = self.first == 0
         self.is_last = self.stop == len(graph)
-        self.leaving = tuple(sorted({route.tensor for route in cut.pipeline.routes if route.source == index}))
+        self.leaving = tuple(sorted({route.tensor for route in cut.routes if route.source == index}))
         self._results = graph.results
         self._returning = tuple(tensor for tensor in self.leaving if graph.wants_gradient[tensor])
         self._wants_gradient = graph.wants_gradient

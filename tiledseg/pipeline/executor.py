@@ -35,13 +35,11 @@ class PipelineExecutor:
         self.stage = axes.position.stage
         cut = split.cut
         self.chunks = {
-            index: Chunk(split.network, cut, index)
-            for index, rank in enumerate(cut.pipeline.ranks)
-            if rank == self.stage
+            index: Chunk(split.network, cut, index) for index, rank in enumerate(cut.ranks) if rank == self.stage
         }
         self.has_last = len(cut.runs) - 1 in self.chunks  # the chunk of the network's outputs
         self.busy = Stopwatch(split.device)
-        self._split, self._axes, self._pipeline = split, axes, cut.pipeline
+        self._split, self._axes, self._pipeline = split, axes, cut
         self._moves = functools.lru_cache(maxsize=8)(self._plan)
 
     def train(

@@ -7,42 +7,20 @@ depend on the split.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from tiledseg.config.words import chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Interval
-from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.network import GraphNetwork, with_channels_last
-from tiledseg.pipeline.balance import cuts
-from tiledseg.pipeline.schedule import ChunkMap, Settings, chunk_routes
+from tiledseg.pipeline.schedule import ChunkMap, Settings
 
 _PROBE = 8  # least pixels a side of the inputs on which layers are tried
-
-
-@dataclass(frozen=True)
-class NetworkCut:
-    """The chunks of a pipeline, and their nodes: `runs` of (first, stop), half-open."""
-
-    pipeline: ChunkMap
-    runs: tuple[tuple[int, int], ...]
-
-    def layers_of(self, stage: int) -> set[int]:
-        own = [run for run, rank in zip(self.runs, self.pipeline.ranks, strict=True) if rank == stage]
-        return {layer for first, stop in own for layer in range(first, stop)}
-
-
-def cut_network(graph: Graph, balance: Sequence[int], schedule: str, stages: int) -> NetworkCut:
-    """Return the chunks of a balance that fits (see `balance.parse_balance`)."""
-    runs = cuts(balance)
-    return NetworkCut(ChunkMap(chunk_ranks(schedule, stages), chunk_routes(graph, runs)), runs)
 
 
 @dataclass(frozen=True)
@@ -50,7 +28,7 @@ class SplitNetwork:
     """A network with the layers of one stage on `device`, and the dtype of each tensor (see `tensor_dtypes`)."""
 
     network: GraphNetwork
-    cut: NetworkCut
+    cut: ChunkMap
     settings: Settings
     dtypes: tuple[torch.dtype, ...]
     device: torch.device
@@ -68,10 +46,10 @@ def split_network(
 
     Raises ConfigError, on all ranks, if layers of two stages share a weight: each would add its own gradient.
     """
-    cut = cut_network(network.graph, settings.balance, settings.schedule, len(settings.recompute))
+    cut = settings.cut(network.graph)
     holder: dict[int, int] = {}
     for index, module in enumerate(network.layers.values()):
-        own = next(rank for rank, run in zip(cut.pipeline.ranks, cut.runs, strict=True) if run[0] <= index < run[1])
+        own = next(rank for rank, run in zip(cut.ranks, cut.runs, strict=True) if run[0] <= index < run[1])
         for tensor in tensors_of(module):
             if (other := holder.setdefault(id(tensor), own)) != own:
                 raise ConfigError(

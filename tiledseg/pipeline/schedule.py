@@ -17,12 +17,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
 from tiledseg.config.words import chunk_ranks
 from tiledseg.geometry.graph import Graph
+from tiledseg.pipeline.balance import cuts
 
 FORWARD_SLOTS, BACKWARD_SLOTS = 1, 2  # the backward pass computes two gradients where the forward has one output
 
@@ -56,6 +57,10 @@ class Settings:
         mode = self.recompute[stage]
         return mode == "always" or (mode == "except_last" and micro_batch < micro_batches - 1)
 
+    def cut(self, graph: Graph) -> ChunkMap:
+        """Return the chunks of a network."""
+        return cut_network(graph, self.balance, chunk_ranks(self.schedule, len(self.recompute)))
+
 
 @dataclass(frozen=True, order=True)
 class Route:
@@ -72,17 +77,27 @@ class Route:
 
 @dataclass(frozen=True)
 class ChunkMap:
-    """The rank of each chunk, and the routes between chunks: one for each tensor and chunk that reads it."""
+    """The chunks of a pipeline: the rank of each, the routes between them, one for each tensor and chunk that reads it,
+    and the nodes of each: `runs` of (first, stop), half-open."""
 
     ranks: tuple[int, ...]
     routes: tuple[Route, ...] = ()
+    runs: tuple[tuple[int, int], ...] = ()
 
     @property
     def size(self) -> int:
         return max(self.ranks) + 1
 
+    def layers_of(self, rank: int) -> set[int]:
+        runs = zip(self.ranks, self.runs, strict=True)
+        return {layer for place, (first, stop) in runs if place == rank for layer in range(first, stop)}
+
     def is_local(self, route: Route) -> bool:
         return self.ranks[route.source] == self.ranks[route.target]
+
+    def is_skip(self, route: Route) -> bool:
+        """Return True if a route does not go from the last node of a chunk to the next chunk: it passes over nodes."""
+        return route.tensor != self.runs[route.target][0]
 
     def messages(self, each: ChunkPass) -> tuple[list[StageMessage], list[StageMessage]]:
         """Return the tensors that a pass needs from other chunks, and those that it makes for them."""
@@ -91,6 +106,22 @@ class ChunkMap:
         entering = [StageMessage(m, route, backward) for route in routes if route.target == chunk]
         leaving = [StageMessage(m, route, backward) for route in routes if route.source == chunk]
         return (leaving, entering) if backward else (entering, leaving)
+
+
+def cut_network(graph: Graph, balance: Sequence[int], ranks: Sequence[int]) -> ChunkMap:
+    """Return the chunks of a balance that fits (see `balance.parse_balance`), on these ranks. Routes: first those of
+    each chunk's last tensor to the next chunk, then skips. The first chunk has the network's input, and the last one
+    needs its outputs."""
+    chunks = [chunk for chunk, count in enumerate(balance) for _ in range(count)]
+    chunks.append(chunks[-1])
+    routes = {
+        Route(chunks[max(tensor - 1, 0)], chunks[reader], tensor, graph.wants_gradient[tensor])
+        for tensor, readers in enumerate(graph.readers)
+        for reader in readers
+    }
+    cut = ChunkMap(tuple(ranks), runs=cuts(balance))
+    between = (route for route in routes if route.source != route.target)
+    return replace(cut, routes=tuple(sorted(between, key=lambda route: (cut.is_skip(route), route))))
 
 
 class ChunkPass(NamedTuple):
@@ -142,25 +173,6 @@ def kept_of(schedule: str, in_flight: int, recompute: str) -> tuple[int, int]:
         return in_flight, 0
     complete = min(in_flight, 2 if recompute == "except_last" and schedule != "gpipe" else 1)
     return complete, in_flight - complete
-
-
-def chunk_routes(graph: Graph, runs: Sequence[tuple[int, int]]) -> tuple[Route, ...]:
-    """Return the routes between chunks `runs` of nodes (first, stop): first those of each chunk's last tensor to the
-    next chunk, then skips. The first chunk has the network's input, and the last one needs its outputs."""
-    chunks = [chunk for chunk, (first, stop) in enumerate(runs) for _ in range(first, stop)]
-    chunks.append(chunks[-1])
-    found = {
-        Route(chunks[max(tensor - 1, 0)], chunks[reader], tensor, graph.wants_gradient[tensor])
-        for tensor, readers in enumerate(graph.readers)
-        for reader in readers
-    }
-    between = (route for route in found if route.source != route.target)
-    return tuple(sorted(between, key=lambda route: (is_skip(route, runs), route)))
-
-
-def is_skip(route: Route, runs: Sequence[tuple[int, int]]) -> bool:
-    """Return True if a route does not go from the last node of a chunk to the next chunk: it passes over nodes."""
-    return route.tensor != runs[route.target][0]
 
 
 def forward_orders(pipeline: ChunkMap, micro_batches: int) -> Orders:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.pipeline.balance import cuts
-from tiledseg.pipeline.schedule import is_skip, kept_of
+from tiledseg.pipeline.schedule import kept_of
 from tiledseg.planning.answer.text import Section, milliseconds, tabled, time_of, words
 from tiledseg.planning.run.pipeline import StagedPipeline, balanced_pipeline, layer_times, stage_memory
 from tiledseg.planning.run.question import RunQuestion
@@ -76,9 +75,9 @@ def stages_part(question: RunQuestion, tiling: Tiling, settings: Parallelism, st
 
 def _stage(staged: StagedPipeline, rank: int, held: Sequence[int], limit: int | None) -> dict[str, Any]:
     """Return the figures of a stage. `held`: micro-batches in flight of each chunk."""
-    case, walk, every = staged.case, staged.case.walk, cuts(staged.balance)
+    case, walk = staged.case, staged.case.walk
     chunks = [chunk for chunk, place in enumerate(staged.pipeline.ranks) if place == rank]
-    runs = [every[chunk] for chunk in chunks]
+    runs = [staged.pipeline.runs[chunk] for chunk in chunks]
     memories = [stage_memory(walk)(*run) for run in runs]
     kept = [kept_of(case.schedule, held[chunk], case.modes[rank]) for chunk in chunks]
     memory = {key: sum(getattr(each, key) for each in memories) for key in ("weights", "gradients", "optimizer")}
@@ -87,7 +86,7 @@ def _stage(staged: StagedPipeline, rank: int, held: Sequence[int], limit: int | 
     memory["total"] = sum(memory.values())
     sent = {False: 0, True: 0}  # to the next stage, and of skips
     for route in staged.pipeline.routes:
-        sent[is_skip(route, every)] += staged.route_bytes(route) * (route.source in chunks)
+        sent[staged.pipeline.is_skip(route)] += staged.route_bytes(route) * (route.source in chunks)
     back = (route for route in staged.pipeline.routes if route.target in chunks and route.returns)
     gradients = sum(map(staged.route_bytes, back))
     forward, backward = (sum(passes[c] for c in chunks) for passes in (staged.times.forward, staged.times.backward))

@@ -28,8 +28,8 @@ from tiledseg.pipeline.schedule import (
     Orders,
     Route,
     Settings,
-    chunk_routes,
     compute_orders,
+    cut_network,
     kept_of,
     most_in_flight,
 )
@@ -151,7 +151,7 @@ def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
     for chunk, rank in enumerate(case.ranks):
         backward[chunk] += forward[chunk] * case.recomputes(rank)
     sending = [times.message(case.walk.tensor_bytes(first)) for first, _ in runs[1:]]
-    chunks = ChunkMap(case.ranks, chunk_routes(case.walk.graph, runs))
+    chunks = cut_network(case.walk.graph, balance, case.ranks)
     return StagedPipeline(case, balance, chunks, ChunkTimes(forward, backward, sending))
 
 
