@@ -207,8 +207,12 @@ class Normalised(nn.Conv2d):
 
 
 def test_crops_lie_in_training_as_a_module_keeps_its_digits() -> None:
-    for trains, layout in ((False, torch.channels_last), (True, torch.contiguous_format)):
-        network = crops_network(Normalised(BANDS, CLASSES, 3, padding=1), BANDS, CropGrid(224), trains=trains)
+    """In evaluation as is faster: patches do not overlap."""
+    overlapping = Normalised(BANDS, CLASSES, 3, padding=1)
+    patches = nn.Sequential(nn.Conv2d(BANDS, 8, 16, 16), nn.ConvTranspose2d(8, CLASSES, 16, 16))
+    layouts = torch.channels_last, torch.contiguous_format, torch.contiguous_format
+    for module, trains, layout in zip((overlapping, overlapping, patches), (False, True, False), layouts, strict=True):
+        network = crops_network(module, BANDS, CropGrid(224), trains=trains)
         assert [each.layout for each in network.modules() if isinstance(each, CropModule)] == [layout]
 
 

@@ -219,3 +219,19 @@ def test_bits_do_not_depend_on_threads_which_share_no_attributes(tmp_path: Path)
         with torch.no_grad():
             found.append([network(x_BCHW).numpy().tobytes(), *(path.read_bytes() for path in files)])
     assert found[0] == found[1]
+
+
+def test_more_threads_have_larger_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread has as many crops of a tile, so that none waits."""
+    image, tiles, blended = tmp_path / "image.tif", Counter[int](), CropModule._blended
+    write_raster(image, np.ones((BANDS, 1500, 1500), np.uint8))
+
+    def counted(module: CropModule, *args: Any) -> torch.Tensor:
+        tiles[threads] += 1
+        return blended(module, *args)
+
+    monkeypatch.setattr(CropModule, "_blended", counted)
+    for threads in (1, 4):
+        torch.set_num_threads(threads)
+        tiledseg.predict_raster(nn.Conv2d(BANDS, CLASSES, 1), image, tmp_path / "map.tif", window=224, overlap=0.25)
+    assert tiles[1] >= 2 * tiles[4] > 0

@@ -35,7 +35,6 @@ from tiledseg.raster.zarr_writer import write_chunks
 from tiledseg.system.files import writing
 from tiledseg.system.outputs import Unfinished, unfinished
 from tiledseg.units import size
-from tiledseg.user_files.machine import SOME_CPU
 
 _REWRITTEN = "{} was written to while it was mapped: the map may be of old and new pixels; map it again"
 
@@ -90,8 +89,8 @@ def _map_all(
     """Plan all maps, and make one after the other; return the information on each image. `folder`: holds maps that are
     uploaded (None: no map is)."""
     first = requests[0]
-    usual = SOME_CPU if mesh.device.type == "cpu" else None
-    plan, infos = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, usual))
+    on_cpu = mesh.device.type == "cpu"
+    plan, infos = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, on_cpu))
     notes = [note for info in infos for note in info.notes]
     warn((*reference_notes(infos), *code_notes(infos), *notes, *plan.warnings))
     pairs = zip(requests, infos, strict=True) if mesh.is_root else ()

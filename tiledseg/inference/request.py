@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.checks import with_times
@@ -52,7 +54,7 @@ from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.tile_store import parse_store_name
 from tiledseg.system.files import irregular_kind
 from tiledseg.system.outputs import Output, check_ending, check_outputs, check_unclaimed, files_below
-from tiledseg.user_files.machine import machine_of
+from tiledseg.user_files.machine import SOME_CPU, find_machine, machine_of
 
 TRAINING, IMAGE = ("training", "image")
 """Normalisation by the training images, or by the mapped image."""
@@ -139,10 +141,10 @@ def each_image(
 
 
 def plan_maps(
-    requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ranks: int, usual: str | None = None
+    requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ranks: int, on_cpu: bool
 ) -> tuple[RunPlan, tuple[RasterInfo, ...]]:
-    """Plan requests that differ in their files only; return the plan and the information on each image. `usual`: name
-    of the machine if they name none. Raises InputError."""
+    """Plan requests that differ in their files only; return the plan and the information on each image. `on_cpu`: if
+    they name no machine, ranks are like this one, on a processor. Raises InputError."""
     first, network = requests[0], mapper.describe()
     own = mapper.normalization
     if first.normalize == IMAGE and (own is None or own == Normalization.identity(len(own.mean))):
@@ -157,6 +159,7 @@ def plan_maps(
         if reader.info.bands != network.bands:
             what = f"{reader.info.path} has {reader.info.bands} bands but the network was trained on {network.bands}"
             raise RasterError("; ".join((f"{what}; give an image of the same bands", *reader.info.notes)))
+    here = replace(find_machine(SOME_CPU), threads=torch.get_num_threads()) if on_cpu else None
     plan = plan_run(
         RunQuestion(
             network,
@@ -168,7 +171,7 @@ def plan_maps(
             grid=first.grid,
             trains=False,
             blocks=first.blocks,
-            machine=machine_of(first.machine or usual),
+            machine=machine_of(first.machine) or here,
         )
     )
     for info, tiling in zip(infos, plan.tilings, strict=True):

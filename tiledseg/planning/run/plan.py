@@ -356,7 +356,8 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     if graph.is_untraced and footprint.unit > 1:  # tiles compute no crop twice on a rank, so small ones cost no more
         units = (2 * round(side / footprint.unit / 2) for side in extent.shape)  # tiles of two are whole
         most = max(2, (CROPS_SIDE if on_cpu else CROPS_BATCHED) // footprint.unit)
-        tiles = max(tiles, math.prod(math.ceil(count / most) for count in units))
+        wide = most * (question.figures.threads if on_cpu else 1)  # each thread has as many crops of a tile
+        tiles = max(tiles, math.prod(math.ceil(count / most) for count, most in zip(units, (most, wide), strict=True)))
     elif on_cpu:
         most = max(MAP_SIDE, MAP_HALOS * max(footprint.before, footprint.after))
         tiles = max(tiles, math.prod(math.ceil(side / most) for side in extent.shape))
