@@ -1,7 +1,5 @@
 """One scene in each form in which people have arrays: GeoTIFF, Zarr 2 and 3, netCDF 3 and 4, and xarray.DataArray."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from itertools import pairwise
@@ -13,6 +11,8 @@ import rasterio
 import xarray
 from affine import Affine
 from numpy.typing import NDArray
+
+from tests.small_files import write_raster
 
 TRANSFORM = Affine(10.0, 0.0, 600_000.0, 0.0, -10.0, 5_100_000.0)
 CRS = "EPSG:32633"
@@ -55,13 +55,8 @@ def write_parts(folder: Path, form: str, pixels_CHW: NDArray, labels_HW: NDArray
             at, place = np.s_[..., row:bottom, col:right], TRANSFORM @ Affine.translation(col, row)
 
             def raster(name: str, bands: NDArray, nodata: float | None, place: Affine = place) -> str:
-                profile = dict(zip(("count", "height", "width"), bands.shape, strict=True))
-                path = folder / f"{name}.tif"
-                with rasterio.open(
-                    path, "w", "GTiff", crs=CRS, transform=place, nodata=nodata, dtype=bands.dtype, **profile
-                ) as file:
-                    file.write(bands)
-                return path.name
+                write_raster(folder / f"{name}.tif", bands, crs=CRS, transform=place, nodata=nodata)
+                return f"{name}.tif"
 
             name = f"tile-{row}-{col}"
             raster(f"labels-{name}", labels_HW[at][None], None)
@@ -86,11 +81,7 @@ def write(folder: Path, form: str, pixels: NDArray, name: str = "reflectance", n
     path = folder / f"{name}-{form}.{'tif' if form == 'tif' else 'nc' if form.startswith('nc') else 'zarr'}"
     if form == "tif":
         bands = pixels.reshape(-1, *pixels.shape[-2:])
-        profile = dict(zip(("count", "height", "width"), bands.shape, strict=True), photometric="minisblack")
-        profile |= {"crs": CRS, "transform": TRANSFORM, "nodata": nodata, "dtype": pixels.dtype}
-        with rasterio.open(path, "w", "GTiff", **profile) as dataset:
-            dataset.write(bands)
-        return str(path)
+        return write_raster(path, bands, crs=CRS, transform=TRANSFORM, nodata=nodata)
     data = array.to_dataset()
     chunks = tuple(min(CHUNK, size) if size > 8 else 1 for size in pixels.shape)
     with warnings.catch_warnings():

@@ -1,7 +1,5 @@
 """Under mpirun rank 0 reports, another rank only where a test failed there; and the meshes of the running job."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

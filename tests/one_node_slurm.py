@@ -1,7 +1,5 @@
 """A real Slurm of one node, in a folder of its own, for the length of a test. Needs root; installs it on Debian."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

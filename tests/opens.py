@@ -1,7 +1,5 @@
 """How often this process opens the files of a folder: by Python, and by safetensors, which Python does not see."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

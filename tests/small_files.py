@@ -1,7 +1,5 @@
 """Small rasters and configurations on the disk, and what a folder holds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

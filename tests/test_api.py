@@ -1,7 +1,5 @@
 """What `import tiledseg` gives: every name has an example that runs, and does what its command does."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -18,6 +16,7 @@ import shapely
 import torch
 
 import tiledseg
+from tests.answers import output_of, refusal
 from tests.comm.launching import MPIRUN, ROOT, clean_environment, mpirun, needs_mpirun
 from tests.crash.runs import Material
 from tests.raster.polygons_drawn import write_vectors
@@ -73,14 +72,13 @@ def test_a_command_and_the_function_of_its_name_do_not_hide_each_other(order: tu
         {"size": 600, "levels": 3, "stages": 2, "balance": [25, 24], "grid": 1, "recompute": ["always", "never"]},
     ],
 )
-def test_a_plan_is_that_of_the_command(flags: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_that_of_the_command(flags: dict[str, Any]) -> None:
     words = []
     for name, value in flags.items():
         several = isinstance(value, list | tuple) and name in ("size", "grid", "mesh")
         listed = f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
         words += [f"--{name.replace('_', '-')}", *(map(str, value) if several else [listed])]
-    assert main(["plan", *words, "--format", "json"]) == 0
-    assert tiledseg.plan(**flags) == json.loads(capsys.readouterr().out)
+    assert tiledseg.plan(**flags) == json.loads(output_of(lambda: main(["plan", *words, "--format", "json"])))
 
 
 def test_an_export_is_that_of_the_command(run: Path, tmp_path: Path) -> None:
@@ -140,9 +138,8 @@ def test_bad_input_is_raised_in_one_line(words: str, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     write_raster(tmp_path / "a.tif", np.ones((3, 32, 32), np.uint8))
     error = CheckpointError if "no checkpoint" in words else InputError if words == "b.tif" else ConfigError
-    with pytest.raises(error, match=re.escape(words)) as refused:
+    with refusal(error, words):
         WRONG[words]()
-    assert "\n" not in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["a.tif"]
 
 
@@ -188,9 +185,7 @@ def run(material: Material) -> Path:
     return tiledseg.train_network({**material.config(), "run": {"output": str(folder), "verbosity": 0}})
 
 
-def test_training_and_mapping_are_those_of_the_commands(
-    material: Material, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_and_mapping_are_those_of_the_commands(material: Material, run: Path, tmp_path: Path) -> None:
     """The same weights, the same map (the mean over turns, of an area), the same scores."""
     other, image = tmp_path / "run", material.root / "held-out.tif"
     assert main(material.train_command(other)) == 0
@@ -205,11 +200,9 @@ def test_training_and_mapping_are_those_of_the_commands(
     assert main([*material.predict_command(other, tmp_path / "b.tif"), *words]) == 0
     for name in ("a.tif", "a-p.tif"):
         assert (tmp_path / name).read_bytes() == (tmp_path / name.replace("a", "b", 1)).read_bytes()
-    capsys.readouterr()
     labels = material.root / "held-out-labels.tif"
     words = ["evaluate", "--prediction", str(tmp_path / "b.tif"), "--labels", str(labels), "--classes", "3"]
-    assert main([*words, "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(output_of(lambda: main([*words, "--format", "json"])))
     scores = tiledseg.evaluate_map(tmp_path / "a.tif", labels, classes=3).to_json()
     assert {key: told[key] for key in scores} == scores
 

@@ -2,8 +2,6 @@
 asked for. An answer that standard output does not take is a fault, a warning lost is nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

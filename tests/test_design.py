@@ -1,8 +1,6 @@
 """`docs/design.md`: its table limits the size of each room, and the places that it names are there. The page
 "Reading the code in half an hour": what it names is there, and what it draws is what the code gives."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

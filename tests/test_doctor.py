@@ -1,7 +1,5 @@
 """doctor tells what a job runs on, and its sums are right."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

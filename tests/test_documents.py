@@ -1,7 +1,5 @@
 """Documents and docstrings keep to the mechanical part of plain prose, and name commands and keys that exist."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +8,7 @@ import pytest
 import rasterio
 from affine import Affine
 
+from tests.answers import output_of, refuse
 from tests.small_files import write_raster
 from tiledseg.commands import scoring
 from tiledseg.commands.scoring import as_table, compare, thumbnail
@@ -55,22 +54,20 @@ def files(tmp_path: Path, prediction: np.ndarray, truth: np.ndarray) -> list[str
     return ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", truth)]
 
 
-def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main([*arguments, "--format", "json"]) == 0
-    return json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
+def evaluate(*arguments: str) -> dict[str, Any]:
+    text = output_of(lambda: main([*arguments, "--format", "json"]))
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
 
 
-def test_scores_are_those_of_the_whole_arrays(
-    files: list[str], capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
-) -> None:
+def test_scores_are_those_of_the_whole_arrays(files: list[str], truth: np.ndarray, prediction: np.ndarray) -> None:
     expected = confusion_matrix(truth, prediction, 4)
-    answer = evaluate(capsys, *files)
+    answer = evaluate(*files)
     assert answer["confusion_matrix"] == expected.tolist()
     assert answer["classes"] == 4
     assert answer["mean_iou"] == scores(expected).mean_iou
     assert answer["iou"][2] == 0
     assert answer["pixels"] == int(((truth < 255) & (prediction < 255)).sum())
-    wider = evaluate(capsys, *files, "--classes", "6")
+    wider = evaluate(*files, "--classes", "6")
     assert wider["iou"] == [*answer["iou"], None, None]
     assert wider["mean_iou"] == answer["mean_iou"]
 
@@ -85,44 +82,29 @@ def test_blocks_do_not_change_the_counts(
     np.testing.assert_array_equal(matrix, confusion_matrix(truth, prediction, 4))
 
 
-def test_raw_values_of_labels_are_mapped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
-) -> None:
+def test_raw_values_of_labels_are_mapped(tmp_path: Path, truth: np.ndarray, prediction: np.ndarray) -> None:
     raw = np.array([10, 20, 30, 31], np.int16)[np.minimum(truth, 3)]
     raw[truth == 255] = -9
     files = ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", raw, -9)]
     records = [{"name": f"class {k}", "value": value} for k, value in enumerate([10, 20, 30, 31])]
-    answer = evaluate(capsys, *files, "--classes", json.dumps(records))
+    answer = evaluate(*files, "--classes", json.dumps(records))
     assert answer["confusion_matrix"] == confusion_matrix(truth, prediction, 4).tolist()
     records[3]["ignored"] = True
-    left_out = evaluate(capsys, *files, "--classes", json.dumps(records), "--ignore-index", "3")
+    left_out = evaluate(*files, "--classes", json.dumps(records), "--ignore-index", "3")
     expected = confusion_matrix(*(np.where(each == 3, 255, each) for each in (truth, prediction)), 3)
     assert left_out["confusion_matrix"] == expected.tolist()
 
 
-def test_names_of_classes(
-    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
-) -> None:
+def test_names_of_classes(files: list[str], tmp_path: Path, truth: np.ndarray, prediction: np.ndarray) -> None:
     """Given ones first, then those of the labels' file, then of the map's."""
     named(tmp_path / "p.tif", prediction, ["sea", "land"])
     named(tmp_path / "b.tif", truth, ["water"])
-    assert evaluate(capsys, *files)["class_names"] == ["water", "land", "class 2", "class 3"]
+    assert evaluate(*files)["class_names"] == ["water", "land", "class 2", "class 3"]
     (tmp_path / "classes.csv").write_text("name,r,g,b\nfield,1,2,3\nroad,4,5,6\ntree,7,8,9\nrock,0,0,0\n")
-    assert evaluate(capsys, *files, "--classes", str(tmp_path / "classes.csv"))["class_names"][2:] == ["tree", "rock"]
-    assert main(files) == 0
-    table = capsys.readouterr().out
+    assert evaluate(*files, "--classes", str(tmp_path / "classes.csv"))["class_names"][2:] == ["tree", "rock"]
+    table = output_of(lambda: main(files))
     assert "water" in table
     assert "as land" in table
-
-
-def test_nothing_in_common_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray) -> None:
-    nothing, labels = write(tmp_path / "p.tif", np.full(SHAPE, 255, np.uint8)), write(tmp_path / "b.tif", truth)
-    plot = tmp_path / "plot.png"
-    assert main(["--prediction", nothing, "--labels", labels, "--plot", str(plot)]) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert said.err.startswith(f"error: no pixel is valid in both {nothing} and {labels}; ")
-    assert not plot.exists()
 
 
 def test_the_picture(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,23 +133,17 @@ def test_a_thumbnail_is_every_kth_pixel(tmp_path: Path, monkeypatch: pytest.Monk
         np.testing.assert_array_equal(valid_HW, truth[::step, ::step] != 255)
 
 
-def test_a_class_that_has_two_numbers_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
-) -> None:
+def test_a_class_that_has_two_numbers_is_refused(tmp_path: Path, truth: np.ndarray, prediction: np.ndarray) -> None:
     """Refuse by the names in both files, or the given ones; `values` in the map's order are the remedy."""
     labels = named(tmp_path / "b.tif", truth, ["field", "road"])
     files = ["--prediction", named(tmp_path / "p.tif", prediction, ["road", "field"]), "--labels", labels]
     same = ["--classes", '[{"name": "field"}, {"name": "road"}, {"name": "c"}, {"name": "d"}]']
     for classes in ([], same):
-        assert main([*files, *classes]) == 2
-        out, err = capsys.readouterr()
-        assert (out, err.count("\n")) == ("", 1)
-        assert "p.tif holds class field as 1, but " in err
-        assert "b.tif it is 0" in err
+        refuse(lambda classes=classes: main([*files, *classes]), "p.tif holds class field as 1, but ", "b.tif it is 0")
     with pytest.raises(LabelError, match="holds class field as 1"):
         evaluate_map(tmp_path / "p.tif", tmp_path / "b.tif")
     moved = '[{"name": "road", "value": 1}, {"name": "field", "value": 0}, {"name": "c", "value": 2}, '
-    answer = evaluate(capsys, *files, "--classes", moved + '{"name": "d", "value": 3}]')
+    answer = evaluate(*files, "--classes", moved + '{"name": "d", "value": 3}]')
     swapped = np.array([1, 0, 2, 3, *[255] * 252], np.uint8)[truth]
     assert answer["confusion_matrix"] == confusion_matrix(swapped, prediction, 4).tolist()
     assert answer["class_names"][:2] == ["road", "field"]

@@ -2,8 +2,6 @@
 installations. `test_api.py` runs the programs of the pages
 in OWN, `test_site.py` the tutorials, `test_printed_plans.py` compares what is printed below a plan."""
 
-from __future__ import annotations
-
 import configparser
 import os
 import re

@@ -1,7 +1,5 @@
 """Freed memory is kept, and what the user has said of it is respected."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -49,12 +47,7 @@ MANY = 20_000
 @pytest.mark.skipif(why_not_kept({}) is not None, reason="the C library is not glibc")
 @pytest.mark.parametrize(
     ("program", "variables", "many"),
-    [
-        (PAGES, {}, False),
-        (PAGES, {SWITCH: "0"}, True),
-        (NO_MORE, {}, True),
-        (HOLES, {}, True),
-    ],
+    [(PAGES, {}, False), (PAGES, {SWITCH: "0"}, True), (NO_MORE, {}, True), (HOLES, {}, True)],
 )
 def test_pages_are_kept_or_given_back(program: str, variables: dict[str, str], many: bool) -> None:
     environ = {k: v for k, v in clean_environment().items() if not k.startswith(("MALLOC_", "GLIBC_", "TILEDSEG_"))}

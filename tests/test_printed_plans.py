@@ -1,7 +1,5 @@
 """What the pages print below a `tiledseg plan` is what the command prints now."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The recipes of `jobs/recipes` say what their sources say, and their class files group as the data sets do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

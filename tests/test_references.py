@@ -1,7 +1,5 @@
 """Rasters that name other files, by choice: every command says so in a line, and its result is that of the files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

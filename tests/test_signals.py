@@ -1,7 +1,5 @@
 """USR1, USR2 and TERM at any moment: exit 75 and nothing half-written, or the run is finished."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

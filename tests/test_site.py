@@ -1,7 +1,5 @@
 """The site: it builds without a warning, its tutorials run as their pages say, and its pages fit a telephone."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """How little a start loads: each library named here once took a rank, or a login node, a part of a second or more."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Certificates of one's own for servers of tests, made by the openssl program: of an authority that nobody knows."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

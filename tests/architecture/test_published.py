@@ -1,7 +1,5 @@
 """Networks against their publications: numbers of weights, sizes of outputs, and ResNets written down a second time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""Networks by their options: counts of layers, the paper's three with their balance lists, and what cannot be."""
 
 import itertools
 from collections.abc import Callable
@@ -8,9 +8,11 @@ from hypothesis import given
 
 from tests.geometry.drawn import law, unets
 from tiledseg.architecture.gated_scnn import GatedSCNN
+from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
+from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.shapes import is_legal_size, output_size, tensor_channels, total_stride
@@ -64,3 +66,31 @@ def test_a_unet_has_the_papers_count_of_layers_and_fits_at_every_legal_size(unet
     if unet.padding == "same":
         assert legal == [step, 2 * step, 3 * step, 4 * step]
         assert lost == {0}
+
+
+@pytest.mark.parametrize(("name", "layers"), [("small", 109), ("medium-2", 129), ("large", 149)])
+def test_layer_counts_and_balance_sums(name: str, layers: int) -> None:
+    assert len(build_network(ModelConfig(name=name), bands=4, classes=2).graph()) == layers
+    assert sum(PRESETS[name].balance) == layers
+    assert len(PRESETS[name].balance) == 6
+
+
+def test_a_network_by_its_options() -> None:
+    options = {"levels": 3, "convs_per_level": 1, "kernel": 5, "base_channels": 16, "padding": "valid"}
+    more = {"norm": "group", "upsampling": "bilinear", "dropout": 0.1}
+    assert build_network(ModelConfig(**options, **more), 3, 5) == UNet(**options, **more, bands=3, classes=5)
+
+
+def test_free_options_of_a_preset_are_kept() -> None:
+    unet = build_network(ModelConfig(name="small", base_channels=8, upsampling="nearest", dropout=0.2), 5, 3)
+    assert (unet.levels, unet.base_channels, unet.upsampling, unet.dropout) == (6, 8, "nearest", 0.2)
+    assert (unet.bands, unet.classes, unet.norm) == (5, 3, "instance")
+
+
+def test_unknown_names_and_contradictions_name_both_values() -> None:
+    with pytest.raises(ConfigError, match=r"'medium'; give unet, segnet, residual_unet, .*small, medium-2, large"):
+        build_network(ModelConfig(name="medium"), 4, 2)
+    with pytest.raises(ConfigError, match=r"model.levels is 4, but the preset small has 6"):
+        build_network(ModelConfig(name="small", levels=4), 4, 2)
+    with pytest.raises(ConfigError, match=r"model.norm is batch, but the preset large has instance"):
+        build_network(ModelConfig(name="large", norm="batch"), 4, 2)

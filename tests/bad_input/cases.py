@@ -1,21 +1,51 @@
-"""The table of broken inputs."""
+"""The table of broken inputs: what is typed, and the words without which its error would not help."""
 
-from __future__ import annotations
+import importlib
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
-from tests.bad_input.case import (
-    Case,
-    evaluate,
-    export,
-    plan,
-    predict,
-    predict_on_three,
-    resume,
-    scene,
-    tile,
-    train,
-    train_on_three,
-)
 
+@dataclass(frozen=True)
+class Case:
+    """One broken input of one command. `typed` is what follows the command, with ROOT for the folder of materials."""
+
+    name: str
+    command: str
+    typed: str
+    words: tuple[str, ...]
+    least_ranks: int = 1
+    """A job of fewer is refused for that already."""
+
+    def run(self, root: Path) -> int:
+        """Run the command; return its exit code."""
+        main = importlib.import_module(f"tiledseg.{self.command}").main
+        return main(self.arguments(root))
+
+    def arguments(self, root: Path) -> list[str]:
+        return [word.replace("ROOT", str(root)) for word in shlex.split(self.typed)]
+
+    def __str__(self) -> str:
+        return f"{self.command}-{self.name}"
+
+
+def _like(command: str, good: str, before: str = "", least_ranks: int = 1) -> Callable[..., Case]:
+    """A function of a name, what is typed, and words: a good command but for `typed`; the last of an option counts."""
+    return lambda name, typed, *words: Case(before + name, command, f"{good} {typed}", words, least_ranks)
+
+
+GOOD_RUN = "--config ROOT/good.yaml --run.output ROOT/out"  # a folder that is not there
+GOOD_MAP = "--checkpoint ROOT/run --image ROOT/image.tif --output ROOT/map.tif --tiling.grid 2 --verbosity 0"
+train, train_on_three = _like("train", GOOD_RUN), _like("train", GOOD_RUN, least_ranks=3)
+predict, predict_on_three = _like("predict", GOOD_MAP), _like("predict", GOOD_MAP, least_ranks=3)
+resume = _like("train", "--config ROOT/good.yaml", "resume-")  # in the folder that the good run has left
+evaluate = _like("evaluate", "--prediction ROOT/second-labels.tif --labels ROOT/labels.tif")
+plan = _like("plan", "--size 1000")
+scene = _like("scene", "--size 64 64 --image ROOT/scene.tif --labels ROOT/scene-labels.tif")
+tile = _like("tile", "--images ROOT/image.tif --labels ROOT/labels.tif --grid 2 --levels 2 --output ROOT/new.h5")
+cut = _like("tile", "--images ROOT/image.tif --labels ROOT/labels.tif --grid 2 --format zarr --output ROOT/new.zarr")
+export = _like("export", "--checkpoint ROOT/run")
 WINDOWS = "--train.tiles_per_step null --train.windows '{size: 16, per_step: 2}' --parallel.halo layer"
 LAYER = "--train.tiles_per_step null --parallel.halo layer"
 EXCHANGE = "--train.tiles_per_step null --parallel.halo exchange"
@@ -24,6 +54,7 @@ BLOCKS = "--memory.blocks 2"
 PIPELINES = "--parallel.stages 3"
 HUGE = 10**30
 AS_STORE = "--data.labels [] --data.images"
+NOTHING = ("no valid pixel in any image: all are nodata, masked or NaN; check --nodata, --v",)
 REFUSED = ("cannot open", "data.references", "--references")
 
 CASES = (
@@ -167,6 +198,8 @@ CASES = (
     predict("means-one-number", "--mean 5", "--mean: invalid", "5"),
     predict("unknown-flag", "--colour red", "--colour", "--help"),
     predict("output-of-another-format", "--output ROOT/m.JP2", "--output is '", "ends in .tif"),
+    predict("zarr-of-another-name", "--format zarr", "map.tif", "give a file name that ends in .zarr"),
+    predict("map-named-zarr", "--output ROOT/m.zarr", "give a file name that ends in .tif"),
     predict("compressed-gtiff", "--format gtiff --compress zstd", "--compress is zstd", "use --format cog"),
     predict("polygons-of-no-class", "--polygons ROOT/new.gpkg --polygons-classes road", "has 'road'; give names"),
     predict("polygons-classes-alone", "--polygons-classes 0", "polygons-classes is 0, but --polygons is not given"),
@@ -176,6 +209,7 @@ CASES = (
     Case("nothing-given", "predict", "", ("--image", "--output")),
     # Scores.
     evaluate("missing-prediction", "--prediction ROOT/nowhere.tif", "nowhere.tif", "does not exist"),
+    evaluate("nothing-valid", "--prediction ROOT/void-labels.tif --plot ROOT/p.png", "no pixel is valid in both", "; "),
     evaluate("map-of-other-size", "--prediction ROOT/small-labels.tif", "small-labels.tif", "48 x 48", "47 x 48"),
     evaluate("prediction-outside", "--prediction ROOT/outside-labels.tif --classes 3", "9"),
     evaluate("image-without-plot", "--image ROOT/image.tif", "--image", "--plot"),
@@ -188,6 +222,25 @@ CASES = (
     # Tile stores.
     predict("times-that-are-not-given", "--image ROOT/{time}.tif", "--image ", "{time}.tif", "--times is empty"),
     tile("missing-image", "--images ROOT/nowhere.tif", "--images", "nowhere.tif", "does not exist"),
+    tile("band-that-is-not-there", "--bands [9]", "--bands asks for band 9"),
+    tile("bands-twice", "--bands [1,1]", "--bands is [1, 1]"),
+    tile("nodata-beyond-the-dtype", "--nodata 300", "--nodata is 300"),
+    tile("mask-of-no-band", "--valid 9", "--valid asks for band 9, but ", "has bands 1 to 3"),
+    tile("mask-that-is-missing", "--valid ROOT/none.tif", "which --valid asks for"),
+    tile("mask-of-two-bands", "--valid ROOT/two-bands.tif", "two-bands.tif with 2 bands"),
+    tile("mask-without-place", "--valid ROOT/bare.tif", "bare.tif has no CRS or transform, which --valid needs"),
+    tile("mask-of-nothing", "--valid ROOT/nothing.tif", *NOTHING),
+    cut("mask-of-nothing-for-zarr", "--valid ROOT/nothing.tif", *NOTHING),
+    tile("store-that-is-none", "--images ROOT/bad.zarr", "cannot open ", "bad.zarr: "),
+    tile("assets-of-no-item", "--assets [red]", "--assets is ['red'], but no image is a STAC item"),
+    tile("background-of-rasters", "--background tree", "--background is given, but no labels are polygons"),
+    tile("hdf5-named-zarr", "--output ROOT/t.zarr", "--output is '", "t.zarr'"),
+    tile("hdf5-named-as-a-folder", "--output ROOT/t.zarr/", "--output is '", "t.zarr/'"),
+    cut("zarr-named-h5", "--output ROOT/t.h5", "--output is '", "t.h5'", "ends in .zarr"),
+    cut("zarr-without-a-name", "--output=", "--output is ''"),
+    cut("zarr-at-a-url", "--output s3://bucket/t.zarr", "--output is s3://bucket/t.zarr, but stores are written"),
+    cut("zarr-with-halos", "--levels 3", "--levels is 3, but --format zarr keeps no halos"),
+    Case("warp-without-labels", "tile", "--images ROOT/image.tif --grid 2 --warp --output ROOT/new.h5", ("--warp is",)),
     tile("classes-of-rasters", "--classes 5", "--classes is given, but no labels are polygons"),
     tile("output-is-the-input", "--output ROOT/image.tif", "image.tif", "input", "another output"),
     tile("output-is-there", "--output ROOT/good.h5", "good.h5 is there", "remove it"),

@@ -1,7 +1,5 @@
 """The folder of materials, made once a job, seen by all ranks."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

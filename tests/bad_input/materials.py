@@ -2,8 +2,6 @@
 that are no regular files. One rank makes them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -60,6 +58,8 @@ def _make_rasters(root: Path) -> None:
         ("uint16", image_CHW.astype(np.uint16), {}),
         ("float-labels", labels_CHW.astype(np.float32), {}),
         ("void-labels", np.full_like(labels_CHW, 255), {}),
+        ("nothing", np.zeros_like(labels_CHW), {}),
+        ("bare", labels_CHW, {"crs": None, "transform": None}),
         ("outside-labels", outside_CHW, {}),
         ("damaged", image_CHW, {"compress": "deflate"}),
     ):
@@ -73,6 +73,8 @@ def _make_broken_files(root: Path) -> None:
     packed = (root / "damaged.tif").read_bytes()
     middle = len(packed) // 2
     (root / "damaged.tif").write_bytes(packed[:middle] + bytes(400) + packed[middle + 400 :])
+    (root / "bad.zarr").mkdir()
+    (root / "bad.zarr/zarr.json").write_text("[1]")
     (root / "text.tif").write_text("this is no raster\n")
     (root / "file").write_text("a file in the way\n")
     (root / "vrt.tif").write_text(vrt(str(root / "image.tif"), SIDE))

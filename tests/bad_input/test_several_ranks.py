@@ -5,8 +5,6 @@ each command that ranks run together. Every case starts and ends a mesh of its o
 does is left out: it ends the ranks that wait to be ended. `test_one_rank.py` has it in.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.bad_input.case import Case, check_line, command
-from tests.bad_input.cases import CASES
+from tests.answers import check_line
+from tests.bad_input.cases import CASES, Case
 from tests.small_files import tree
 from tiledseg.comm import failure, session
 
@@ -66,13 +64,13 @@ def test_refusal(
     assert set(codes) <= {0, 2}  # a rank that agrees leaves with 0, so that its launcher lets rank 0 speak first
     assert set(said[1:]) == {("", "")}
     assert said[0][0] == ""
-    check_line(case, said[0][1])
+    check_line(said[0][1], *case.words)
     assert "rank 0" not in said[0][1].removeprefix("error: ")[:6]
     assert after == before
 
 
 def code_of(case: Case, root: Path) -> int:
     try:
-        return command(case)(case.arguments(root))
+        return case.run(root)
     except SystemExit as ended:  # by the launcher that is not there
         return int(ended.code or 0)

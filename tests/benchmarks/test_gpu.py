@@ -1,7 +1,5 @@
 """The battery for one GPU runs at its small sizes, at night whole, and its wheels are checked by their metadata."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,9 +1,8 @@
 """The programs of benchmarks run in their small forms; planned memory is what is allocated. No timings."""
 
-from __future__ import annotations
-
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.cost_model import __main__ as cost_model
+from benchmarks.faults.case import Result
+from benchmarks.faults.kinds import KINDS
 from benchmarks.large_model_support import blocks
 from benchmarks.large_model_support.__main__ import main as large_model_support
 from benchmarks.launching import NOT_RUNNABLE
@@ -25,8 +27,13 @@ from benchmarks.reading.__main__ import main as reading
 from benchmarks.side_by_side.page import pages
 from tests.comm.launching import ROOT, clean_environment, run_job
 from tests.conftest import NIGHTLY
+from tests.planning.test_machine import MEASURED
 from tests.small_files import write_raster, write_yaml
+from tiledseg.architecture.presets import build_network
+from tiledseg.comm.mesh import ALONE
+from tiledseg.commands import calibrate as calibration
 from tiledseg.commands.options import parse_config
+from tiledseg.user_files.machine import machine_from
 
 TIMES = ROOT / "benchmarks/pipeline"
 Capture = pytest.CaptureFixture[str]
@@ -143,3 +150,48 @@ def test_a_step_that_rebuilds_holds_what_is_planned() -> None:
     small results between them, tore the heap apart."""
     found = in_its_own_process(Case(3, 8, "instance", "transposed", share=0.3, side=1024), [])
     assert found["resident"] == pytest.approx(found["planned"], rel=OFF)
+
+
+def test_no_network_that_is_predicted_is_one_that_a_calibration_trains() -> None:
+    runs = [*cost_model.cases(1), *cost_model.cases(2)]
+    assert len({(case.ranks, case.name) for case in runs}) == len(runs) >= 25
+    trained = [calibration._graph(case) for case in calibration.CASES]
+    for case in runs:
+        config = case.config("a", "b", "c")
+        config.check()
+        assert build_network(config.model, 4, 5).graph() not in trained
+
+
+def test_a_run_is_timed_and_predicted() -> None:
+    """Longer on a machine that takes longer to launch."""
+    mesh = ALONE
+    case = cost_model.Case(1, 64, 2, 4, {"tiling.grid": "2"})
+    measured, predicted = cost_model.measured_and_predicted(case, machine_from("m.yaml", MEASURED), mesh)
+    assert measured > 0
+    slow = MEASURED | {"figures": MEASURED["figures"] | {"launch": 1.0}}
+    assert cost_model.measured_and_predicted(case, machine_from("m.yaml", slow), mesh)[1] > predicted + 1
+
+
+# Of the seed that is published. By day, what befalls files that are read: kills, signals, lost nodes, full disks and
+# damaged checkpoints have tests in tests/crash, tests/checkpoint, tests/test_signals.py and tests/test_train.py.
+FIRST, CASES = (0, 300) if NIGHTLY else (list(KINDS).index("raster cut"), 10)
+SECONDS = 5800 if NIGHTLY else 900
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 20)
+def test_random_faults_end_in_time_with_their_cause_and_cost_no_bit(tmp_path: Path) -> None:
+    """In a process of its own: the harness forks, which a process with threads must not."""
+    kept, numbers = tmp_path / "results.jsonl", ["--first", str(FIRST), "--cases", str(CASES)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.faults", "--seed", "0", "--keep", str(kept), *numbers],
+        **{"capture_output": True, "text": True, "timeout": SECONDS, "cwd": ROOT, "env": clean_environment()},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [Result(**json.loads(line)) for line in kept.read_text().splitlines()]
+    assert [result.number for result in results] == list(range(FIRST, FIRST + CASES))
+    assert {result.kind for result in results} == set(list(KINDS)[FIRST:])
+    assert all(result.in_time and result.named and result.equal for result in results), done.stdout
+    assert {result.mpirun for result in results} == {NIGHTLY, False}, "some start as users start them"
+    assert f"| all | {CASES} |" in done.stdout

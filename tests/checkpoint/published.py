@@ -1,7 +1,5 @@
 """Stand-ins for published files: torchvision's names, written down a second time, with seeded values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

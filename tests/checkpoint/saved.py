@@ -1,8 +1,6 @@
 """Checkpoints for tests: a small network that has learned for as many steps as its checkpoint tells; and manifests that
 are changed and get right checksums again: somebody can write them, and no run does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Checkpoints: back bit for bit, which of them a resume finds, and damaged ones found; nothing in them can run."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re
@@ -36,56 +34,14 @@ from tiledseg.errors import CheckpointError
 from tiledseg.training.optimizer import build_optimizer
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        OptimizerConfig(name="adamw", lr=0.1, weight_decay=0.1),
-        OptimizerConfig(name="sgd", lr=0.01, momentum=0.9, weight_decay=0.1),
-        OptimizerConfig(name="sgd", lr=0.01, momentum=0.0),
-    ],
-    ids=["adamw", "sgd-with-momentum", "sgd-without"],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_round_trip(tmp_path: Path, config: OptimizerConfig, dtype: torch.dtype) -> None:
-    """What comes back has the same bits and the same strides, and so has every step that follows."""
-    torch.set_default_dtype(dtype)
-    try:
-        network = make_network(1)
-        optimizer = build_optimizer(network.parameters(), config)
-        train(network, optimizer, 3)
-        save_checkpoint(tmp_path, contents_of(network, optimizer), state_of(3, config), keep=1)
-        other = make_network(2)
-        other_optimizer = build_optimizer(other.parameters(), config)
-        found = find_checkpoint(tmp_path)
-        load_network(found, other)
-        load_optimizer(found, other_optimizer)
-        check_equal(network, optimizer, other, other_optimizer)
-        train(network, optimizer, 5)
-        train(other, other_optimizer, 5)
-        check_equal(network, optimizer, other, other_optimizer)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def check_equal(
-    network: nn.Module, optimizer: torch.optim.Optimizer, other: nn.Module, other_optimizer: torch.optim.Optimizer
-) -> None:
-    for (name, here), there in zip(network.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(here, there), name
-        assert strides(here) == strides(there), name
-    for mine, theirs in zip(network.parameters(), other.parameters(), strict=True):
-        states, other_states = optimizer.state[mine], other_optimizer.state[theirs]
-        assert states.keys() == other_states.keys()
-        for name, value in states.items():
-            if isinstance(value, torch.Tensor):
-                assert value.dtype == other_states[name].dtype
-                assert torch.equal(value, other_states[name])
-                assert strides(value) == strides(other_states[name]), name
-
-
-def strides(tensor: torch.Tensor) -> list[int]:
-    """Of the dims that have more than one entry: the others' say nothing."""
-    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+def test_the_optimizer_s_state_has_the_strides_of_its_weights(tmp_path: Path) -> None:
+    """As the fused update needs: `tests/test_train.py` has the bits."""
+    save(tmp_path, 3)
+    network = make_network(2)
+    optimizer = build_optimizer(network.parameters(), OptimizerConfig())
+    load_optimizer(find_checkpoint(tmp_path), optimizer)
+    for weight in network.parameters():
+        assert {optimizer.state[weight][name].stride() for name in ("exp_avg", "exp_avg_sq")} == {weight.stride()}
 
 
 def test_weights_of_two_names_are_written_under_both(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Checkpoints: whole or not there, wherever a save is killed between two file operations."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil
@@ -16,13 +14,7 @@ import torch
 
 from tests.checkpoint.saved import make_network, save, state_of, train
 from tiledseg.checkpoint import folder as module
-from tiledseg.checkpoint.folder import (
-    contents_of,
-    find_checkpoint,
-    newest_checkpoint,
-    rewind,
-    save_checkpoint,
-)
+from tiledseg.checkpoint.folder import contents_of, find_checkpoint, newest_checkpoint, rewind, save_checkpoint
 from tiledseg.checkpoint.loading import load_network
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.training.optimizer import build_optimizer

@@ -1,7 +1,5 @@
 """A checkpoint that an older version wrote (11c81f5), committed as it lay there: it loads, and its run goes on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """A checkpoint that one rank reads for all: the bits of a file that each reads by itself."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of weights: what is read of them, and how published ones fit our encoders."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Both transports, on every number of ranks: the rooms above them take them in turn where `TRANSPORTS` says."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import SIZE

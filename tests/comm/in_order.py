@@ -7,8 +7,6 @@ rank of each message at a batch. Objects and barriers are meetings of the hosts,
 `standstill` replays the records of all ranks. It is stricter than NCCL: meetings stand in the same queue.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A job that fails in the way its first argument names; started by test_session.py under real launchers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

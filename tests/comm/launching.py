@@ -1,7 +1,5 @@
 """Starting jobs from tests, as a user would: under mpirun or torchrun, or alone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

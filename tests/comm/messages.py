@@ -1,7 +1,5 @@
 """Tensors whose values tell who sent them to whom, for the tests of messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The laws of the collectives, over every transport and at any number of ranks, one included."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The replay of NCCL's queues: it ends where ranks agree on an order, and names what stands where they do not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -46,12 +44,6 @@ def swapped(whole: Communicator, part: Communicator, rank: int) -> None:
         work.wait()
 
 
-def host_swapped(whole: Communicator, part: Communicator, rank: int) -> None:
-    steps = [lambda: whole.all_reduce_sum(torch.ones(2)).wait(), lambda: whole.gather_objects(rank)]
-    for step in steps[:: 1 - 2 * rank]:
-        step()
-
-
 def one_more_message(whole: Communicator, part: Communicator, rank: int) -> None:
     for _ in range(1 + rank):
         ring(whole.point_to_point(), rank).wait()
@@ -62,10 +54,6 @@ def one_more_message(whole: Communicator, part: Communicator, rank: int) -> None
     [
         (in_one_order, None),
         (swapped, "rank 0: sum of [2] over the job of [0, 1]; rank 1: messages send 1-0 + get 0-1"),
-        (
-            host_swapped,
-            "rank 0: sum of [2] over the job of [0, 1]; rank 1: gathering of objects over the job of [0, 1]",
-        ),
         (one_more_message, "rank 0: nothing; rank 1: opening of messages over the job of [0, 1]"),
     ],
 )

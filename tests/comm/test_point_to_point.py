@@ -1,7 +1,5 @@
 """The laws of messages: what is sent arrives, in order, whatever carries it and however many are under way."""
 
-from __future__ import annotations
-
 import itertools
 import time
 

@@ -1,7 +1,5 @@
 """The ranks find each other: on one node, on several, without a resolvable host name, with the loopback alone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

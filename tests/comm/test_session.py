@@ -1,7 +1,5 @@
 """One rank failing ends the whole job, with its message and the right code, under real launchers."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A rank that is stuck or stopped is named, with what every rank does, and the job ends; one that works on is left."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Sequence

@@ -4,8 +4,6 @@
 time. It leaves the time of the signal in the folder NOTES, for those outside.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """A tiny run, started under mpirun as users start it, and what two runs must have in common."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -28,13 +26,23 @@ LIMIT_SECONDS = 240
 
 
 @dataclass(frozen=True)
+class Moment:
+    """When rank `rank` gets a signal: as it meets the moment `name` of job.py for the `count`-th time."""
+
+    name: str
+    rank: int = 0
+    count: int = 1
+    signal: str = "KILL"
+
+
+@dataclass(frozen=True)
 class Material:
     """Rasters and the configuration of a run of twelve steps: four epochs of three, a checkpoint every two steps."""
 
     root: Path
 
     @staticmethod
-    def make(root: Path) -> Material:
+    def make(root: Path) -> "Material":
         generator = np.random.default_rng(11)
         names = ("one", "two", "held-out")
         for name in names:
@@ -95,16 +103,6 @@ class Material:
             assert (notes / "signalled").exists(), f"{at} was never met: {done.err}"
             assert done.ended - float((notes / "signalled").read_text()) < SECONDS_TO_END
         return done
-
-
-@dataclass(frozen=True)
-class Moment:
-    """When rank `rank` gets a signal: as it meets the moment `name` of job.py for the `count`-th time."""
-
-    name: str
-    rank: int = 0
-    count: int = 1
-    signal: str = "KILL"
 
 
 def train(material: Material, folder: Path, *options: str) -> int:

@@ -1,7 +1,5 @@
 """A rank is killed or signalled in training or mapping: the job ends soon, and goes on as if nothing had been."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -16,11 +14,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.predict import main
 from tiledseg.raster.reader import open_raster
 
-pytestmark = [
-    needs_mpirun,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-]
+pytestmark = [needs_mpirun, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

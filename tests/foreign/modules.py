@@ -1,8 +1,6 @@
 """Networks as their authors write them; modules that do something that no trace has seen, at other sizes, on other
 pixels, in training, once they change; and functions that build no network that can be trained here."""
 
-from __future__ import annotations
-
 from itertools import count
 from typing import Any, ClassVar
 
@@ -202,10 +200,6 @@ class Pair(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.head(x), torch.relu(self.head(x))
-
-
-def pair(bands: int, classes: int) -> nn.Module:
-    return Pair(bands, classes)
 
 
 def by_rank(bands: int, classes: int) -> nn.Module:

@@ -1,8 +1,6 @@
 """Loops that are not ours, of docs/how-to/own-loop.md: tiles, torch's DDP; and
 what a program's exit makes of process groups that were opened for it, where it closes none."""
 
-from __future__ import annotations
-
 import re
 import sys
 from contextlib import nullcontext

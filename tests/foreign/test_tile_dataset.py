@@ -1,10 +1,7 @@
 """Tiles for other people's loops: the law, what an item says, workers of a DataLoader, and who takes which."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
-import re
 from typing import Any
 
 import numpy as np
@@ -16,6 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import tiledseg
+from tests.answers import refusal
 from tests.small_files import PLACE, write_raster
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError, InputError
@@ -152,9 +150,8 @@ def test_what_cannot_be_or_would_be_ignored_is_refused(
     given = {"images": files[0], "labels": files[1] if labelled else None, "halo": 4, "grid": 2, **options}
     if given["halo"] is ALIGNED:
         given["halo"] = tiledseg.halo(ALIGNED, bands=2)
-    with pytest.raises(InputError, match=re.escape(words)) as caught:
+    with refusal(InputError, words):
         tiledseg.TileDataset(**given)
-    assert "\n" not in str(caught.value)
 
 
 def test_samplers_of_no_rank_or_seed_are_refused(files: tuple[list[str], list[str]]) -> None:

@@ -1,7 +1,5 @@
 """The check at the place of use, from the front door: maps, runs, `parallelize`, `Pipeline`; it moves no number."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +40,7 @@ class OfOneWhole(Sly):
 @pytest.mark.parametrize(
     ("module", "grid", "words"),
     [
-        (LargeOnly(), 1, r"LargeOnly computes what.*\(mul, modules.py:\d+\) is called"),
+        (LargeOnly(norm=False), 1, r"LargeOnly computes what.*\(mul, modules.py:\d+\) is called"),
         (OfOneWhole(norm=False), 2, rf"\(mul, test_verify.py:\d+\) is given other numbers at 1 x {LARGE} x {LARGE}"),
     ],
 )

@@ -5,8 +5,6 @@ A case does not depend on those before it. An interrupted command is run again, 
 had been.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib
@@ -100,9 +98,8 @@ def make_material() -> int:
 
 
 def draw_damage(draw: random.Random, folder: Path) -> Trial:
-    """An image is damaged, or edited: its map is that of the pixels that are in it; or a run ends with a checkpoint."""
-    path = folder / "image.tif"
-    damage = _edit(path, draw) if draw.random() < 0.3 else _damage(path, draw)
+    """An image is damaged: its map is that of the pixels that are in it; or a run ends with a checkpoint."""
+    damage = _damage(folder / "image.tif", draw)
     return Trial("train" if draw.random() < 0.25 else "predict", damage)
 
 
@@ -143,28 +140,6 @@ def _damage(path: Path, draw: random.Random) -> str:
             data = data[:place] + draw.choice((data[place - 64 : place], draw.randbytes(16))) + data[place:]
     path.write_bytes(data)
     return f"bytes of {path.name}"
-
-
-def _edit(path: Path, draw: random.Random) -> str:
-    """Write an image of another kind."""
-    with rasterio.open(path) as file:
-        pixels, profile = file.read(), file.profile
-    what = draw.choice(("dtype", "nodata", "bands", "size", "pixels", "nan"))
-    if what == "dtype":
-        pixels = pixels.astype(draw.choice(("uint16", "int16", "float32", "int8", "float64")))
-    elif what == "nodata":
-        profile["nodata"] = draw.choice((0, 255, 61))
-    elif what == "bands":
-        pixels = pixels[: draw.choice((1, 2))] if draw.random() < 0.5 else np.concatenate([pixels, pixels])
-    elif what == "size":
-        pixels = pixels[:, : draw.randrange(1, SIDE), : draw.randrange(1, SIDE)]
-    elif what == "pixels":
-        pixels[:, draw.randrange(SIDE), :] = draw.randrange(256)
-    else:
-        pixels = pixels.astype("float32")
-        pixels[0, 3, 4] = draw.choice((np.nan, np.inf, 1e38))
-    write_raster(path, pixels, nodata=profile["nodata"])
-    return f"{what} of {path.name}"
 
 
 def not_same(folder: Path, name: str) -> list[str]:

@@ -1,7 +1,5 @@
 """Random cases of damage, and the proof that the harness sees what it looks for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ too, so that nothing is added to the machine's own network: when a namespace is 
 Files, processors and memory are shared. Linux, root and the command `ip` are needed.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shlex

@@ -5,8 +5,6 @@ clock has reached that count: by an event, by a host wait, or in the stream itse
 same bytes, one of them a write, is a race. The host has a clock too; each launch joins it to its stream's.
 """
 
-from __future__ import annotations
-
 import collections
 import ctypes
 import itertools

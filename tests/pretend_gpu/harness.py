@@ -1,8 +1,6 @@
 """Processes with the pretend GPU, for tests on machines without one: the fixture `pretend_gpu`. The fixture `any_gpu`
 gives the real GPU where torch has one: it knows no races, and reports no waits."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -54,7 +52,7 @@ class Ran(Done):
         """Return what rank 0 did on its GPU; skip the test on a real one."""
         return self.reports[0] if self.reports else pytest.skip("a real GPU reports no waits and contexts")
 
-    def sound(self) -> Ran:
+    def sound(self) -> "Ran":
         """Return itself, and fail the test where the job failed or had a race."""
         assert self.code == 0, f"exit status {self.code}\n{self.out[-4000:]}\n{self.err[-8000:]}"
         assert self.reports != [], "no process wrote a report"

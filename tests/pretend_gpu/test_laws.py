@@ -3,8 +3,6 @@
 No test has a race, and no rank touches another one's GPU. And the tests of one rank that are marked `cuda`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,11 +50,7 @@ def test_laws_hold_without_races(session: Session, pretend_gpu: PretendGpu) -> N
     assert all(report["launches"] > 0 for report in ran.reports)
 
 
-FILES = (
-    "tests/pipeline/test_devices.py",
-    "tests/law/test_devices.py",
-    "tests/memory/test_host_on_gpu.py",
-)
+FILES = ("tests/pipeline/test_devices.py", "tests/law/test_devices.py", "tests/memory/test_host_on_gpu.py")
 # Hundreds of MiB.
 TOO_LARGE = "a_loop_ends or allocators_peak"
 

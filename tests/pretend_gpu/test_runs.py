@@ -4,8 +4,6 @@ Run as `python -m tests.pretend_gpu.test_runs JSON`, a list of [name, command, a
 them one after the other: starting a process costs more than a tiny run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

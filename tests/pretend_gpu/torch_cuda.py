@@ -1,7 +1,5 @@
 """torch.cuda and NCCL over the pretend device, and the report of a process that the harness reads (`harness.py`)."""
 
-from __future__ import annotations
-
 import atexit
 import collections
 import json
@@ -135,7 +133,7 @@ class PretendNccl(dist.ProcessGroup):
     def _set_group_name(self, name: str) -> None:
         self.group_name = name
 
-    def _get_backend(self, device: torch.device) -> PretendNccl:
+    def _get_backend(self, device: torch.device) -> "PretendNccl":
         return self
 
     def shutdown(self) -> None:

@@ -1,8 +1,6 @@
 """Runs each function that tracing takes on the GPU in deterministic mode. A line for each says that it trains, that its
 values or gradients are not those of the CPU, or why it is refused."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from itertools import product

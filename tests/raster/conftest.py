@@ -1,7 +1,5 @@
 """A port of this machine on which nobody answers, and which counts who asks; and a folder to run in."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import suppress

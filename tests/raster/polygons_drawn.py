@@ -1,7 +1,5 @@
 """Vector files for tests, with what they must mean: which polygon, the last of the file, holds a pixel's centre."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

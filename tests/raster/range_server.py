@@ -5,8 +5,6 @@ gets a line for each answer: a name, and the bytes.
 A process of its own, since GDAL waits for an answer without letting other Python threads run.
 """
 
-from __future__ import annotations
-
 import functools
 import http.server
 import re

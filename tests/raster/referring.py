@@ -1,7 +1,5 @@
 """Files that name other files or servers: what GDAL would follow, whatever their own names say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 from xml.sax.saxutils import escape

@@ -1,7 +1,5 @@
 """Zarr stores, netCDF files and DataArrays as rasters: the pixels and the place of the GeoTIFF of the same scene."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Images made of several rasters have the pixels and the validity of the one file that holds the same."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

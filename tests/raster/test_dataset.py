@@ -1,7 +1,5 @@
 """Tiles as arrays, and statistics to the last bit by any split, near the end of float64 too."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

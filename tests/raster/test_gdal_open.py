@@ -1,7 +1,5 @@
 """What a raster may make this machine read or ask for, and the variables that say so to GDAL and obstore."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

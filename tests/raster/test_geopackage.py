@@ -1,6 +1,4 @@
-"""Polygons of a class map in a GeoPackage (`tests/test_predict_files.py` compares them with the map)."""
-
-from __future__ import annotations
+"""Polygons of a class map in a GeoPackage (`tests/test_predict.py` compares them with the map)."""
 
 from pathlib import Path
 

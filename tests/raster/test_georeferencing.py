@@ -1,7 +1,5 @@
 """A map, and a tile store, lie where the raster does: by its transform, its control points or its polynomials."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

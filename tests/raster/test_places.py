@@ -1,8 +1,6 @@
 """Views against numpy's flips and turns and scipy's interpolation; warped rasters against rasterio's exact warp; values
 changed as written by hand, with noise that is normal, of its place, and the same in every box."""
 
-from __future__ import annotations
-
 import itertools
 import tracemalloc
 from dataclasses import replace

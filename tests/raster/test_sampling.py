@@ -1,7 +1,5 @@
 """Steps of tiles and windows by seed, epoch and step alone, and those that are drawn by what regions hold."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from typing import Any
@@ -19,14 +17,7 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, largest_window, make_tiling
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.samples.content import (
-    ByContent,
-    Content,
-    count_units,
-    split_images,
-    square_units,
-    tile_units,
-)
+from tiledseg.raster.samples.content import ByContent, Content, count_units, split_images, square_units, tile_units
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.sampling import DrawnWindows, Position, Sampler, TileReference
 

@@ -1,7 +1,5 @@
 """Texts that describe a server: every loader reads every text, under every name, and no server is asked."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -1,8 +1,6 @@
 """Tests of the tile store: the arrays of the rasters, the same bytes however often cutting was killed; and damaged
 stores give one line, or the result of the whole one."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -52,10 +50,7 @@ def rasters(tmp_path: Path) -> tuple[list[str], list[str]]:
 
 
 def plan(
-    images: Sequence[str],
-    labels: Sequence[str] | None,
-    grid: tuple[int, int] = (3, 2),
-    footprint: Footprint = CLIPPED,
+    images: Sequence[str], labels: Sequence[str] | None, grid: tuple[int, int] = (3, 2), footprint: Footprint = CLIPPED
 ) -> StorePlan:
     infos = tuple(open_raster(path).info for path in images)
     label_infos = tuple(open_raster(path).info for path in labels) if labels else None
@@ -220,12 +215,6 @@ class TestRefuses:
                     open_raster(name)
             with h5py.File(store, "r+") as file:
                 file.attrs[key] = before
-        with h5py.File(tmp_path / "old.h5", "w", userblock_size=4096) as file:  # its header stood ahead of the HDF5
-            file.attrs.update(format="tiledseg tiles", version=2, images=1)
-        with open(tmp_path / "old.h5", "r+b") as raw:
-            raw.write(b"tiledseg tiles 2 000000001234")
-        with pytest.raises(RasterError, match=r"old.h5 has version 2, this program reads version 3; remove it"):
-            open_raster(f"{tmp_path}/old.h5#0")
 
     def test_a_store_that_no_disk_holds(self, tmp_path: Path, rasters: tuple[list[str], list[str]]) -> None:
         what = plan(*rasters)

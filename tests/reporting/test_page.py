@@ -1,6 +1,4 @@
-"""The page of a run: numbers of its files, nothing from outside, and no value that becomes markup."""
-
-from __future__ import annotations
+"""The page of a run: numbers of its files, nothing from outside, and no value that becomes markup; and its panels."""
 
 import json
 import re
@@ -9,14 +7,26 @@ import sys
 from html import unescape
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import tiledseg
+from tests.answers import refuse
 from tests.crash.runs import Material
 from tests.small_files import tree
 from tiledseg.errors import install
 from tiledseg.report import main
-from tiledseg.reporting.page import draw_curves
+from tiledseg.reporting.page import (
+    BLANK,
+    RIGHT,
+    as_picture,
+    class_picture,
+    draw_curves,
+    draw_panel,
+    error_picture,
+    write_panel,
+)
 from tiledseg.system.outputs import METRICS, PAGE, SUMMARY
 from tiledseg.training import run_files as validations
 from tiledseg.training.run_files import read_metrics, read_validations
@@ -89,14 +99,12 @@ def test_a_killed_run_is_what_it_said_from_the_start(copied: Path) -> None:
     assert (done["state"], done["facts"][-1]) == ("finished", ("wall time", "3 s", "1 rank, all starts"))
 
 
-def test_the_command_refuses_what_is_no_run(tmp_path: Path, made: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--run", str(tmp_path)]) == 2
-    assert "no metrics.jsonl in it; give the folder of a run" in capfd.readouterr().err
-    before = tree(made)
-    assert main(["--run", str(made), "--output", str(made / "validation/step-000003.json")]) == 2
-    assert "choose another output" in capfd.readouterr().err
-    assert main(["--run", str(made), "--output", str(tmp_path / "scene.tif")]) == 2
-    assert "scene.tif'; give a file name that ends in .html or .htm" in capfd.readouterr().err
+def test_the_command_refuses_what_is_no_run(tmp_path: Path, made: Path) -> None:
+    before, mine, other = tree(made), made / "validation/step-000003.json", tmp_path / "scene.tif"
+    refuse(lambda: main(["--run", str(tmp_path)]), "no metrics.jsonl in it; give the folder of a run")
+    refuse(lambda: main(["--run", str(made), "--output", str(mine)]), "choose another output")
+    words = "scene.tif'; give a file name that ends in .html or .htm"
+    refuse(lambda: main(["--run", str(made), "--output", str(other)]), words)
     assert tree(made) == before
     assert main(["--run", str(made), "--output", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").read_bytes() == (made / PAGE).read_bytes()
@@ -110,15 +118,10 @@ def test_the_command_refuses_what_is_no_run(tmp_path: Path, made: Path, capfd: p
         ("summary.json", '{"seconds": "x"}'),
     ],
 )
-def test_what_no_run_has_written_is_one_line(
-    copied: Path, capfd: pytest.CaptureFixture[str], name: str, text: str
-) -> None:
+def test_what_no_run_has_written_is_one_line(copied: Path, name: str, text: str) -> None:
     (copied / "started.json").unlink()
     (copied / name).write_text(text)
-    assert main(["--run", str(copied)]) == 2
-    err = capfd.readouterr().err
-    assert err.count("\n") == 1
-    assert "was not written by a run" in err
+    refuse(lambda: main(["--run", str(copied)]), "was not written by a run")
     assert not (copied / PAGE).exists()
 
 
@@ -139,9 +142,51 @@ def test_a_page_that_cannot_be_made_stops_no_run(
     assert not (copied / PAGE).exists()
 
 
-def test_without_jinja2_the_command_says_so(
-    made: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_jinja2_the_command_says_so(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert main(["--run", str(made)]) == 2
-    assert capfd.readouterr().err == f"error: the page needs jinja2: {install('report')}\n"
+    refuse(lambda: main(["--run", str(made)]), f"the page needs jinja2: {install('report')}")
+
+
+LEGEND = [("water", (1, 2, 200)), ("a class of a name much too long for its place in the legend", (7, 150, 9))]
+
+
+def test_pictures_stand_in_rows_and_columns(tmp_path) -> None:
+    draw = np.random.default_rng(0)
+    rows = [
+        [draw.integers(0, 256, (*shape, 3)).astype(np.uint8) for _ in range(2)]
+        for shape in [(40, 90), (70, 30), (1, 1)]
+    ]
+    write_panel(tmp_path / "panel.png", draw_panel(rows, ("image", "map"), LEGEND))
+    found = np.asarray(Image.open(tmp_path / "panel.png"))
+    tops = 29, 77, 155
+    for row, top in zip(rows, tops, strict=True):
+        for picture, left in zip(row, (8, 106), strict=True):
+            height, width = picture.shape[:2]
+            assert (found[top : top + height, left : left + width] == picture).all()
+    for _, colour in LEGEND:
+        assert (found[156:] == colour).all(-1).sum() > 80, "its square in the legend"
+
+
+def test_errors_and_ignored_pixels() -> None:
+    labels_HW, map_HW = np.array([[0, 1, 255, 1]], np.uint8), np.array([[0, 0, 1, 255]], np.uint8)
+    one, two = colours = [(1, 1, 1), (2, 2, 2)]
+    missed, false = (
+        error_picture(*pair, colours, 255)[0].tolist() for pair in ((labels_HW, map_HW), (map_HW, labels_HW))
+    )
+    assert missed == [list(c) for c in (RIGHT, two, BLANK, BLANK)], "of the labels"
+    assert false == [list(c) for c in (RIGHT, one, BLANK, BLANK)], "of the map"
+    assert class_picture(labels_HW, [(1, 1, 1), (2, 2, 2)])[0].tolist() == [[1] * 3, [2] * 3, list(BLANK), [2] * 3]
+
+
+@pytest.mark.parametrize("bands", [1, 2, 3, 5])
+def test_images_of_any_bands_become_colours(bands: int) -> None:
+    draw = np.random.default_rng(1)
+    pixels_CHW, valid_HW = draw.normal(1000, 50, (bands, 20, 20)), np.ones((20, 20), bool)
+    pixels_CHW[:, 3, 4], valid_HW[3, 4] = np.nan, False
+    picture = as_picture(pixels_CHW, valid_HW)
+    assert picture.shape == (20, 20, 3)
+    assert picture[3, 4].tolist() == list(BLANK)
+    assert picture[valid_HW].min() == 0
+    assert picture[valid_HW].max() == 255
+    small = draw.integers(90, 99, (3, 20, 20)).astype(np.uint8)
+    assert (as_picture(small, np.ones((20, 20), bool)) == np.moveaxis(small, 0, -1)).all(), "bytes stay as they are"

@@ -1,7 +1,5 @@
 """The synthetic scene: the same bytes in any window, by any number of workers, in files that are whole or not there."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the runs of this folder do without."""
 
-from __future__ import annotations
-
 import pytest
 
 

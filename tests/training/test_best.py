@@ -1,7 +1,5 @@
 """The best validation by a named score: its checkpoint stays, is found by its name, and a run ends without a better."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`plan --calibrate`: figures that are fitted to steps give these back, and a profile is written and planned with."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,17 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.answers import output_of
 from tiledseg.comm.mesh import ALONE, Mesh
-from tiledseg.commands.calibrate import (
-    CASES,
-    GPU_CASES,
-    TINY,
-    Case,
-    calibrate,
-    fit_all,
-    predicted,
-    write_profile,
-)
+from tiledseg.commands.calibrate import CASES, GPU_CASES, TINY, Case, calibrate, fit_all, predicted, write_profile
 from tiledseg.plan import main
 from tiledseg.planning.walk.cost_model import Machine
 from tiledseg.user_files.machine import find_machine, machine_from
@@ -53,7 +43,7 @@ def test_a_fit_on_a_gpu_keeps_what_was_measured() -> None:
     assert fit_all(slow, limits).launch == pytest.approx(2e-5, rel=0.05)
 
 
-def test_a_profile_is_written_and_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_written_and_planned_with(tmp_path: Path) -> None:
     values = calibrate(
         ALONE, "here", str(tmp_path), [Case(8, 16), Case(8, 48), Case(8, 16, "bf16"), Case(4, 8, "fp16")]
     )
@@ -68,9 +58,7 @@ def test_a_profile_is_written_and_planned_with(tmp_path: Path, capsys: pytest.Ca
     assert len(values["figures"]) <= 8
     assert yaml.safe_load(path.read_text()) == values
     words = ["--size", "256", "--grid", "2", "--levels", "3", "--base-channels", "8", "--format", "json"]
-    capsys.readouterr()
-    assert main([*words, "--machine", str(path)]) == 0
-    modes = json.loads(capsys.readouterr().out)["modes"]
+    modes = json.loads(output_of(lambda: main([*words, "--machine", str(path)])))["modes"]
     assert modes["machine"]["profile"] == "here"
     assert modes["machine"]["measured"]
     assert all(row["milliseconds"] > 0 for row in modes["costs"])

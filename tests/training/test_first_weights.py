@@ -1,7 +1,5 @@
 """Runs that begin with published weights: stand-ins, seeded, in torchvision's names."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A plan under a memory budget fits or is refused; a refused budget, and memory that runs out, name a remedy."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -39,12 +37,7 @@ def test_what_does_not_fit_is_said_or_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "balance", "share"),
-    [
-        ("1f1b", None, 0.4),
-        ("1f1b", (40, 9), 0.5),
-        ("gpipe", (40, 9), 0.9),
-    ],
+    ("schedule", "balance", "share"), [("1f1b", None, 0.4), ("1f1b", (40, 9), 0.5), ("gpipe", (40, 9), 0.9)]
 )
 def test_a_plan_fits_the_memory_of_each_stage(schedule: str, balance: tuple[int, ...] | None, share: float) -> None:
     """With all micro-batches that it keeps at once, as the memory of stages by that policy says too."""

@@ -1,7 +1,5 @@
 """The lines that a run leaves: whole ones, where it ends and goes on; and the extras beside them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

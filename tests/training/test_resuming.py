@@ -1,7 +1,5 @@
 """What a resumed run may have otherwise: each key, between epochs and in the middle of one; images and labels."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What a run does before its first step: defaults, checks first, writes last; and that it ends in time."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

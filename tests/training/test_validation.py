@@ -1,7 +1,5 @@
 """What a validation counts and keeps, against the undivided network, torchmetrics and a hand count."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
