@@ -119,7 +119,7 @@ def parse_groups(options: Namespace) -> Config:
     """Return the configuration from the options that are its keys. Raise ConfigError."""
     if options.polygons is None:
         refuse_given(options, ("polygons_classes",), "--polygons is not given", "give it")
-    config = config_of(options, memory={"blocks": NONE})
+    config = config_of(options, memory={"blocks": NONE}, data={"mosaic": None})
     with renamed(options.flags):
         for group in (config.tiling, config.parallel, config.memory, config.model):
             group.check()

@@ -14,7 +14,7 @@ from benchmarks.gpu.part import Part, begin_part
 from benchmarks.gpu.shared_cases import alone_on
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.commands.options import to_yaml
-from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig
+from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig, TrainConfig
 from tiledseg.execution.memory import memory_per_rank
 from tiledseg.inference.predictor import predict_all
 from tiledseg.inference.request import Request
@@ -71,7 +71,9 @@ def mapped(work: Path, side: int, precision: str, grid: tuple[int, int] | None, 
     mesh = alone_on(part.device)
     checkpoint = find_checkpoint(str(work / "run"))
     output = str(work / f"{precision}-{grid[0] if grid else 'auto'}.tif")
-    request = Request(str(work / "large.tif"), output, grid=grid, precision=precision, verbosity=0)
+    tiling, train = TilingConfig(list(grid) if grid else "auto"), TrainConfig(precision=precision)
+    config = Config(tiling=tiling, train=train, run=RunConfig(verbosity=0))
+    request = Request(str(work / "large.tif"), output, config=config)
     on_gpu = part.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
         begun = time.perf_counter()

@@ -18,13 +18,12 @@ from tests.law.test_steps import marks
 from tests.small_files import read_raster, write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config.run import ParallelConfig
+from tiledseg.config.run import Config, DataConfig, ParallelConfig, RunConfig, TilingConfig, TrainConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.declared import CropGrid
 from tiledseg.inference.predictor import predict_all
 from tiledseg.inference.request import Request
 from tiledseg.inference.trained import Mapper, checkpoint_mapper, module_mapper
-from tiledseg.planning.run.spread import parallelism
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 CORNERS = [(500003, 4999996), (500023.5, 4999989), (500009, 4999967)]
@@ -95,6 +94,11 @@ def network_of(trained: Path) -> Mapper:
     return checkpoint_mapper(find_checkpoint(trained))
 
 
+def config_of(grid: tuple[int, int], precision: str, **groups: Any) -> Config:
+    tiling, train, silent = TilingConfig(list(grid)), TrainConfig(precision=precision), RunConfig(verbosity=0)
+    return Config(tiling=tiling, train=train, run=silent, **groups)
+
+
 def mapped(trained: Path, name: str, row: Row, mesh: Mesh) -> None:
     """A map of classes and one of shares. Collective."""
     shared, asked = trained.parent, dict(row.asked)
@@ -102,9 +106,11 @@ def mapped(trained: Path, name: str, row: Row, mesh: Mesh) -> None:
         if key in asked:
             asked[key] = str(shared / (f"{name}.gpkg" if key == "polygons" else asked[key]))
     image = shared / ("darker.tif" if "normalize" in asked else "image.tif")
-    how, files = parallelism(ParallelConfig(**row.how)), (str(shared / f"{name}{end}.tif") for end in ("", "-shares"))
-    asked |= {"grid": row.grid, "precision": "fp32" if row.crops else "fp64"}  # of crops, the order of sums shows so
-    request = Request(str(image), *files, parallel=how, verbosity=0, **asked)
+    files = (str(shared / f"{name}{end}.tif") for end in ("", "-shares"))
+    precision = "fp32" if row.crops else "fp64"  # of crops, the order of sums shows so
+    data = DataConfig(area=asked.pop("area", None))
+    config = config_of(row.grid, precision, parallel=ParallelConfig(**row.how), data=data)
+    request = Request(str(image), *files, config=config, **asked)
     mapper = module_mapper(fixed_size(bands=4, classes=3), 4, crops=row.crops) if row.crops else network_of(trained)
     predict_all([request], mapper, 1 << 30, mesh)
     mesh.communicator.barrier()
@@ -148,7 +154,7 @@ def test_the_mean_is_that_of_the_maps_of_changed_files(views: str, trained: Path
         path = shared / f"{views}-{number}-image.tif"
         write_raster(path, changed_CHW, nodata=0, crs=None, transform=None)
         files = (str(shared / f"{views}-{number}{end}.tif") for end in ("", "-shares"))
-        request = Request(str(path), *files, grid=(1, 1), precision="fp64", verbosity=0)
+        request = Request(str(path), *files, config=config_of((1, 1), "fp64"))
         predict_all([request], network_of(trained), 1 << 30, one_rank())
         shares_KHW = read_raster(shared / f"{views}-{number}-shares.tif").astype(np.float64)
         total = total + np.rot90(shares_KHW, -quarters, (1, 2))[:, :, ::cols]

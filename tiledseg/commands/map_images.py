@@ -20,8 +20,8 @@ from tiledseg.architecture.presets import crop_grid
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.checks import Range
-from tiledseg.config.parallel import HOST, NONE
-from tiledseg.config.run import Config
+from tiledseg.config.parallel import NONE
+from tiledseg.config.run import Config, TilingConfig
 from tiledseg.config.words import Packing
 from tiledseg.errors import ConfigError, explained
 from tiledseg.execution.memory import memory_per_rank
@@ -30,7 +30,7 @@ from tiledseg.inference.predictor import predict_all
 from tiledseg.inference.request import Request, each_image
 from tiledseg.inference.trained import Mapper, Trained, checkpoint_mapper, fill, find_named, module_mapper
 from tiledseg.planning.run.blocks import BlockSettings, seen_whole
-from tiledseg.planning.run.spread import measuring, parallelism
+from tiledseg.planning.run.spread import measuring
 from tiledseg.raster.array_place import dims_of, flags
 from tiledseg.raster.finding import expand_sources
 from tiledseg.raster.info import RasterInfo
@@ -127,29 +127,17 @@ def _mapper_of_weights(options: Namespace, config: Config, mesh: Mesh) -> Mapper
 
 def _requests(options: Namespace, config: Config, mapper: Mapper, mesh: Mesh) -> list[Request]:
     """Return a request for the map of each image. Collective."""
-    memory, parallel = config.memory, parallelism(config.parallel)
-    if parallel.mesh is None and parallel.stages == 1:  # small images may leave ranks of an automatic mesh idle
-        parallel = replace(parallel, idle_ranks=True)
+    memory = config.memory
     request = Request(
         image="",
         output="",
-        grid=config.tiling.grid_shape(),
-        precision=config.train.precision,
-        parallel=parallel,
-        machine=config.parallel.machine,
-        references=config.data.references,
+        config=config,
         packing=Packing(options.format, options.compress),
         polygons_classes=options.polygons_classes and tuple(options.polygons_classes.split(",")),
-        area=config.data.area,
         views=options.tta,
         normalize=options.normalize,
         blocks=None if memory.blocks == NONE else BlockSettings(memory.blocks_shape(), memory.in_file),
-        store=memory.store,
-        verify=config.model.verify,
-        composing=SourceRules(*config.data.composing)._replace(mosaic=vars(options)["data.mosaic"]),
         inputs=tuple(options.config),
-        threads=config.data.workers,
-        verbosity=config.run.verbosity,
     )
     targets = {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
     return mesh.on_root(lambda: each_image(request, options.image, targets, mapper.composing))
@@ -173,14 +161,15 @@ def _exactly(requests: Sequence[Request], mapper: Mapper, ranks: int) -> list[Re
     """Return requests that are exact for norms and means over the whole image: in mode `layer`, or on one rank in
     blocks of the whole image, as many as the grid has tiles."""
     graph, first = mapper.describe().graph(), requests[0]
-    whole, grid, parallel = seen_whole(graph), first.grid, first.parallel
+    config, whole, grid = first.config, seen_whole(graph), first.config.tiling.grid_shape()
     mode = "layer" if grid != (1, 1) and measuring(graph, trains=False) else "read"
-    if mode != "read" and ranks == 1 and whole is not None and grid is not None and first.verbosity:
+    if mode != "read" and ranks == 1 and whole is not None and grid is not None and config.run.verbosity:
         say(f"warning: grid is not used: '{whole}' needs the whole image at once; start several ranks")
     if mode == "read" or ranks > 1 or whole is not None or (first.blocks is not None and first.blocks.shape):
-        return [replace(one, parallel=replace(parallel, halo=mode)) for one in requests]
-    blocks = BlockSettings(grid, first.store != HOST, if_needed=grid is None and first.blocks is None)
-    return [replace(one, grid=None, blocks=blocks) for one in requests]
+        config = replace(config, parallel=replace(config.parallel, halo=mode))
+        return [replace(one, config=config) for one in requests]
+    blocks = BlockSettings(grid, config.memory.in_file, if_needed=grid is None and first.blocks is None)
+    return [replace(one, config=replace(config, tiling=TilingConfig()), blocks=blocks) for one in requests]
 
 
 def _mapper(network: Any, images: Sequence[str], config: Config, of_module: Mapping[str, Any], mesh: Mesh) -> Mapper:

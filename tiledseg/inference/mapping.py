@@ -109,7 +109,7 @@ class ImageShare:
         """Return a reader of the image, which opens the file at its first read."""
         request = self.request
         return KnownReader(
-            self.info, lambda: open_raster(request.image, mapper.bands, mapper.nodata, request.references)
+            self.info, lambda: open_raster(request.image, mapper.bands, mapper.nodata, request.config.data.references)
         )
 
 
@@ -121,7 +121,8 @@ def share_image(parallel: ParallelRun, mesh: Mesh, request: Request, info: Raste
     same = turned if tiling.raster != tiling.raster[::-1] else tiling
     tilings = tuple(same if view.is_transposed else tiling for view in views)
     passes = parallel.over(tilings)
-    area = None if request.area is None else area_reader(request.area, info)
+    path = request.config.data.area
+    area = None if path is None else area_reader(path, info)
     inside = None if area is None else lambda box: area.read(box)[0][0] == 1
     cores = [tile.core for tile in tiling.tiles]
     wanted = set(range(len(cores)))
@@ -152,7 +153,8 @@ def open_dataset(share: ImageShare, mapper: Mapper) -> Dataset:
     reader = share.open_image(mapper)
     normalization = mapper.normalization or Normalization.identity(reader.info.bands)
     readers = [reader, *(view_reader(reader, view) for view in share.views[1:])]
-    return Dataset(readers, None, share.tilings, None, normalization, INPUT_DTYPES[share.request.precision])
+    dtype = INPUT_DTYPES[share.request.config.train.precision]
+    return Dataset(readers, None, share.tilings, None, normalization, dtype)
 
 
 def map_windows(
@@ -162,7 +164,7 @@ def map_windows(
 
     `advance` is called with a line for each computed window. Collective if the passes are.
     """
-    request, passes = share.request, share.passes
+    config, passes = share.request.config, share.passes
     with ExitStack() as stack:
         dataset = stack.enter_context(closing(open_dataset(share, mapper)))
         writers = [stack.enter_context(RasterWriter(layout)) for layout in layouts]
@@ -176,7 +178,7 @@ def map_windows(
                 writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
         overlaps = is_gpu(mesh.device) or passes.mode.network.graph.is_untraced  # compute while a window is written
         # Reading is fast beside an untraced network's crops.
-        threads = min(2, request.threads) if passes.mode.network.graph.is_untraced else request.threads
+        threads = min(2, config.data.workers) if passes.mode.network.graph.is_untraced else config.data.workers
         samples = read_ahead(passes, dataset, share.parts, threads)
 
         def computed() -> Iterator[_Computed]:
@@ -207,7 +209,7 @@ def _write(computed: _Computed, writers: Sequence[RasterWriter], share: ImageSha
         raise RasterError(
             f"{share.info.path}: the network's scores of {bad_HW.sum()} pixels are not finite, the first at row "
             f"{core.row.start + row}, col {core.col.start + col}; mark values without data "
-            f"(gdal_edit.py -a_nodata), or use another --precision than {share.request.precision}"
+            f"(gdal_edit.py -a_nodata), or use another --precision than {share.request.config.train.precision}"
         )
     classes_HW[nothing_HW] = ignore_index
     writers[0].write(core, classes_HW[None])

@@ -55,7 +55,7 @@ def predict_all(
 
     Raise an InputError before anything is written. An unfinished map never has the final name.
     """
-    words = StepProgress(0, 0, min(requests[0].verbosity, 2) and 2)  # without a bar
+    words = StepProgress(0, 0, min(requests[0].config.run.verbosity, 2) and 2)  # without a bar
 
     def warn(lines: Sequence[str]) -> None:
         for line in lines if mesh.is_root else ():
@@ -88,8 +88,8 @@ def _map_all(
 ) -> tuple[RasterInfo, ...]:
     """Plan all maps, and make one after the other; return the information on each image. `folder`: holds maps that are
     uploaded (None: no map is)."""
-    first = requests[0]
-    on_cpu = mesh.device.type == "cpu"
+    first, config = requests[0], requests[0].config
+    precision, on_cpu = config.train.precision, mesh.device.type == "cpu"
     plan, infos = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, on_cpu))
     notes = [note for info in infos for note in info.notes]
     warn((*reference_notes(infos), *code_notes(infos), *notes, *plan.warnings))
@@ -104,15 +104,15 @@ def _map_all(
     for grid in [layer.grid for layer in network.graph.layers if isinstance(layer, Crops) and layer.grid]:
         if mesh.is_root:
             log(f"blended of {grid.in_words}")
-    verifies = network.recorded is not None and first.verify
+    verifies = network.recorded is not None and config.model.verify
     # A pipeline stage drops the layers of the others, so the root keeps a copy for the check.
     whole = copy.deepcopy(network) if verifies and mesh.is_root and plan.pipeline is not None else network
     in_blocks = None if plan.blocks is None else plan.blocks.shape
-    parallel = ParallelRun.open(plan.spread, network, mesh, first.precision, plan.pipeline, in_blocks, first.store)
+    parallel = ParallelRun.open(plan.spread, network, mesh, precision, plan.pipeline, in_blocks, config.memory.store)
     triples = zip(requests, infos, plan.tilings, strict=True)
     shares = [share_image(parallel, mesh, *triple) for triple in triples]
     total, done = sum(share.passes.pieces(share.parts) // len(share.views) for share in shares), count(1)
-    with closing(StepProgress(total, 0, first.verbosity if mesh.is_root else 0)) as progress:
+    with closing(StepProgress(total, 0, config.run.verbosity if mesh.is_root else 0)) as progress:
 
         def advance(line: str) -> None:
             number = next(done)
@@ -130,7 +130,7 @@ def _map_all(
 
                 most = memory_bytes if plan.blocks is None else min(memory_bytes, max(plan.blocks.memory, 2**29))
                 with closing(open_dataset(share, own)) as dataset:
-                    verify_first(whole, dataset, share.parts, share.tilings, mesh, first.precision, most, log)
+                    verify_first(whole, dataset, share.parts, share.tilings, mesh, precision, most, log)
                 verifies, whole = False, network
             _make_map(share, own, mesh, warn, advance)
             warn(mesh.on_root(lambda: upload(folder)))

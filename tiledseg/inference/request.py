@@ -21,14 +21,14 @@ import torch
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.checks import with_times
+from tiledseg.config.run import Config
 from tiledseg.config.words import NO_VIEWS, ZARR, Packing
 from tiledseg.errors import ConfigError, InputError, OutputError, RasterError, WriteError, require
 from tiledseg.inference.trained import Mapper
-from tiledseg.memory.mover import HOST
 from tiledseg.planning.run.blocks import BlockSettings
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.spread import Parallelism
+from tiledseg.planning.run.spread import Parallelism, parallelism
 from tiledseg.raster.composed import label_of, stem_of
 from tiledseg.raster.finding import check_assets, expand_sources
 from tiledseg.raster.geopackage import polygons_output
@@ -62,36 +62,30 @@ TRAINING, IMAGE = ("training", "image")
 
 @dataclass(frozen=True)
 class Request:
-    """A request of a map.
+    """A request of a map. `config`: of its groups those keys that are flags of `predict`.
 
-    `grid` None: auto. `parallel.exact` False: accept norms with a tile's statistics. `inputs`: files that the request
-    was read from, which no output may replace. `polygons`: GeoPackage of the areas of `polygons_classes` (None:
-    all). `views`: one of `VIEWS`. `area`: file of polygons; the map has no data outside. `verify`: compare a traced
-    network with its module first. `blocks`: compute tiles in blocks, kept in `store`. `machine`: profile that decides
-    the tiles. `composing`: how images are made of rasters.
+    `inputs`: files that the request was read from, which no output may replace. `polygons`: GeoPackage of the areas of
+    `polygons_classes` (None: all). `views`: one of `VIEWS`. `blocks`: compute tiles in blocks.
     """
 
     image: str
     output: str
     probabilities: str | None = None
-    grid: tuple[int, int] | None = None
-    precision: str = "fp32"
-    parallel: Parallelism = field(default_factory=Parallelism)
-    references: bool = False
-    inputs: tuple[str, ...] = ()
-    threads: int = 2
-    verbosity: int = 1
-    packing: Packing = field(default_factory=Packing)
     polygons: str | None = None
+    config: Config = field(default_factory=Config)
+    inputs: tuple[str, ...] = ()
+    packing: Packing = field(default_factory=Packing)
     polygons_classes: tuple[str, ...] | None = None
     views: str = NO_VIEWS
     normalize: str = TRAINING
-    area: str | None = None
     blocks: BlockSettings | None = None
-    store: str = HOST
-    machine: str | None = None
-    verify: bool = True
-    composing: SourceRules = SourceRules()  # noqa: RUF009
+
+    @property
+    def parallel(self) -> Parallelism:
+        """Return the spread as set; small images may leave ranks of an automatic mesh idle."""
+        settings = parallelism(self.config.parallel)
+        automatic = settings.mesh is None and settings.stages == 1
+        return replace(settings, idle_ranks=settings.idle_ranks or automatic)
 
 
 _ENDINGS = {"cog": ".tif", "gtiff": ".tif", "zarr": ".zarr"}
@@ -109,10 +103,11 @@ def each_image(
     Raise RasterError for a missing image, OutputError for a missing folder, and if two images have one name.
     """
     wanted = {name: target for name, target in targets.items() if target is not None}
-    composing = request.composing.like(run or SourceRules(), images)
+    own = SourceRules(*request.config.data.composing, EVERY)
+    composing = own.like(run or SourceRules(), images)
     images = with_times(images, composing.times, "--image")
-    paths = expand_sources(images, "--image", composing._replace(references=request.references, parts=EVERY))
-    check_assets(request.composing.assets, paths)
+    paths = expand_sources(images, "--image", composing)
+    check_assets(own.assets, paths)
     folders = set()
     for name, target in wanted.items():
         if is_bucket_folder(target) or irregular_kind(target) == "a folder":
@@ -145,7 +140,7 @@ def plan_maps(
 ) -> tuple[RunPlan, tuple[RasterInfo, ...]]:
     """Plan requests that differ in their files only; return the plan and the information on each image. `on_cpu`: if
     they name no machine, ranks are like this one, on a processor. Raises InputError."""
-    first, network = requests[0], mapper.describe()
+    first, network, config = requests[0], mapper.describe(), requests[0].config
     own = mapper.normalization
     if first.normalize == IMAGE and (own is None or own == Normalization.identity(len(own.mean))):
         raise ConfigError(
@@ -154,7 +149,7 @@ def plan_maps(
         )
     infos = []
     for request in requests:
-        with open_raster(request.image, mapper.bands, mapper.nodata, request.references) as reader:
+        with open_raster(request.image, mapper.bands, mapper.nodata, first.config.data.references) as reader:
             infos.append(reader.info)
         if reader.info.bands != network.bands:
             what = f"{reader.info.path} has {reader.info.bands} bands but the network was trained on {network.bands}"
@@ -167,11 +162,11 @@ def plan_maps(
             ranks,
             memory_bytes,
             first.parallel,
-            first.precision,
-            grid=first.grid,
+            config.train.precision,
+            grid=config.tiling.grid_shape(),
             trains=False,
             blocks=first.blocks,
-            machine=machine_of(first.machine) or here,
+            machine=machine_of(config.parallel.machine) or here,
         )
     )
     for info, tiling in zip(infos, plan.tilings, strict=True):
@@ -186,9 +181,9 @@ def plan_maps(
             raise ConfigError(f"{views} --memory.blocks is given; leave one out")
     _check_outputs(requests, infos, network.classes, mapper)
     chosen_classes(first.polygons_classes, mapper.legend or default_classes(network.classes))
-    for request, info in zip(requests, infos, strict=True):
-        if request.area is not None and not area_reader(request.area, info, "--area").count:
-            raise RasterError(f"--area {request.area} has no polygon in {info.path}; check its CRS and its place")
+    for info in infos:
+        if config.data.area is not None and not area_reader(config.data.area, info, "--area").count:
+            raise RasterError(f"--area {config.data.area} has no polygon in {info.path}; check its CRS and its place")
     return plan, tuple(infos)
 
 
@@ -213,8 +208,8 @@ def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], cla
         if request.polygons is not None:
             outputs.append(polygons_output("--polygons", request.polygons))
     read = (path for info in infos for path in (info.path, *info.files))
-    area = [] if requests[0].area is None else [requests[0].area]
-    check_outputs(outputs, [*read, *mapper.files, *requests[0].inputs, *area])
+    area = requests[0].config.data.area
+    check_outputs(outputs, [*read, *mapper.files, *requests[0].inputs, *([] if area is None else [area])])
     for output in outputs:
         if output.key != "--polygons" and requests[0].packing.format != ZARR:
             check_ending(output.key, str(output.path), *_RASTERS)
