@@ -9,7 +9,7 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -164,40 +164,29 @@ def _make_map(
     """Write one image's files, each whole or not at all. Collective."""
     request, info = share.request, share.info
     with ExitStack() as held:  # on the root: the claims of the outputs
-        files = mesh.on_root(lambda: _lay_out(share, mapper, held))
+        rasters, polygons = mesh.on_root(lambda: _lay_out(share, mapper, held))
         try:
-            warn(files.rasters[0].notes)  # on georeferencing that a map cannot keep
-            if files.polygons is not None and not is_placed(info.transform):
+            warn(rasters[0].notes)  # on georeferencing that a map cannot keep
+            if polygons is not None and not is_placed(info.transform):
                 warn([f"polygons of {info.path}, which has no transform, are in pixels (col, row) without a CRS"])
-            map_windows(share, mapper, files.rasters, mesh, advance)
+            map_windows(share, mapper, rasters, mesh, advance)
             mesh.communicator.barrier()  # every writer is closed: all pixels are written
             if request.packing.format == ZARR:
-                for layout in files.rasters:
+                for layout in rasters:
                     mesh.on_root(partial(begin_chunks, layout))
                     with doing("writing the map's chunks"), writing(layout.path):
                         write_chunks(layout.plain, layout.output.file(), mesh.rank, mesh.size, tick)
                 mesh.communicator.barrier()
-            mesh.on_root(lambda: _finish(files, share, mapper))
+            mesh.on_root(lambda: _finish(rasters, polygons, share, mapper))
         except BaseException:  # on any rank: the root may be killed without a chance to clean up
-            for output in files.outputs:
+            for output in (*(layout.output for layout in rasters), *filter(None, [polygons])):
                 output.discard()  # one that has its name by now keeps it
             raise
 
 
-@dataclass(frozen=True)
-class MapFiles:
-    """The unfinished files of a map: a raster of classes and maybe one of probabilities, and polygons if wanted."""
-
-    rasters: tuple[RasterLayout, ...]
-    polygons: Unfinished | None
-
-    @property
-    def outputs(self) -> list[Unfinished]:
-        return [*(layout.output for layout in self.rasters), *filter(None, [self.polygons])]
-
-
-def _lay_out(share: ImageShare, mapper: Mapper, held: ExitStack) -> MapFiles:
-    """Lay out the files of a map, and claim them until `held` ends."""
+def _lay_out(share: ImageShare, mapper: Mapper, held: ExitStack) -> tuple[list[RasterLayout], Unfinished | None]:
+    """Lay out a map's raster of classes, and that of probabilities and the polygons if wanted. Claim them until `held`
+    ends."""
     request, info, legend = share.request, share.info, mapper.legend or ()
     output, packing = held.enter_context(unfinished(request.output)), request.packing
     rasters = [lay_out(output, info, 1, "uint8", float(mapper.ignore_index), legend, packing=packing)]
@@ -205,21 +194,20 @@ def _lay_out(share: ImageShare, mapper: Mapper, held: ExitStack) -> MapFiles:
         output, packing = held.enter_context(unfinished(request.probabilities)), packing.of_shares()
         names, kind = [f"probability of {one.name}" for one in legend], ("float32", float("nan"))
         rasters.append(lay_out(output, info, len(legend), *kind, descriptions=names, packing=packing))
-    polygons = request.polygons
-    return MapFiles(tuple(rasters), None if polygons is None else held.enter_context(unfinished(polygons)))
+    return rasters, None if request.polygons is None else held.enter_context(unfinished(request.polygons))
 
 
-def _finish(files: MapFiles, share: ImageShare, mapper: Mapper) -> None:
+def _finish(rasters: Sequence[RasterLayout], polygons: Unfinished | None, share: ImageShare, mapper: Mapper) -> None:
     """Make the final files from the ranks' pixels, and give them their names. On one rank, with all of its cores."""
-    if files.polygons is not None:
+    if polygons is not None:
         with doing("outlining the map's polygons"):
-            plain, legend = files.rasters[0].plain, mapper.legend or ()
+            plain, legend = rasters[0].plain, mapper.legend or ()
             classes = chosen_classes(share.request.polygons_classes, legend) - {mapper.ignore_index}
-            write_polygons(files.polygons, plain, share.info, legend, classes, tick)
+            write_polygons(polygons, plain, share.info, legend, classes, tick)
     with doing("packing the map"):
-        for layout in files.rasters:
+        for layout in rasters:
             pack_layout(layout, len(os.sched_getaffinity(0)), tick)
-    for layout in files.rasters:
+    for layout in rasters:
         publish(layout)
-    if files.polygons is not None:
-        files.polygons.publish(JOURNALS)
+    if polygons is not None:
+        polygons.publish(JOURNALS)
