@@ -20,7 +20,7 @@ from benchmarks.gpu.production import finish
 from benchmarks.launching import python_ranks, run_process
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.rendezvous import gloo_interface
-from tiledseg.comm.transport_torch import TorchCommunicator, all_ranks, new_groups
+from tiledseg.comm.transport_torch import TorchCommunicator, all_ranks, of_ranks
 from tiledseg.errors import ConfigError
 
 DTYPES = (torch.float64, torch.int64, torch.float32, torch.int32, torch.bfloat16, torch.float16)
@@ -50,9 +50,9 @@ def open_alone(device: torch.device) -> TorchCommunicator:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", gloo_interface(SERIAL) or "lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     if device.type != "cuda":
-        return TorchCommunicator(all_ranks())
+        return all_ranks()
     torch.cuda.set_device(device)
-    return TorchCommunicator(all_ranks(gpu_of=device))
+    return all_ranks(gpu_of=device)
 
 
 def sum_of(communicator: TorchCommunicator, dtype: torch.dtype, count: int, device: torch.device) -> dict[str, float]:
@@ -74,9 +74,8 @@ def sum_of(communicator: TorchCommunicator, dtype: torch.dtype, count: int, devi
 
 def sum_in_part(count: int, device: torch.device) -> dict[str, float]:
     """The groups of a part of the job, as `split` makes them for several ranks."""
-    groups = new_groups([0], with_nccl=device.type == "cuda")
-    assert groups is not None, "this rank is among them"
-    part = TorchCommunicator(groups)
+    part = of_ranks([0], with_nccl=device.type == "cuda")
+    assert part is not None, "this rank is among them"
     part.is_part = True
     found = sum_of(part, torch.float64, count, device)
     part.close()

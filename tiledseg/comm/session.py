@@ -125,10 +125,10 @@ def open_mesh(
     # naming the peer; the watch ends the job instead.
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    from tiledseg.comm.transport_torch import TorchCommunicator, all_ranks, peer_errors
+    from tiledseg.comm.transport_torch import all_ranks, peer_errors
 
     with peer_errors("start of NCCL"):
-        return Mesh(launch, TorchCommunicator(all_ranks(gpu_of=device)), device, chosen, host, watch)
+        return Mesh(launch, all_ranks(gpu_of=device), device, chosen, host, watch)
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def joined_mesh() -> Iterator[Mesh]:
     import torch.distributed as dist
 
     from tiledseg.comm.mesh import Mesh
-    from tiledseg.comm.transport_torch import TorchCommunicator, new_groups, peer_errors
+    from tiledseg.comm.transport_torch import of_ranks, peer_errors
     from tiledseg.memory.device import local_device
 
     launch = detect(os.environ)
@@ -154,9 +154,8 @@ def joined_mesh() -> Iterator[Mesh]:
             return
     host, rank, size = socket.gethostname(), dist.get_rank(), dist.get_world_size()
     with peer_errors("start of the process group"):
-        groups = new_groups(range(size), with_nccl=False)
-        assert groups is not None, "every rank is among all"
-        communicator = TorchCommunicator(groups)
+        communicator = of_ranks(range(size), with_nccl=False)
+    assert communicator is not None, "every rank is among all"
     hosts = communicator.gather_objects(host)
     launch = Launch(rank, size, hosts[:rank].count(host), hosts.count(host), "torch")
     mesh = Mesh(launch, communicator, local_device(launch.local_rank), "gloo", host)
@@ -192,7 +191,7 @@ def _connect(
     import torch.distributed as dist
 
     from tiledseg.comm.rendezvous import await_all_ranks, gloo_interface, open_store
-    from tiledseg.comm.transport_torch import COLLECTIVE_TIMEOUT, TorchCommunicator, all_ranks, peer_errors
+    from tiledseg.comm.transport_torch import COLLECTIVE_TIMEOUT, all_ranks, peer_errors
     from tiledseg.comm.watch import open_watch
     from tiledseg.memory.device import gloo_connects
 
@@ -218,7 +217,7 @@ def _connect(
         dist.init_process_group(
             "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=COLLECTIVE_TIMEOUT
         )
-    return TorchCommunicator(all_ranks()), watch
+    return all_ranks(), watch
 
 
 def check_open_files(launch: Launch) -> None:
