@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiledseg.comm.collectives import Communicator
-from tiledseg.comm.point_to_point import Work
+from tiledseg.comm.collectives import Communicator, Work
 
 CPU = torch.device("cpu")
 BUCKET_BYTES = 8 << 20  # large enough for the network's full bandwidth, small enough to overlap with backward

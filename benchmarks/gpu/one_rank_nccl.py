@@ -19,6 +19,7 @@ from benchmarks.gpu.part import Part, begin_part
 from benchmarks.gpu.production import finish
 from benchmarks.launching import python_ranks, run_process
 from tiledseg.comm.launch import SERIAL
+from tiledseg.comm.point_to_point import PointToPoint
 from tiledseg.comm.rendezvous import gloo_interface
 from tiledseg.comm.transport_torch import TorchCommunicator, all_ranks, of_ranks
 from tiledseg.errors import ConfigError
@@ -42,7 +43,7 @@ def main() -> int:
 
 
 def open_messages(communicator: TorchCommunicator) -> None:
-    communicator.point_to_point()
+    PointToPoint(communicator)
 
 
 def open_alone(device: torch.device) -> TorchCommunicator:

@@ -21,7 +21,8 @@ def work(mesh, way: str) -> int | None:
     """Sums tensors until the last rank fails; where it does not, all return 0."""
     import torch
 
-    from tiledseg.comm.point_to_point import Message
+    from tiledseg.comm.collectives import Message
+    from tiledseg.comm.point_to_point import PointToPoint
 
     x = torch.ones(100_000)
     mesh.communicator.all_reduce_sum(x).wait()
@@ -34,7 +35,7 @@ def work(mesh, way: str) -> int | None:
         return None
     if way in STANDSTILLS:
         return stand_still(mesh, way, x)
-    messages, y = mesh.communicator.point_to_point(), torch.empty_like(x)
+    messages, y = PointToPoint(mesh.communicator), torch.empty_like(x)
     ring = [Message((mesh.rank + 1) % mesh.size, x)], [Message((mesh.rank - 1) % mesh.size, y)]
     for step in range(10_000_000):
         if last and step == 20:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tiledseg.comm.point_to_point import Message, PointToPoint
+from tiledseg.comm.collectives import Message
+from tiledseg.comm.point_to_point import PointToPoint
 
 
 def letter(source: int, target: int, count: int, number: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.comm.in_order import Operation, RecordedCommunicator, standstill
-from tiledseg.comm.collectives import Communicator, Doings, RehearsedCommunicator, Turns
-from tiledseg.comm.point_to_point import Message, PointToPoint, Work
+from tiledseg.comm.collectives import Communicator, Doings, Message, RehearsedCommunicator, Turns, Work
+from tiledseg.comm.point_to_point import PointToPoint
 
 
 def recorded(rank: int, work: Callable[[Communicator, Communicator, int], None]) -> list[Operation]:
@@ -28,7 +28,7 @@ def in_one_order(whole: Communicator, part: Communicator, rank: int) -> None:
     works = [
         whole.all_reduce_sum(torch.ones(2)),
         part.all_reduce_sum(torch.ones(2)),
-        ring(whole.point_to_point(), rank),
+        ring(PointToPoint(whole), rank),
     ]
     part.broadcast(torch.ones(2))
     whole.gather_objects(rank)
@@ -38,7 +38,7 @@ def in_one_order(whole: Communicator, part: Communicator, rank: int) -> None:
 
 
 def swapped(whole: Communicator, part: Communicator, rank: int) -> None:
-    messages = whole.point_to_point()
+    messages = PointToPoint(whole)
     steps = [lambda: whole.all_reduce_sum(torch.ones(2)), lambda: ring(messages, rank)]
     for work in [step() for step in steps[:: 1 - 2 * rank]]:
         work.wait()
@@ -46,7 +46,7 @@ def swapped(whole: Communicator, part: Communicator, rank: int) -> None:
 
 def one_more_message(whole: Communicator, part: Communicator, rank: int) -> None:
     for _ in range(1 + rank):
-        ring(whole.point_to_point(), rank).wait()
+        ring(PointToPoint(whole), rank).wait()
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_communicators_take_turns() -> None:
     waited: list[Communicator] = []
     whole = Started(waited)
     whole.turns = Turns()
-    part, messages = whole.split([[0]]), whole.point_to_point()
+    part, messages = whole.split([[0]]), PointToPoint(whole)
     for start in (
         lambda: part.all_reduce_sum(torch.ones(2)),
         lambda: part.broadcast(torch.ones(2)),
         lambda: ring(messages, 1),
         lambda: whole.split([[0]]),
-        whole.point_to_point,
+        lambda: PointToPoint(whole),
         part.close,
     ):
         works = [whole.all_reduce_sum(torch.ones(2)) for _ in range(2)]

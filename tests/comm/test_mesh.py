@@ -11,6 +11,7 @@ from tests.comm.messages import letter, swap_letters
 from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import is_agreed
 from tiledseg.comm.mesh import Axes, Facts, Mesh, choose_transport, fair_threads, open_axes
+from tiledseg.comm.point_to_point import PointToPoint
 from tiledseg.errors import CommunicationError, ConfigError, InputError, LabelError, RasterError
 from tiledseg.geometry.sharing.decomposition import MeshShape
 from tiledseg.memory.device import local_device
@@ -136,7 +137,7 @@ def check_part(part: Communicator, members: list[int], me: int) -> None:
         assert part.broadcast_object(f"from {me}", source) == f"from {rank}"
     part.barrier()
     pairs = list(itertools.permutations(range(part.size), 2))
-    swap_letters(part.point_to_point(), part.rank, pairs, lambda a, b: 10 + a + 2 * b)
+    swap_letters(PointToPoint(part), part.rank, pairs, lambda a, b: 10 + a + 2 * b)
 
 
 @pytest.mark.mpi

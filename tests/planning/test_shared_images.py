@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from benchmarks.planned_memory.peaks_of_ranks import errors, part
 from tests.planning.flops import flop_counter
 from tiledseg.architecture.unet import UNet
+from tiledseg.comm.collectives import Work
 from tiledseg.comm.mesh import Axes, Mesh, open_axes
-from tiledseg.comm.point_to_point import Work
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import Decomposition, MeshShape, Partition, context_exchange, decompose
 from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_blocks
@@ -119,7 +119,7 @@ def test_layer_mode_does_what_is_predicted(
     axes: Axes, reductions: list[int], name: str, fusion: int, settle: bool
 ) -> None:
     """Messages and bytes forward and backward, sums of statistics, and multiply-adds, on each rank, step after step."""
-    unet, traffic = UNETS[name], axes.point_to_point.meter
+    unet, traffic = UNETS[name], axes.point_to_point
     run, layers, ranks = spread(unet, axes, fusion, settle), unet.graph(), axes.shape.ranks_per_image
     walk = rank_walk(layers, unet.bands, *run.steps, ranks, 4)
     forward, backward = statistic_sums(layers, unet.bands, ranks, (run.rows.size, run.cols.size), 4)
@@ -143,7 +143,7 @@ def test_layer_mode_does_what_is_predicted(
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("fusion", [1, 2])
 def test_overlap_sends_the_same(axes: Axes, fusion: int) -> None:
-    unet, traffic = UNETS["padded"], axes.point_to_point.meter
+    unet, traffic = UNETS["padded"], axes.point_to_point
     run = spread(unet, axes, fusion, overlap=True)
     traffic.reset()
     run().sum().backward()
@@ -157,7 +157,7 @@ def test_overlap_sends_the_same(axes: Axes, fusion: int) -> None:
 def test_exchange_mode_sends_what_is_predicted(axes: Axes, name: str) -> None:
     """The one exchange of the input, as the trainer runs it."""
     assert axes.position is not None
-    at, traffic = (axes.position.row, axes.position.col), axes.point_to_point.meter
+    at, traffic = (axes.position.row, axes.position.col), axes.point_to_point
     decomposition = cut(UNETS[name], (axes.shape.rows, axes.shape.cols))
     rows, cols = decomposition.context_windows()
     x_BCHW = torch.randn(1, 4, *decomposition.owned(*at).shape)

@@ -175,7 +175,7 @@ def test_traffic_is_what_the_plan_says(opened: OpenAxes) -> None:
     """Messages and bytes forward, and as many backward; none where each rank wants its own."""
     rows, cols = opened.shapes()[-1]
     axes = opened.of(rows, cols)
-    at, traffic, fault = axes.position, axes.point_to_point.meter, None
+    at, traffic, fault = axes.position, axes.point_to_point, None
     case = thin(rows, cols, 1, 1)
     if at is not None:
         exchange = case.exchange(at)

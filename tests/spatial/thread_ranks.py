@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from tiledseg.comm.collectives import Communicator, sum_dtype
+from tiledseg.comm.collectives import Communicator, Message, Work, sum_dtype
 from tiledseg.comm.mesh import Axes
-from tiledseg.comm.point_to_point import Message, PointToPoint, Work
+from tiledseg.comm.point_to_point import PointToPoint
 from tiledseg.geometry.sharing.decomposition import MeshPosition, MeshShape
 
 Result = TypeVar("Result")
@@ -84,7 +84,7 @@ def on_ranks(rows: int, cols: int, work: Callable[[Axes], Result]) -> list[Resul
         here = ThreadCommunicator(sums, rank)
         at = MeshPosition(0, *divmod(rank, cols))
         alone = Communicator()
-        axes = Axes(shape, at, here, ThreadMessages(boxes, rank), here, alone, alone.point_to_point())
+        axes = Axes(shape, at, here, ThreadMessages(boxes, rank), here, alone, PointToPoint(alone))
         try:
             found[rank] = work(axes)
         except BaseException as error:

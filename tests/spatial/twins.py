@@ -159,7 +159,7 @@ def start(spatial: SpatialNetwork, network: Network, x_BCHW: torch.Tensor, rows:
 def refusal(network: Network, axes: Axes, rows: Partition, cols: Partition, fusion: int = 1) -> str | None:
     """Why this rank refuses an input so cut; None where it would compute it. Asserts that it sends nothing first."""
     spatial = SpatialNetwork(as_graph(network), axes, fusion)
-    traffic = axes.point_to_point.meter
+    traffic = axes.point_to_point
     before = traffic.messages, traffic.bytes
     first = _refused(lambda: spatial.output(rows, cols))
     if first is not None and axes.position is not None:

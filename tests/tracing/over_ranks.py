@@ -45,7 +45,7 @@ def uneven(size: int, parts: int) -> Partition:
 @contextmanager
 def counted(axes: Axes) -> Iterator[list[Pair]]:
     """Count this rank's messages and collective calls meanwhile, and the bytes of both."""
-    totals, meter, calls = list[Pair](), axes.point_to_point.meter, list[int]()
+    totals, meter, calls = list[Pair](), axes.point_to_point, list[int]()
     before, names = (meter.messages, meter.bytes), ("broadcast", "all_reduce_sum")
 
     def call(original: Any, tensor: torch.Tensor, *more: int) -> Any:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from tiledseg.comm.doing import waiting
-from tiledseg.comm.point_to_point import Message, PointToPoint, Work, as_bytes
 from tiledseg.errors import CommunicationError
 from tiledseg.memory.device import is_gpu
 
@@ -25,6 +24,39 @@ _SUM_DTYPES = {dtype: dtype for dtype in (torch.float32, torch.float64, torch.in
     torch.bfloat16: torch.float32,
     torch.float16: torch.float32,
 }
+
+
+class Work:
+    """A sum or an exchange of messages in flight. `finish` waits for it; None: nothing to wait for."""
+
+    def __init__(self, finish: Callable[[], object] | None = None) -> None:
+        self.finish = finish
+
+    def wait(self) -> None:
+        """Return once the tensors hold the result; on a GPU, once its current stream will see it. A second call does
+        nothing, since the tensors may have changed. Raises CommunicationError for a lost peer."""
+        if self.finish is not None:
+            self.finish()
+            self.finish = None
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor as a flat uint8 view."""
+    if tensor.dtype == torch.uint8 and tensor.dim() == 1:
+        return tensor
+    assert tensor.is_contiguous(), f"a tensor with strides {tensor.stride()} has no bytes in one piece"
+    # A single element counts as contiguous whatever its stride is, which reshape would keep and view would refuse.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+class Message(NamedTuple):
+    """A contiguous tensor of any shape and dtype, sent to rank `peer` or received from it.
+
+    `peer`: a rank of the communicator. Only bytes travel: both ends know shape and dtype.
+    """
+
+    peer: int
+    tensor: torch.Tensor
 
 
 class Turns:
@@ -133,10 +165,8 @@ class Communicator:
         part.is_part, part.turns = True, self.turns
         return part
 
-    def point_to_point(self) -> PointToPoint:
-        """Return a channel for messages among these ranks. Collective. All channels share the communicator's order."""
-        self.take_turn(None)
-        return PointToPoint(self)
+    def connect(self) -> None:
+        """Connect all ranks for messages, if the transport demands it. Collective."""
 
     def close(self) -> None:
         """Close the communicator: the last collective call of its ranks. Closing a part leaves the whole open.
@@ -195,7 +225,7 @@ class Communicator:
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
         """Post messages of flat uint8 tensors, none empty; return a function that waits for all of them.
 
-        The caller, `PointToPoint`, keeps the tensors alive until then. Messages between two ranks are matched in the
+        The caller, a `PointToPoint`, keeps the tensors alive until then. Messages between two ranks are matched in the
         order of their posts.
         """
         raise AssertionError("one rank alone has no peer")

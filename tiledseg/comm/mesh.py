@@ -205,22 +205,22 @@ def open_axes(mesh: Mesh, shape: MeshShape) -> Axes:
     position = shape.position(mesh.rank)
     image: Communicator = Communicator()
     alone = Communicator()
-    halos = alone.point_to_point()
+    halos = PointToPoint(alone)
     if shape.ranks_per_image > 1:
         image = mesh.communicator.split(
             [shape.blocks(r, s) for r in range(shape.replicas) for s in range(shape.stages)]
         )
-        halos = mesh.communicator.point_to_point()
+        halos = PointToPoint(mesh.communicator)
     if shape.stages == 1:
-        return Axes(shape, position, image, halos, mesh.communicator, alone, alone.point_to_point())
+        return Axes(shape, position, image, halos, mesh.communicator, alone, PointToPoint(alone))
     weights = mesh.communicator.split([shape.holders(stage) for stage in range(shape.stages)])
     pipeline = mesh.communicator.split([shape.pipeline(first) for first in range(0, shape.ranks, shape.stages)])
-    return Axes(shape, position, image, halos, weights, pipeline, mesh.communicator.point_to_point())
+    return Axes(shape, position, image, halos, weights, pipeline, PointToPoint(mesh.communicator))
 
 
 def serial_axes(communicator: Communicator | None = None) -> Axes:
     """Return the axes of one rank that owns an image alone. `communicator`: the ranks with the same weights."""
     alone = Communicator()
     here = MeshPosition(0, 0, 0)
-    messages = alone.point_to_point
-    return Axes(MeshShape(1, 1, 1), here, alone, messages(), communicator or alone, alone, messages())
+    halos, stages = PointToPoint(alone), PointToPoint(alone)
+    return Axes(MeshShape(1, 1, 1), here, alone, halos, communicator or alone, alone, stages)

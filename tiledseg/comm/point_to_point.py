@@ -11,88 +11,37 @@ staged in pinned host buffers: copied out when the exchange starts, and in when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
 
 import torch
 
+from tiledseg.comm.collectives import Communicator, Message, Work, as_bytes
 from tiledseg.comm.doing import name_ranks
 from tiledseg.memory.device import CPU, Stopwatch, is_gpu, least
 
 
-class Work:
-    """A sum or an exchange of messages in flight. `finish` waits for it; None: nothing to wait for."""
+class PointToPoint:
+    """A channel for messages among the ranks of a communicator, which share its order with its other operations. Each
+    rank makes it. Collective.
 
-    def __init__(self, finish: Callable[[], object] | None = None) -> None:
-        self.finish = finish
-
-    def wait(self) -> None:
-        """Return once the tensors hold the result; on a GPU, once its current stream will see it. A second call does
-        nothing, since the tensors may have changed. Raises CommunicationError for a lost peer."""
-        if self.finish is not None:
-            self.finish()
-            self.finish = None
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a contiguous tensor as a flat uint8 view."""
-    if tensor.dtype == torch.uint8 and tensor.dim() == 1:
-        return tensor
-    assert tensor.is_contiguous(), f"a tensor with strides {tensor.stride()} has no bytes in one piece"
-    # A single element counts as contiguous whatever its stride is, which reshape would keep and view would refuse.
-    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
-class Message(NamedTuple):
-    """A contiguous tensor of any shape and dtype, sent to rank `peer` or received from it.
-
-    `peer`: a rank of the communicator. Only bytes travel: both ends know shape and dtype.
+    `messages`, `bytes`: those that this rank has sent. `seconds`: those that it or its GPU has waited for messages.
     """
 
-    peer: int
-    tensor: torch.Tensor
-
-
-@dataclass
-class MessageMeter:
-    """Messages and bytes that this rank has sent, and the seconds that it or its GPU has waited for messages."""
-
-    messages: int = 0
-    bytes: int = 0
-    waits: Stopwatch = field(default_factory=Stopwatch, compare=False)
+    def __init__(self, communicator: Communicator) -> None:
+        self.messages = self.bytes = 0
+        self._waits = Stopwatch()
+        self._communicator = communicator
+        communicator.take_turn(None)
+        communicator.connect()
 
     @property
     def seconds(self) -> float:
         """The seconds waited so far. Synchronises with the GPU: read at the end of a step."""
-        return self.waits.seconds()
+        return self._waits.seconds()
 
     def reset(self) -> None:
-        self.messages, self.bytes = 0, 0
-        self.waits.reset()
-
-
-class Carrier(Protocol):
-    """The methods of `collectives.Communicator` that messages need."""
-
-    def take_turn(self, owner: object) -> None: ...
-
-    def started(self, work: Work) -> Work: ...
-
-    def talk(self, what: str, words: str, *values: object) -> AbstractContextManager[None]: ...
-
-    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]: ...
-
-    def reads(self, tensor: torch.Tensor) -> bool: ...
-
-
-class PointToPoint:
-    """A channel for messages among the ranks of a communicator, with its own meter."""
-
-    def __init__(self, carrier: Carrier) -> None:
-        self.meter = MessageMeter()
-        self._carrier = carrier
+        self.messages = self.bytes = 0
+        self._waits.reset()
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
         """Post all messages, of contiguous tensors, and return. `.wait()` returns once `receives` are filled.
@@ -107,28 +56,28 @@ class PointToPoint:
         for tensor, buffer in _staged(sends, outgoing):
             buffer.copy_(as_bytes(tensor))  # not asynchronous: posted below
         carried = _Messages([*outgoing, *incoming])  # kept until the transport has read and written them
-        carrier = self._carrier
-        carrier.take_turn((carrier, "messages"))
+        communicator = self._communicator
+        communicator.take_turn((communicator, "messages"))
         # The first message of a pair connects it, which may need both ranks.
-        with carrier.talk("exchange", "messages with %s", carried):
-            finish = carrier.post(outgoing, incoming)
-        self.meter.messages += len(outgoing)
-        self.meter.bytes += sum(tensor.numel() for _, tensor in outgoing)
+        with communicator.talk("exchange", "messages with %s", carried):
+            finish = communicator.post(outgoing, incoming)
+        self.messages += len(outgoing)
+        self.bytes += sum(tensor.numel() for _, tensor in outgoing)
         device = next((tensor.device for _, tensor in (*sends, *receives) if is_gpu(tensor.device)), CPU)  # that waits
         staged = _staged(receives, incoming)
 
         def wait() -> None:
-            with self.meter.waits.running(device):
-                with carrier.talk("exchange", "messages with %s", carried):
+            with self._waits.running(device):
+                with communicator.talk("exchange", "messages with %s", carried):
                     finish()
                 for tensor, buffer in staged:
                     as_bytes(tensor).copy_(buffer)  # not asynchronous: torch hands the buffer out again
 
-        return carrier.started(Work(wait))
+        return communicator.started(Work(wait))
 
     def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the bytes of `tensor`, or a host buffer of as many."""
-        if self._carrier.reads(tensor):
+        if self._communicator.reads(tensor):
             return as_bytes(tensor)
         size = tensor.numel() * tensor.element_size()
         return torch.empty(size, dtype=torch.uint8, pin_memory=is_gpu(tensor.device))

@@ -9,8 +9,7 @@ from typing import Any, cast
 import torch
 from mpi4py import MPI
 
-from tiledseg.comm.collectives import Communicator
-from tiledseg.comm.point_to_point import Message
+from tiledseg.comm.collectives import Communicator, Message
 from tiledseg.errors import CommunicationError
 
 # MPI 3 counts elements with a C int. Half of its range keeps every piece clear of the limit.

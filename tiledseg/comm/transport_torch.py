@@ -18,8 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tiledseg.comm.collectives import Communicator, Turns
-from tiledseg.comm.point_to_point import Message, PointToPoint
+from tiledseg.comm.collectives import Communicator, Message, Turns
 from tiledseg.errors import CommunicationError, first_line
 from tiledseg.memory.device import BACKENDS, gloo_connects, is_gpu, kind_here
 
@@ -107,13 +106,11 @@ class TorchCommunicator(Communicator):
     def reads(self, tensor: torch.Tensor) -> bool:
         return not is_gpu(tensor.device) or self._with_nccl
 
-    def point_to_point(self) -> PointToPoint:
-        messages = super().point_to_point()
+    def connect(self) -> None:
         if self._with_nccl:
             # The first operation of a group of NCCL connects its ranks, so all of them must take part in it.
             with peer_errors("opening of messages"):
                 dist.all_reduce(torch.zeros(1, device=kind_here()), group=self._gpu)
-        return messages
 
     def _sum(self, tensor: torch.Tensor) -> Callable[[], object]:
         """Start the sum. Gloo and NCCL reduce each piece on one rank and copy it to the others: equal bits."""

@@ -20,7 +20,7 @@ import yaml
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import ALONE, Mesh
-from tiledseg.comm.point_to_point import measure_link
+from tiledseg.comm.point_to_point import PointToPoint, measure_link
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.options import as_config, to_yaml
 from tiledseg.errors import VERSION
@@ -210,7 +210,7 @@ def _links(mesh: Mesh, hosts: Sequence[str]) -> dict[str, dict[str, float]]:
     for place, same in (("host", True), ("network", False)):
         peers = [rank for rank in range(1, mesh.size) if (hosts[rank] == hosts[0]) == same]
         if peers:
-            messages, two = mesh.communicator.point_to_point(), mesh.rank in (0, peers[0])
+            messages, two = PointToPoint(mesh.communicator), mesh.rank in (0, peers[0])
             link = measure_link(messages, peers[0] - mesh.rank, mesh.device) if two else None
             latency, per_byte = mesh.communicator.gather_objects(link)[0]
             links[place] = _rounded({"latency": latency, "bandwidth": 1 / max(per_byte, 1e-15)})

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from tiledseg.checkpoint.folder import Contents
-from tiledseg.comm.collectives import Communicator
+from tiledseg.comm.collectives import Communicator, Message
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Axes, Mesh
-from tiledseg.comm.point_to_point import Message
 from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.models.network import GraphNetwork
 

@@ -116,8 +116,8 @@ class ParallelRun:
             return SerialPasses(mode, self.spread.together)
         from tiledseg.execution.pipeline_passes import PipelinePasses
 
-        meter = self.axes.stage_messages.meter
-        return PipelinePasses(mode, self.executor, meter, self.pipeline.micro_batches, self.mesh.device)
+        messages = self.axes.stage_messages
+        return PipelinePasses(mode, self.executor, messages, self.pipeline.micro_batches, self.mesh.device)
 
     def close(self) -> None:
         """Close the axes and the store of blocks. Collective."""

@@ -10,7 +10,7 @@ from itertools import islice
 
 import torch
 
-from tiledseg.comm.point_to_point import MessageMeter
+from tiledseg.comm.point_to_point import PointToPoint
 from tiledseg.execution.halo_modes import MicroBatch, Part, Piece, ReadMode
 from tiledseg.execution.part_passes import Key, Loaded, Loss, Passes
 from tiledseg.gradients import GradientReducer
@@ -34,13 +34,13 @@ class PipelinePasses(Passes):
         self,
         mode: ReadMode,
         executor: PipelineExecutor | None,
-        meter: MessageMeter,
+        messages: PointToPoint,
         round_size: int | None,
         device: torch.device,
     ) -> None:
         self.mode = mode
         self._executor = executor
-        self._meter = meter
+        self._messages = messages
         self._round_size = round_size
         self._passes = Stopwatch(device)
         self.loads_pixels = executor is not None and 0 in executor.chunks
@@ -49,7 +49,7 @@ class PipelinePasses(Passes):
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> None:
-        self._meter.reset()
+        self._messages.reset()
         self._passes.reset()
         with self._passes.running():
             if self._executor is not None:
@@ -86,7 +86,7 @@ class PipelinePasses(Passes):
 
     def figures(self) -> tuple[float, float, int, int]:
         busy = 0.0 if self._executor is None else self._executor.busy.seconds()
-        return busy, self._passes.seconds(), self._meter.bytes, self._meter.messages
+        return busy, self._passes.seconds(), self._messages.bytes, self._messages.messages
 
 
 class _Feed:

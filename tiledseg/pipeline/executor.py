@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
+from tiledseg.comm.collectives import Message, Work
 from tiledseg.comm.mesh import Axes
-from tiledseg.comm.point_to_point import Message, Work
 from tiledseg.memory.device import Stopwatch
 from tiledseg.models.network import Tensors
 from tiledseg.pipeline.chunk import Chunk, Held, StagedBatch

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from tiledseg.comm.point_to_point import Work
+from tiledseg.comm.collectives import Work
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import block_partition, partitions_of, segment_windows

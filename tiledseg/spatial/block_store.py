@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tiledseg.comm.collectives import Message
 from tiledseg.comm.mesh import Axes
-from tiledseg.comm.point_to_point import Message
 from tiledseg.geometry.box import Box
 from tiledseg.memory.file_store import MemoryShelf
 from tiledseg.spatial.block_network import BlockProgram, Strip, Window

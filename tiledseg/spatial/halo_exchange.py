@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from tiledseg.comm.collectives import Message, Work, as_bytes
 from tiledseg.comm.mesh import Axes
-from tiledseg.comm.point_to_point import Message, Work, as_bytes
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.sharing.decomposition import BlockExchange, GridPosition, Patch

@@ -168,7 +168,7 @@ class Stepper:
     ) -> None:
         self.scale, self._seed, self._clip_norm, self._largest = scale, seed, clip_norm, largest_loss
         self._optimizer, self._mesh, self._passes, self._axes = optimizer, mesh, passes, axes
-        self._halos = axes.point_to_point.meter
+        self._halos = axes.point_to_point
         self._loss = StepLoss(objective, mesh)
         self._reducer = GradientReducer(passes.mode.network.parameters(), axes.weights, wide_sums)
         self._waits = Stopwatch(mesh.device)
