@@ -179,36 +179,24 @@ def _open_valid(image: Composed, bands: Sequence[int] | None, opener: Opener) ->
         counting_HW = np.isin(values_HW, stored) if image.values else np.nan_to_num(values_HW) != 0
         return counting_HW if image.number is not None else counting_HW & valid_HW
 
-    return MaskedReader(source, [inside], [mask])
+    return masked_reader(source, inside, [mask])
 
 
 Inside = Callable[[Box], NDArray[np.bool_]]
 """Returns a mask (height, width) of the pixels that count, of a box within the raster."""
 
 
-class MaskedReader(RasterReader):
-    """A raster whose pixels are valid only inside `masks`. The reader closes `source` and `others`, those of masks."""
+def masked_reader(source: RasterReader, inside: Inside, others: Sequence[RasterReader] = ()) -> RasterReader:
+    """Return a reader of `source` whose pixels are valid only `inside`. It closes `source` and `others`, those of the
+    mask."""
 
-    wraps = True
+    def derive(box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        pixels_CHW, valid_HW = source.read(box)
+        return pixels_CHW, valid_HW & inside(box)
 
-    def __init__(self, source: RasterReader, masks: Sequence[Inside], others: Sequence[RasterReader] = ()) -> None:
-        self._source, self._masks, self.held = source, masks, (source, *others)
-        files = dict.fromkeys(file for reader in (source, *others) for file in reader.info.files)
-        self.info = replace(source.info, has_mask=True, files=tuple(files))
-
-    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
-        pixels_CHW, valid_HW = self._source.read(box)
-        return pixels_CHW, valid_HW & self._counting(box)
-
-    def counts(self, box: Box) -> bool:
-        """Return True if a pixel of a box within the raster may count."""
-        return bool(self._counting(box).any())
-
-    def _counting(self, box: Box) -> NDArray[np.bool_]:
-        counting_HW = np.ones(box.shape, np.bool_)
-        for inside in self._masks:
-            counting_HW &= inside(box)
-        return counting_HW
+    files = dict.fromkeys(file for reader in (source, *others) for file in reader.info.files)
+    info = replace(source.info, has_mask=True, files=tuple(files))
+    return DerivedReader(info, derive, (source, *others))
 
 
 def stacked_reader(

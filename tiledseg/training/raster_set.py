@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+
+import numpy as np
 
 from tiledseg.config.data import IMAGENET, DataConfig, read_split
 from tiledseg.config.run import Config
@@ -15,7 +17,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.question import Extent
 from tiledseg.planning.run.spread import measuring, norm_words
-from tiledseg.raster.composed import Inside, MaskedReader
+from tiledseg.raster.composed import Inside, masked_reader
 from tiledseg.raster.finding import as_list, check_assets, pair_sources
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.label_map import LabelMap
@@ -67,10 +69,15 @@ class RasterSet:
         return self._masked(KnownReader(self.label_infos[number], opened), number)
 
     def _masked(self, reader: RasterReader, number: int) -> RasterReader:
+        inside, areas = self._counting(number)
+        return reader if inside is None else masked_reader(reader, inside, areas)
+
+    def _counting(self, number: int) -> tuple[Inside | None, Sequence[RasterReader]]:
+        """Return the mask of an image's pixels that count (None: all), and the readers that it reads."""
         areas = [area_reader(self.area, self.infos[number])] if self.area else []
         masks: list[Inside] = [self.parts[number].inside] if self.parts else []
         masks += [lambda box, area=area: area.read(box)[0][0] == 1 for area in areas]  # type: ignore[misc]
-        return MaskedReader(reader, masks, areas) if masks else reader
+        return (lambda box: reduce(np.logical_and, [mask(box) for mask in masks])) if masks else None, areas
 
     def kept(self, tilings: Sequence[Tiling]) -> tuple[tuple[int, ...], ...] | None:
         """Return each image's tiles in which pixels may count; None: all. Raises ConfigError if an image has none."""
@@ -78,9 +85,9 @@ class RasterSet:
             return None
         kept = []
         for number, tiling in enumerate(tilings):
-            with self.open_labels(number) as labels:
-                assert isinstance(labels, MaskedReader), "only a part counts"
-                kept.append(tuple(at for at, tile in enumerate(tiling.tiles) if labels.counts(tile.core)))
+            inside, _ = self._counting(number)
+            assert inside is not None, "only a part counts"
+            kept.append(tuple(at for at, tile in enumerate(tiling.tiles) if inside(tile.core).any()))
             if not kept[-1]:
                 keys = [f"data.area {self.area}"] * bool(self.area) + ["data.split"] * bool(self.parts)
                 raise ConfigError(
