@@ -48,7 +48,7 @@ class ProductionStep:
         mesh = Mesh(SERIAL, Communicator(), device, "serial", platform.node())
         tiling = make_tiling((size, size), (1, 1), network_footprint(unet.graph()))
         network = build_modules(unet, seed=0)
-        parallel = ParallelRun.open(spread or Spread(), network, mesh, precision, compiles=compiles)
+        parallel = ParallelRun(spread or Spread(), network, mesh, precision, compiles=compiles)
         passes = parallel.over([tiling])
         self._parts = passes.mode.share([TileReference(0, 0)])
         draw = np.random.default_rng(1)

@@ -131,7 +131,7 @@ def train(steps: Steps, mesh: Mesh) -> Run:
     """Steps as the trainer makes them, with all that communicates. Collective."""
     network, data = steps.network().train(), steps.dataset(steps.case.grid)
     spread, pipeline = plans(steps, mesh.size)
-    run = ParallelRun.open(spread, network, mesh, steps.precision, pipeline, steps.blocks, steps.store, steps.compiles)
+    run = ParallelRun(spread, network, mesh, steps.precision, pipeline, steps.blocks, steps.store, steps.compiles)
     passes, optimizer = run.over(data.tilings, steps.batch), steps.optimizer(network)
     objective = steps.objective or Objective((PixelTerm(IGNORED),))
     stepper, losses = Stepper(optimizer, mesh, passes, run.axes, objective, KEY.seed), []

@@ -62,7 +62,7 @@ def two_steps(
     tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
     with AllocationMeter([]) as meter:
         network = freeze(build_modules(unet, seed=0), factors).train()
-        run = ParallelRun.open(spread, network, mesh, precision)
+        run = ParallelRun(spread, network, mesh, precision)
         optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad])
         loss = objective or Objective((PixelTerm(255),))
         stepper = Stepper(optimizer, mesh, run.over([tiling] * 3, batch), run.axes, loss, 0)

@@ -54,7 +54,7 @@ def whole(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
 def findings(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> Findings:
     monkeypatch.setattr("tiledseg.training.validation.SIDE", 6)
     views = choose_views([CASE.raster] * COUNT, 4, 0)
-    run = ParallelRun.open(Spread(), CASE.network(), one_rank(), "fp64")
+    run = ParallelRun(Spread(), CASE.network(), one_rank(), "fp64")
     passes = run.over(data.tilings)
     return validate(run.network, data, one_rank(), passes, 1, views)
 

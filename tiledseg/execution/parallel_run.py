@@ -7,10 +7,9 @@ the modules that the plan needs: a run in mode `read` starts sooner without pipe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiledseg.comm.mesh import Axes, Mesh, open_axes, serial_axes
+from tiledseg.comm.mesh import Mesh, open_axes, serial_axes
 from tiledseg.execution.carrying import CAST_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.execution.halo_modes import ExchangeMode, LayerMode, ReadMode
 from tiledseg.execution.part_passes import Passes, SerialPasses
@@ -26,23 +25,11 @@ if TYPE_CHECKING:
     from tiledseg.spatial.network import SpatialNetwork
 
 
-@dataclass(frozen=True)
 class ParallelRun:
     """The common parts of the passes of one run: axes, network, and this rank's part of a pipeline."""
 
-    spread: Spread
-    pipeline: PipelinePlan | None
-    network: GraphNetwork
-    mesh: Mesh
-    axes: Axes
-    spatial: SpatialNetwork | None
-    executor: PipelineExecutor | None
-    precision: str
-    work: BlockWork | None = None
-    compiled: CompiledNetwork | None = None
-
-    @staticmethod
-    def open(
+    def __init__(
+        self,
         spread: Spread,
         network: GraphNetwork,
         mesh: Mesh,
@@ -51,7 +38,7 @@ class ParallelRun:
         blocks: tuple[int, int] | None = None,
         store: str = "host",
         compiles: bool = False,
-    ) -> ParallelRun:
+    ) -> None:
         """Move `network` (whole, on the CPU) to the device, channels last, in the dtype of `precision`. With stages
         only the layers of this rank's stage are moved, and the others dropped. `blocks`: the (rows, cols) of blocks in
         which tiles are computed, and which lie in `store` between segments. `compiles`: compile passes with gradients,
@@ -59,9 +46,11 @@ class ParallelRun:
 
         Collective over all ranks of the mesh. Raises ConfigError if a layer cannot be spread.
         """
+        self.spread, self.network, self.mesh, self.precision = spread, network, mesh, precision
+        self.pipeline = pipeline
         alone = not spread.shares_images and pipeline is None
-        axes = serial_axes(mesh.communicator) if alone else open_axes(mesh, spread.mesh)
-        executor = None
+        self.axes = serial_axes(mesh.communicator) if alone else open_axes(mesh, spread.mesh)
+        self.executor: PipelineExecutor | None = None
         if pipeline is None:
             network.to(mesh.device, PARAMETER_DTYPES[precision])
             if not network.graph.is_untraced:  # a module's own code may need its own layout
@@ -71,26 +60,26 @@ class ParallelRun:
             from tiledseg.pipeline.partition import split_network
 
             cast = autocast(precision, mesh.device) if precision in CAST_DTYPES else None
-            stage = None if axes.position is None else axes.position.stage  # None: a rank outside the mesh
+            stage = None if self.axes.position is None else self.axes.position.stage  # None: a rank outside the mesh
             split = split_network(network, pipeline, stage, mesh.device, PARAMETER_DTYPES[precision], cast)
-            executor = None if stage is None else PipelineExecutor(split, axes)
-        spatial = compiled = None
+            self.executor = None if stage is None else PipelineExecutor(split, self.axes)
+        self.spatial: SpatialNetwork | None = None
         if spread.shares_layers:
             from tiledseg.spatial.network import SpatialNetwork
 
-            spatial = SpatialNetwork(network, axes, spread.fusion, spread.overlap)
-        work = None
+            self.spatial = SpatialNetwork(network, self.axes, spread.fusion, spread.overlap)
+        self.work: BlockWork | None = None
         if blocks is not None:
             from tiledseg.execution.block_passes import BlockWork
             from tiledseg.memory.file_store import open_shelf
             from tiledseg.spatial.block_network import BlockNetwork
 
-            work = BlockWork(BlockNetwork(network), blocks, open_shelf(store, mesh.device), axes)
+            self.work = BlockWork(BlockNetwork(network), blocks, open_shelf(store, mesh.device), self.axes)
+        self.compiled: CompiledNetwork | None = None
         if compiles:
             from tiledseg.models.compiled import CompiledNetwork
 
-            compiled = CompiledNetwork(network)
-        return ParallelRun(spread, pipeline, network, mesh, axes, spatial, executor, precision, work, compiled)
+            self.compiled = CompiledNetwork(network)
 
     def over(self, tilings: Sequence[Tiling], batch: int = 1, spread: Spread | None = None) -> Passes:
         """Return the passes over images that are cut by `tilings`.

@@ -108,7 +108,7 @@ def _map_all(
     # A pipeline stage drops the layers of the others, so the root keeps a copy for the check.
     whole = copy.deepcopy(network) if verifies and mesh.is_root and plan.pipeline is not None else network
     in_blocks = None if plan.blocks is None else plan.blocks.shape
-    parallel = ParallelRun.open(plan.spread, network, mesh, precision, plan.pipeline, in_blocks, config.memory.store)
+    parallel = ParallelRun(plan.spread, network, mesh, precision, plan.pipeline, in_blocks, config.memory.store)
     triples = zip(requests, infos, plan.tilings, strict=True)
     shares = [share_image(parallel, mesh, *triple) for triple in triples]
     total, done = sum(share.passes.pieces(share.parts) // len(share.views) for share in shares), count(1)

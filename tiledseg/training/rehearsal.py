@@ -199,7 +199,7 @@ class _Walker:
         """Open a rank's axes and passes, as a run does. A rank of a pipeline that `runs` gets its own network."""
         plan = self._preparation.plan
         network = self._network() if plan.pipeline and runs else self._whole
-        run = ParallelRun.open(plan.spread, network, mesh, self._precision, plan.pipeline)
+        run = ParallelRun(plan.spread, network, mesh, self._precision, plan.pipeline)
         return run, run.over(plan.tilings, plan.tiles_per_batch)
 
     def step(self, run: ParallelRun, passes: Passes, own: Sequence[Part]) -> None:

@@ -101,7 +101,7 @@ class Trainer:
         policy = plan.rebuilt.policy if plan.rebuilt else None
         policy = policy or named_policy(self.network.graph, preparation.question.recompute)
         self.network.follow(policy, hooks_of(self.offload))
-        self.parallel = ParallelRun.open(
+        self.parallel = ParallelRun(
             plan.spread,
             self.network,
             mesh,
