@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -91,19 +90,37 @@ def _back(view: View, values_KHW: torch.Tensor) -> torch.Tensor:
     return values_KHW.flip(dims) if dims else values_KHW
 
 
-@dataclass(frozen=True)
 class ImageShare:
-    """A rank's share of one map. `inside`: mask of the area (None: everywhere); `outside`: cores beyond it, which are
-    filled without computing."""
+    """A rank's share of the map of one image. Each of the `views` is an image of its own, and a tile of the raster is a
+    part in every view. `inside`: mask of the area (None: everywhere); `outside`: cores beyond it, which are filled
+    without computing."""
 
-    request: Request
-    info: RasterInfo
-    tilings: tuple[Tiling, ...]
-    passes: Passes
-    parts: tuple[Part, ...]
-    views: tuple[View, ...]
-    inside: Inside | None = None
-    outside: tuple[Box, ...] = ()
+    def __init__(self, parallel: ParallelRun, mesh: Mesh, request: Request, info: RasterInfo, tiling: Tiling) -> None:
+        self.request, self.info = request, info
+        self.views = views_of(request.views, tiling.raster)
+        turned = make_tiling(tiling.raster[::-1], tiling.grid[::-1], tiling.footprint)
+        same = turned if tiling.raster != tiling.raster[::-1] else tiling
+        self.tilings = tuple(same if view.is_transposed else tiling for view in self.views)
+        self.passes = parallel.over(self.tilings)
+        mode, cores = self.passes.mode, [tile.core for tile in tiling.tiles]
+        path = request.config.data.area
+        area = None if path is None else area_reader(path, info)
+        self.inside: Inside | None = None if area is None else lambda box: area.read(box)[0][0] == 1
+        wanted = set(range(len(cores)))
+        if self.inside is not None and not parallel.spread.shares_images:  # ranks that share an image compute all of it
+            wanted = {number for number, core in enumerate(cores) if self.inside(core).any()}
+        left = [core for number, core in enumerate(cores) if number not in wanted]
+        self.outside = left[mesh.rank :: mesh.size]
+        columns = tiling.grid[1]
+        panel = max(1, PANEL * columns // tiling.raster[1]) if mode.network.graph.is_untraced else columns
+        ordered = sorted(wanted, key=lambda number: (tiling.tiles[number].position[1] // panel, number))
+        self.parts = mode.share([TileReference(0, number) for number in ordered])
+        if len(self.views) > 1:
+            self.parts = tuple(
+                Part(number, tile_around(_core_in(view, part.tile.core), view.shape, tiling.footprint))
+                for part in self.parts
+                for number, view in enumerate(self.views)
+            )
 
     def open_image(self, mapper: Mapper) -> RasterReader:
         """Return a reader of the image, which opens the file at its first read."""
@@ -111,35 +128,6 @@ class ImageShare:
         return KnownReader(
             self.info, lambda: open_raster(request.image, mapper.bands, mapper.nodata, request.config.data.references)
         )
-
-
-def share_image(parallel: ParallelRun, mesh: Mesh, request: Request, info: RasterInfo, tiling: Tiling) -> ImageShare:
-    """Return this rank's share of the map of one image. Each view is an image of its own; a tile of the raster is a
-    part in every view."""
-    views = views_of(request.views, tiling.raster)
-    turned = make_tiling(tiling.raster[::-1], tiling.grid[::-1], tiling.footprint)
-    same = turned if tiling.raster != tiling.raster[::-1] else tiling
-    tilings = tuple(same if view.is_transposed else tiling for view in views)
-    passes = parallel.over(tilings)
-    path = request.config.data.area
-    area = None if path is None else area_reader(path, info)
-    inside = None if area is None else lambda box: area.read(box)[0][0] == 1
-    cores = [tile.core for tile in tiling.tiles]
-    wanted = set(range(len(cores)))
-    if inside is not None and not parallel.spread.shares_images:  # ranks that share an image compute all of it
-        wanted = {number for number, core in enumerate(cores) if inside(core).any()}
-    left = [core for number, core in enumerate(cores) if number not in wanted]
-    columns = tiling.grid[1]
-    panel = max(1, PANEL * columns // tiling.raster[1]) if passes.mode.network.graph.is_untraced else columns
-    ordered = sorted(wanted, key=lambda number: (tiling.tiles[number].position[1] // panel, number))
-    parts = passes.mode.share([TileReference(0, number) for number in ordered])
-    if len(views) > 1:
-        parts = tuple(
-            Part(number, tile_around(_core_in(view, part.tile.core), view.shape, tiling.footprint))
-            for part in parts
-            for number, view in enumerate(views)
-        )
-    return ImageShare(request, info, tilings, passes, parts, views, inside, tuple(left[mesh.rank :: mesh.size]))
 
 
 def _core_in(view: View, core: Box) -> Box:

@@ -22,7 +22,7 @@ from tiledseg.execution.carrying import use_one_kernel
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.layers.declared import Crops
-from tiledseg.inference.mapping import ImageShare, map_windows, open_dataset, share_image
+from tiledseg.inference.mapping import ImageShare, map_windows, open_dataset
 from tiledseg.inference.request import IMAGE, Request, chosen_classes, plan_maps, staged, upload
 from tiledseg.inference.trained import Mapper
 from tiledseg.raster.geopackage import JOURNALS, write_polygons
@@ -110,7 +110,7 @@ def _map_all(
     in_blocks = None if plan.blocks is None else plan.blocks.shape
     parallel = ParallelRun(plan.spread, network, mesh, precision, plan.pipeline, in_blocks, config.memory.store)
     triples = zip(requests, infos, plan.tilings, strict=True)
-    shares = [share_image(parallel, mesh, *triple) for triple in triples]
+    shares = [ImageShare(parallel, mesh, *triple) for triple in triples]
     total, done = sum(share.passes.pieces(share.parts) // len(share.views) for share in shares), count(1)
     with closing(StepProgress(total, 0, config.run.verbosity if mesh.is_root else 0)) as progress:
 
