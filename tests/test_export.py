@@ -19,7 +19,7 @@ from tests.small_files import read_raster
 from tiledseg.errors import ConfigError
 from tiledseg.export import main
 from tiledseg.inference import exports as exported
-from tiledseg.inference.exports import advise
+from tiledseg.inference.exports import TileAdvice
 from tiledseg.predict import main as predict
 from tiledseg.train import main as train
 
@@ -150,5 +150,5 @@ class Resized(nn.Module):
 def test_networks_that_tiles_change_are_refused(what: str, words: str) -> None:
     graph = tiledseg.trace(Resized(what), 3)
     with pytest.raises(ConfigError, match=words):
-        advise(SimpleNamespace(network=graph), 64)
-    assert advise(SimpleNamespace(network=tiledseg.trace(Resized("none"), 3)), None).alignment == 2
+        TileAdvice(SimpleNamespace(network=graph), 64)
+    assert TileAdvice(SimpleNamespace(network=tiledseg.trace(Resized("none"), 3)), None).alignment == 2

@@ -98,7 +98,7 @@ def _export(options: Namespace, say: Callable[[str], None]) -> None:
     from tiledseg.inference.trained import load
 
     trained = load(options.checkpoint, options.build, options.which)
-    advice = exports.advise(trained, options.tile)
+    advice = exports.TileAdvice(trained, options.tile)
     check_outputs(
         [whole("--output", path) for path in options.output], [*checkpoint_files(trained.checkpoint), *options.config]
     )

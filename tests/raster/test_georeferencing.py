@@ -15,7 +15,7 @@ from tests.raster.test_tile_store import cut, plan
 from tests.small_files import UTM, write_raster
 from tiledseg.errors import RasterError
 from tiledseg.raster.info import GroundControl, RasterInfo
-from tiledseg.raster.map_writer import RasterLayout, lay_out, publish
+from tiledseg.raster.map_writer import RasterLayout, publish
 from tiledseg.raster.reader import open_raster
 from tiledseg.system.outputs import unfinished
 
@@ -75,7 +75,7 @@ def place_of(path: str | Path) -> Any:
 def mapped(source: str, target: Path) -> RasterLayout:
     """An empty map of `source`, finished."""
     with open_raster(source) as reader, unfinished(target) as output:
-        layout = lay_out(output, reader.info, 1, "uint8", 255.0)
+        layout = RasterLayout(output, reader.info, 1, "uint8", 255.0)
         publish(layout)
     return layout
 
@@ -86,7 +86,7 @@ def test_a_map_lies_where_its_raster_does(tmp_path: Path, name: str) -> None:
     assert (place_of(source) == place_of(write(tmp_path / "plain.tif"))) == (name == "nothing")
     layout = mapped(source, tmp_path / "map.tif")
     assert place_of(tmp_path / "map.tif") == place_of(source)
-    assert layout.notes == ()
+    assert layout.notes == []
 
 
 @pytest.mark.parametrize("name", ["turned", "points without CRS", "points and polynomials", "CRS of no TIFF"])
@@ -101,7 +101,7 @@ def test_points_that_a_map_cannot_hold_are_said_before_a_pixel_is_mapped(tmp_pat
     """rasterio 1.4 writes the ids of more points from freed memory, which Python 3.12 uses anew."""
     ground = GroundControl(((0.5, 1.5, 5e5, 4e6, 0.0),) * 10_923, CRS.from_string(UTM).to_wkt())
     with unfinished(tmp_path / "map.tif") as output:
-        layout = lay_out(output, RasterInfo("a.tif", 48, 48, 1, "uint8", ground=ground), 1, "uint8")
+        layout = RasterLayout(output, RasterInfo("a.tif", 48, 48, 1, "uint8", ground=ground), 1, "uint8")
     assert layout.notes[0] == "the map does not keep the ground control points of a.tif"
 
 
@@ -123,10 +123,10 @@ def test_what_a_map_cannot_keep_is_said_and_points_at_no_place_are_refused(tmp_p
         f'<GCPList Projection="{UTM}"><GCP Id="1" Info="" Pixel="1" Line="2" X="3" Y="4"/></GCPList></PAMDataset>'
     )
     Path(f"{source}.aux.xml").write_text(pam)
-    assert mapped(str(source), tmp_path / "map.tif").notes == (
+    assert mapped(str(source), tmp_path / "map.tif").notes == [
         f"the map does not keep the ground control points of {source}",
         f"the map does not keep the CRS of its control points of {source}",
-    )
+    ]
     Path(f"{source}.aux.xml").write_text(pam.replace('X="3"', 'X="nan"'))
     with pytest.raises(RasterError, match=r"both.png has the control point 1 at \(2.0, 1.0, nan, .*not finite"):
         open_raster(str(source))

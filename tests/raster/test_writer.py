@@ -9,7 +9,6 @@ import resource
 import shutil
 import warnings
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
@@ -33,7 +32,7 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster import map_writer
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
-from tiledseg.raster.map_writer import RasterLayout, RasterWriter, lay_out, pack_layout, publish, raster_output
+from tiledseg.raster.map_writer import RasterLayout, RasterWriter, pack_layout, publish, raster_output
 from tiledseg.system.outputs import files_below, unfinished
 
 UTM = CRS.from_epsg(32611)
@@ -89,7 +88,7 @@ def test_any_partition_in_any_order_gives_the_bytes_of_one_write(
     for name, parts in (("one", [whole]), ("many", boxes)):
         with warnings.catch_warnings(), unfinished(tmp_path / f"{name}.tif") as output:
             warnings.simplefilter("error")
-            layout = lay_out(output, Info(height, width, *place), bands, dtype, nodata)
+            layout = RasterLayout(output, Info(height, width, *place), bands, dtype, nodata)
             write_boxes(pickle.loads(pickle.dumps(layout)), parts, pixels_CHW)
             publish(layout)
         files.append(tmp_path / f"{name}.tif")
@@ -104,7 +103,7 @@ def test_laying_out_a_large_file_writes_little(tmp_path: Path) -> None:
     if shutil.disk_usage(tmp_path).free < 6 * 10**9:
         pytest.skip("a file of 5 GB is refused where so much is not free")
     with unfinished(tmp_path / "p.tif") as output:
-        layout = lay_out(output, Info(20000, 20000), 3, "float32", 255)
+        layout = RasterLayout(output, Info(20000, 20000), 3, "float32", 255)
         status = layout.plain.stat()
         assert status.st_size > 4 * 10**9
         assert status.st_blocks * 512 < status.st_size / 100
@@ -125,13 +124,13 @@ def test_an_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     path.write_bytes(b"old")
     overview.write_bytes(b"old")
     with suppress(ZeroDivisionError), unfinished(path) as output:
-        lay_out(output, Info(30, 40), 1, "uint8")
+        RasterLayout(output, Info(30, 40), 1, "uint8")
         raise ZeroDivisionError
     assert (path.read_bytes(), overview.exists(), len(list(tmp_path.iterdir()))) == (b"old", True, 2)
     (tmp_path / ".a.tif.part").mkdir()
     (tmp_path / ".a.tif.part" / "whole.aux.xml").write_bytes(b"of a killed job")
     with unfinished(path) as output:
-        publish(lay_out(output, Info(30, 40), 1, "uint8", 255))
+        publish(RasterLayout(output, Info(30, 40), 1, "uint8", 255))
     with rasterio.open(path) as dataset:
         assert (dataset.read() == 0).all()
     assert list(tmp_path.iterdir()) == [path]
@@ -146,10 +145,11 @@ def test_two_jobs_with_one_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "a.tif"
     monkeypatch.setattr(fcntl, "flock", none)
     with unfinished(path) as mine, unfinished(path) as others:
-        first, second = lay_out(others, Info(30, 40), 1, "uint8"), lay_out(others, Info(30, 40), 1, "uint8")
+        first, second = RasterLayout(others, Info(30, 40), 1, "uint8"), RasterLayout(others, Info(30, 40), 1, "uint8")
+        first.output = mine
         for act in (RasterWriter, pack_layout, publish):
             with pytest.raises(OutputError, match="another job"):
-                act(replace(first, output=mine))
+                act(first)
         mine.discard()
         publish(second)
         with pytest.raises(WriteError, match=r"a\.tif: No such file"):
@@ -169,7 +169,7 @@ def test_an_output_that_no_guard_has_looked_at_is_refused(tmp_path: Path) -> Non
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
     with unfinished(tmp_path / "a.tif") as output:
-        out = RasterWriter(lay_out(output, Info(30, 40), 1, "uint8"))
+        out = RasterWriter(RasterLayout(output, Info(30, 40), 1, "uint8"))
         full = os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, out._descriptor)
         os.close(full)
@@ -192,7 +192,7 @@ def classes_of(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
 def write_map(path: Path, pixels_CHW: NDArray, how: Packing, threads: int = 1, **meaning: object) -> None:
     bands, height, width = pixels_CHW.shape
     with unfinished(path) as output:
-        layout = lay_out(output, Info(height, width), bands, str(pixels_CHW.dtype), packing=how, **meaning)  # type: ignore[arg-type]
+        layout = RasterLayout(output, Info(height, width), bands, str(pixels_CHW.dtype), packing=how, **meaning)  # type: ignore[arg-type]
         write_boxes(layout, [Box.of_shape((height, width))], pixels_CHW)
         pack_layout(layout, threads)
         publish(layout)
@@ -296,7 +296,7 @@ def test_the_disk_that_is_asked_for_is_enough(tmp_path: Path) -> None:
 
         with pytest.MonkeyPatch.context() as patch, unfinished(tmp_path / "n.tif") as output:
             patch.setattr(map_writer, "_LOOK_SECONDS", 0.002)
-            layout = lay_out(output, Info(*shape), 1, dtype, packing=how)
+            layout = RasterLayout(output, Info(*shape), 1, dtype, packing=how)
             write_boxes(layout, [Box.of_shape(shape)], noise_CHW)
             pack_layout(layout, beat=measure)
             measure()

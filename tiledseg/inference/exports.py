@@ -12,7 +12,6 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,56 +56,46 @@ class Scored(nn.Module):
         return first_BKHW.softmax(1)
 
 
-@dataclass(frozen=True)
 class TileAdvice:
     """Advice for a program that cuts a raster into tiles. `side`: of a tile; outputs of the outer `halo` pixels are not
     exact. `fixed`: the file takes tiles of that side only. `percent`: overlap of two tiles, both halos, rounded up."""
 
-    side: int
-    halo: int
-    alignment: int
-    fixed: bool
-
-    @property
-    def percent(self) -> int:
-        return -(-200 * self.halo // self.side)
-
-
-def advise(trained: Trained, side: int | None) -> TileAdvice:
-    """Return advice for tiles of `side` pixels (None: chosen here). Raise ConfigError for a side without an exact
-    pixel, or no multiple of the alignment, and for a network that no overlap makes exact on separate tiles. Raise
-    GeometryError or ConfigError if output and input differ in size."""
-    graph = trained.network.graph
-    for node in graph.nodes:
-        if isinstance(node.layer, Crops):
+    def __init__(self, trained: Trained, side: int | None) -> None:
+        """Advise on tiles of `side` pixels (None: chosen here). Raise ConfigError for a side without an exact pixel, or
+        no multiple of the alignment, and for a network that no overlap makes exact on separate tiles. Raise
+        GeometryError or ConfigError if output and input differ in size."""
+        graph = trained.network.graph
+        for node in graph.nodes:
+            if isinstance(node.layer, Crops):
+                raise ConfigError(
+                    "the network runs on crops of one size, untraced, which an exported file cannot blend; map with "
+                    "predict, or export the module by torch.export"
+                )
+            if node.layer.asks_place:
+                raise ConfigError(
+                    f"'{node.name}' depends on the position in the whole image (align_corners=True, positions), which "
+                    "a program that runs the file on tiles does not know; map with predict, or train without"
+                )
+        for node in measuring(graph, trains=False):
             raise ConfigError(
-                "the network runs on crops of one size, untraced, which an exported file cannot blend; map with "
-                "predict, or export the module by torch.export"
+                f"'{node.name}' measures statistics of the whole image, but of a tile in a program that runs the file "
+                "on tiles; map with predict, or train with a norm that is constant in maps (batch, pixel)"
             )
-        if node.layer.asks_place:
+        footprint = network_footprint(graph)
+        if footprint.mirror:
             raise ConfigError(
-                f"'{node.name}' depends on the position in the whole image (align_corners=True, positions), which a "
-                "program that runs the file on tiles does not know; map with predict, or train without"
+                "the network is not padded: it returns fewer pixels than it takes; export one of padding 'same'"
             )
-    for node in measuring(graph, trains=False):
-        raise ConfigError(
-            f"'{node.name}' measures statistics of the whole image, but of a tile in a program that runs the file on "
-            "tiles; map with predict, or train with a norm that is constant in maps (batch, pixel)"
-        )
-    footprint = network_footprint(graph)
-    if footprint.mirror:
-        raise ConfigError(
-            "the network is not padded: it returns fewer pixels than it takes; export one of padding 'same'"
-        )
-    halo, alignment = max(footprint.before, footprint.after), footprint.alignment
-    chosen = side or round_up(max(_LEAST_TILE, 8 * halo), alignment)
-    if chosen % alignment or chosen <= 2 * halo:
-        least = round_up(2 * halo + 1, alignment)
-        raise ConfigError(
-            f"--tile is {chosen}, but the network needs a multiple of {alignment} and a halo of {halo} a side; give a "
-            f"multiple of {alignment}, {least} or more"
-        )
-    return TileAdvice(chosen, halo, alignment, side is not None)
+        halo, alignment = max(footprint.before, footprint.after), footprint.alignment
+        chosen = side or round_up(max(_LEAST_TILE, 8 * halo), alignment)
+        if chosen % alignment or chosen <= 2 * halo:
+            least = round_up(2 * halo + 1, alignment)
+            raise ConfigError(
+                f"--tile is {chosen}, but the network needs a multiple of {alignment} and a halo of {halo} a side; "
+                f"give a multiple of {alignment}, {least} or more"
+            )
+        self.side, self.halo, self.alignment, self.fixed = chosen, halo, alignment, side is not None
+        self.percent = -(-200 * halo // chosen)
 
 
 def write_network(

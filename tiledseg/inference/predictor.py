@@ -28,7 +28,7 @@ from tiledseg.inference.trained import Mapper
 from tiledseg.raster.geopackage import JOURNALS, write_polygons
 from tiledseg.raster.info import RasterInfo, code_notes, is_placed, reference_notes
 from tiledseg.raster.labels.classes import default_classes
-from tiledseg.raster.map_writer import RasterLayout, begin_chunks, lay_out, pack_layout, publish
+from tiledseg.raster.map_writer import RasterLayout, begin_chunks, pack_layout, publish
 from tiledseg.raster.reader import identify, written_since
 from tiledseg.raster.statistics import Normalization, Sums, finish, measure, statistics_blocks
 from tiledseg.raster.zarr_writer import write_chunks
@@ -189,11 +189,11 @@ def _lay_out(share: ImageShare, mapper: Mapper, held: ExitStack) -> tuple[list[R
     ends."""
     request, info, legend = share.request, share.info, mapper.legend or ()
     output, packing = held.enter_context(unfinished(request.output)), request.packing
-    rasters = [lay_out(output, info, 1, "uint8", float(mapper.ignore_index), legend, packing=packing)]
+    rasters = [RasterLayout(output, info, 1, "uint8", float(mapper.ignore_index), legend, packing=packing)]
     if request.probabilities is not None:
         output, packing = held.enter_context(unfinished(request.probabilities)), packing.of_shares()
         names, kind = [f"probability of {one.name}" for one in legend], ("float32", float("nan"))
-        rasters.append(lay_out(output, info, len(legend), *kind, descriptions=names, packing=packing))
+        rasters.append(RasterLayout(output, info, len(legend), *kind, descriptions=names, packing=packing))
     return rasters, None if request.polygons is None else held.enter_context(unfinished(request.polygons))
 
 

@@ -2,7 +2,7 @@
 
 One rank lays out an uncompressed tiled GeoTIFF in the output's temporary folder (`system.outputs.unfinished`). In such
 a file a block's offset is known before its pixels, so any rank writes its rectangles with `pwrite`: no
-read-modify-write, no lock, no gathering. One rank calls `lay_out` and broadcasts its value; every rank writes by a
+read-modify-write, no lock, no gathering. One rank makes a `RasterLayout` and broadcasts it; every rank writes by a
 `RasterWriter`; after a barrier one rank calls `pack_layout` and `publish`. The bytes depend on the pixels only.
 
 The plain file is the format `gtiff`; GDAL's driver packs it to `cog`, a Cloud-Optimized GeoTIFF with overviews. A
@@ -16,7 +16,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,69 +43,58 @@ _SHARES_LEVEL = 1
 _LOOK_SECONDS = 0.5
 
 
-@dataclass(frozen=True, eq=False)
 class RasterLayout:
     """A laid-out raster with the offset of each block: a value to broadcast.
 
     `plain`: the laid-out file, which gets the final name if it is not packed. `offsets`: int64 (bands, block rows,
     block cols), bytes from the start of the file. `notes`: georeferencing of the source that the file cannot keep.
-    `packing`: format of the final file. `legend`: the classes of a class map.
     """
 
-    output: Unfinished
-    plain: Path
-    bands: int
-    dtype: str
-    offsets: NDArray[np.int64]
-    notes: tuple[str, ...] = ()
-    packing: Packing = PLAIN
-    legend: tuple[ClassRecord, ...] = ()
+    def __init__(
+        self,
+        output: Unfinished,
+        info: RasterInfo,
+        bands: int,
+        dtype: str,
+        nodata: float | None = None,
+        legend: Sequence[ClassRecord] = (),
+        descriptions: Sequence[str] = (),
+        packing: Packing = PLAIN,
+    ) -> None:
+        """Create the plain file of `output`, with the grid (size, CRS, transform) of `info`.
 
-    @property
-    def path(self) -> Path:
-        return self.output.path
-
-
-def lay_out(
-    output: Unfinished,
-    info: RasterInfo,
-    bands: int,
-    dtype: str,
-    nodata: float | None = None,
-    legend: Sequence[ClassRecord] = (),
-    descriptions: Sequence[str] = (),
-    packing: Packing = PLAIN,
-) -> RasterLayout:
-    """Create the plain file of `output`, with the grid (size, CRS, transform) of `info`.
-
-    `legend`: a name and a colour for each value from 0, for one band of uint8. Unwritten pixels hold 0. The
-    caller has run `check_outputs` on `raster_output`. Raises WriteError if the file cannot be made.
-    """
-    plain = output.file("plain") if packing.second_file else output.file()
-    profile = {"driver": "GTiff", "height": info.height, "width": info.width, "count": bands, "dtype": dtype}
-    profile |= {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"}
-    profile |= {"compress": "none", "endianness": "little", "bigtiff": "if_safer"}
-    profile |= {"photometric": "minisblack"}  # else GDAL takes the last of four byte bands for alpha
-    with writing(output.path), warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotGeoreferencedWarning)  # the source may lack georeferencing too
-        with rasterio.open(plain, "w", **profile, **placement(info)) as dataset:
-            if legend:
-                dataset.write_colormap(1, dict(enumerate(one.colour for one in legend)))
-                dataset.update_tags(1, **{f"CLASS_{number}": one.name for number, one in enumerate(legend)})
-            for band, description in enumerate(descriptions, start=1):
-                dataset.set_band_description(band, description)
-        with rasterio.open(plain, "r+", driver="GTiff") as dataset:
-            if nodata is not None:  # set at creation, GDAL would fill the file with it
-                dataset.nodata = nodata
-            kept, place = meaning(dataset), place_of(info.crs, info.transform, info.ground)
-        notes = [f"the map does not keep the {what} of {info.path}" for what in place if kept[what] != place[what]]
-        if packing.format == ZARR and info.ground is not None:
-            notes.append(f"a Zarr store does not keep the ground control of {info.path}")
-        style = output.path.with_suffix(".qml")
-        if legend and packing.format != ZARR and style.exists() and style.read_bytes() != style_of(legend):
-            notes.append(f"the style beside {output.path} stays as it was; remove it for one of this map's classes")
-        offsets = block_offsets(plain, bands)
-    return RasterLayout(output, plain, bands, dtype, offsets, tuple(notes), packing, tuple(legend))
+        `legend`: a name and a colour for each value from 0, for one band of uint8. `packing`: format of the final file.
+        Unwritten pixels hold 0. The caller has run `check_outputs` on `raster_output`. Raises WriteError if the file
+        cannot be made.
+        """
+        self.output, self.path, self.packing = output, output.path, packing
+        self.bands, self.dtype, self.legend = bands, dtype, tuple(legend)
+        self.plain = output.file("plain") if packing.second_file else output.file()
+        profile = {"driver": "GTiff", "height": info.height, "width": info.width, "count": bands, "dtype": dtype}
+        profile |= {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"}
+        profile |= {"compress": "none", "endianness": "little", "bigtiff": "if_safer"}
+        profile |= {"photometric": "minisblack"}  # else GDAL takes the last of four byte bands for alpha
+        with writing(self.path), warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)  # the source may lack georeferencing too
+            with rasterio.open(self.plain, "w", **profile, **placement(info)) as dataset:
+                if legend:
+                    dataset.write_colormap(1, dict(enumerate(one.colour for one in legend)))
+                    dataset.update_tags(1, **{f"CLASS_{number}": one.name for number, one in enumerate(legend)})
+                for band, description in enumerate(descriptions, start=1):
+                    dataset.set_band_description(band, description)
+            with rasterio.open(self.plain, "r+", driver="GTiff") as dataset:
+                if nodata is not None:  # set at creation, GDAL would fill the file with it
+                    dataset.nodata = nodata
+                kept, place = meaning(dataset), place_of(info.crs, info.transform, info.ground)
+            lost = [what for what in place if kept[what] != place[what]]
+            self.notes = [f"the map does not keep the {what} of {info.path}" for what in lost]
+            if packing.format == ZARR and info.ground is not None:
+                self.notes.append(f"a Zarr store does not keep the ground control of {info.path}")
+            style = self.path.with_suffix(".qml")
+            if legend and packing.format != ZARR and style.exists() and style.read_bytes() != style_of(legend):
+                here = f"the style beside {self.path} stays as it was"
+                self.notes.append(f"{here}; remove it for one of this map's classes")
+            self.offsets = block_offsets(self.plain, bands)
 
 
 def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:

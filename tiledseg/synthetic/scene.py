@@ -28,7 +28,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
-from tiledseg.raster.map_writer import RasterWriter, lay_out, pack_layout, publish, raster_output
+from tiledseg.raster.map_writer import RasterLayout, RasterWriter, pack_layout, publish, raster_output
 from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.samples.draws import mixed
 from tiledseg.system.outputs import check_outputs, unfinished
@@ -297,8 +297,8 @@ def write_scene(
     check_outputs([*outputs, raster_output("--labels", labels, info, 1, "uint8", legend=True)])
     with unfinished(image) as first, unfinished(labels) as second:
         layouts = (
-            lay_out(first, info, bands, "uint8", NODATA, (), BANDS[bands]),
-            lay_out(second, info, 1, "uint8", IGNORED, legend),
+            RasterLayout(first, info, bands, "uint8", NODATA, (), BANDS[bands]),
+            RasterLayout(second, info, 1, "uint8", IGNORED, legend),
         )
         with RasterWriter(layouts[0]) as image_file, RasterWriter(layouts[1]) as label_file:
 
