@@ -63,7 +63,7 @@ def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     from tiledseg.commands.options import parse_config
     from tiledseg.planning.walk.cost_model import Machine
     from tiledseg.raster.labels.classes import read_classes
-    from tiledseg.training.preparation import prepare
+    from tiledseg.training.preparation import Preparation
     from tiledseg.training.rehearsal import rehearse
     from tiledseg.units import parse_bytes
     from tiledseg.user_files.machine import machine_of
@@ -75,7 +75,7 @@ def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     config.data.classes = read_classes(config.data.classes)
     machine = machine_of(config.parallel.machine) or Machine()
     memory = parse_bytes(arguments.gpu_memory) if arguments.gpu_memory else machine.memory or 16 * 2**30
-    preparation = prepare(config, int(0.9 * memory), arguments.ranks)  # a tenth is left to the runtime
+    preparation = Preparation(config, int(0.9 * memory), arguments.ranks)  # a tenth is left to the runtime
     per_node = arguments.gpus_per_node or machine.ranks_per_host
     figures = rehearse(preparation, arguments.ranks, per_node, memory, arguments.planned)
     answer(json.dumps(figures, indent=2) if arguments.format == "json" else rehearsal_words(figures))

@@ -90,14 +90,14 @@ def main() -> int:
 def measured_and_predicted(case: Case, machine: Machine, mesh: Mesh) -> tuple[float, float]:
     """Train a case: seconds of a step. Collective."""
     from tiledseg.commands.calibrate import write_rasters
-    from tiledseg.training.preparation import prepare
+    from tiledseg.training.preparation import Preparation
     from tiledseg.training.start import start
 
     folder = mesh.on_root(tempfile.mkdtemp)
     output = f"{folder}/run"
     image, labels = mesh.on_root(lambda: write_rasters(Path(folder), case.side))
     config = case.config(image, labels, output)
-    predicted = plan_run(replace(prepare(config, _MEMORY, mesh.size).question, machine=machine)).seconds
+    predicted = plan_run(replace(Preparation(config, _MEMORY, mesh.size).question, machine=machine)).seconds
     start(config, to_yaml(config), mesh)
     lines = [json.loads(line) for line in Path(output, "metrics.jsonl").read_text().splitlines()]
     assert predicted is not None, "the machine has a profile"

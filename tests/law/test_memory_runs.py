@@ -26,7 +26,7 @@ from tiledseg.planning.walk import choice, segment_memory
 from tiledseg.planning.walk.cost_model import Machine, Store
 from tiledseg.training import preparation, start
 from tiledseg.training.offloading import check_store
-from tiledseg.training.preparation import prepare
+from tiledseg.training.preparation import Preparation
 
 pytestmark = pytest.mark.usefixtures("small_views", "without_plots")
 SHORT = {"train.epochs": 2, "train.validate_every": 9, "train.precision": "fp32"}
@@ -48,7 +48,7 @@ def test_a_budget_changes_no_loss(name: str, shared: Path, meshes: dict[str, Mes
     mesh = meshes["mpi"]
     how = halo("layer") | {"model.norm": "batch"} if name == "norms" else stages(2, balance=[20, 29])
     whole = kept(shared, name, {"model.norm": "pixel", **how})
-    prepared = prepare(whole, 1 << 40, mesh.size)
+    prepared = Preparation(whole, 1 << 40, mesh.size)
     needed, asked = prepared.plan.memory, prepared.question
     if prepared.plan.pipeline is not None:  # of the stage that needs most
         bands, batch = prepared.plan.network.bands, prepared.plan.micro_batch
@@ -78,7 +78,7 @@ def test_blocks_that_a_budget_demands_give_the_losses_of_the_whole(
     keys = {"train.precision": "fp64", "optimizer.name": "sgd", "train.validate_every": 2}
     keys |= {"model.norm": "batch", "model.base_channels": 16, "model.levels": 2}
     whole = kept(shared, "whole", keys | halo("layer"))
-    question = prepare(whole, 1 << 40, mesh.size).question
+    question = Preparation(whole, 1 << 40, mesh.size).question
     budget = plan_run(replace(question, blocks=BlockSettings((4, 4), in_file=True))).memory
     with pytest.raises(BudgetError):
         plan_run(replace(question, memory=budget, budgeted=True, blocks=None))
@@ -142,10 +142,10 @@ def test_what_a_budget_has_leave_changes_no_loss(
     monkeypatch.setattr(choice, "LEAST", 1)
     mesh = meshes["gloo"]
     whole = kept(shared, "nothing left", halo("layer"))
-    budget = int(0.8 * prepare(whole, 1 << 40, mesh.size).plan.memory)
+    budget = int(0.8 * Preparation(whole, 1 << 40, mesh.size).plan.memory)
     left = sparing(whole, "left", budget=f"{budget}B", offload="auto", store=str(shared))
     assert losses(run(left, mesh)) == losses(run(whole, mesh))
-    planned, told = prepare(left, 1 << 40, mesh.size).plan.offloaded, summary(shared / "left")
+    planned, told = Preparation(left, 1 << 40, mesh.size).plan.offloaded, summary(shared / "left")
     assert told["rebuilt"]["away"]
     assert told["rebuilt"]["bytes"] <= budget < told["rebuilt"]["bytes_kept_all"]
     assert told["offloaded"]["bytes_in"] == told["offloaded"]["bytes_out"] > 0

@@ -12,7 +12,7 @@ from tests.small_files import write_raster
 from tiledseg.architecture.presets import build_network
 from tiledseg.config.run import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.training.preparation import prepare
+from tiledseg.training.preparation import Preparation
 from tiledseg.units import ACTIVATION_BYTES
 
 MODEL = ModelConfig(levels=3, base_channels=8)
@@ -41,7 +41,7 @@ def test_plan_and_train_choose_the_same_grid(data: DataConfig, precision: str, r
             train=TrainConfig(precision=precision),
             parallel=ParallelConfig(halo=halo, idle_ranks=ranks > 1 and halo == "layer"),
         )
-        prepared = prepare(config, memory, ranks)
+        prepared = Preparation(config, memory, ranks)
         assert plan_tiling(question).grid == prepared.training.tilings[0].grid
         assert len(plan_tiling(question)) > 1
         assert prepared.question.value_bytes == ACTIVATION_BYTES[precision]

@@ -30,7 +30,7 @@ from tiledseg.training.optimizer import (
     parameter_groups,
     set_learning_rate,
 )
-from tiledseg.training.preparation import prepare
+from tiledseg.training.preparation import Preparation
 
 
 def rates_of(config: OptimizerConfig, course: Course) -> list[float]:
@@ -255,6 +255,6 @@ def test_a_damaged_average_is_found(finished: Path, tmp_path: Path) -> None:
 
 
 def test_its_memory_is_planned(material: Material, tmp_path: Path) -> None:
-    found = [prepare(averaged(material, tmp_path, ema=ema), 1 << 30, 1) for ema in (0.0, DECAY)]
+    found = [Preparation(averaged(material, tmp_path, ema=ema), 1 << 30, 1) for ema in (0.0, DECAY)]
     parameters = sum(p.numel() for p in build_modules(found[0].plan.network).parameters())
     assert found[0].question.memory - found[1].question.memory == 8 * parameters  # of float64

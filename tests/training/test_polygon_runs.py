@@ -21,7 +21,7 @@ from tiledseg.evaluate import main as evaluate
 from tiledseg.geometry.box import Box
 from tiledseg.tile import main as tile
 from tiledseg.train import main
-from tiledseg.training.preparation import Preparation, prepare
+from tiledseg.training.preparation import Preparation
 
 SIDE = 64
 CLASSES = [{"name": kind} for kind in ("ground", "road", "tree")]
@@ -220,7 +220,7 @@ SPLIT = {"split": BLOCKS}
 
 def prepared(areas: Path, data: dict[str, Any], **changes: dict[str, Any]) -> Preparation:
     config(areas, "asked", data, **changes)
-    return prepare(parse_config(["--config", str(areas / "asked.yaml")], "", ""), 1 << 30, 1)
+    return Preparation(parse_config(["--config", str(areas / "asked.yaml")], "", ""), 1 << 30, 1)
 
 
 def marked(areas: Path, name: str, where_HW: Any) -> str:

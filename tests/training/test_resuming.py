@@ -20,7 +20,7 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, LabelError
 from tiledseg.raster.reader import identify
-from tiledseg.training.preparation import prepare
+from tiledseg.training.preparation import Preparation
 from tiledseg.training.resuming import NAMES_RUN, OTHER_RUN, RULES, begin, flat
 
 OTHERS: dict[str, Any] = {
@@ -59,13 +59,15 @@ def changed_by(material: Material, checkpoint: Path, config: Config) -> dict[str
     serial = replace(config, parallel=Config().parallel)  # one rank cannot have all that these keys ask for
     if config.train.images_per_step > 1:  # and not both of these keys at once
         serial.train = replace(config.train, tiles_per_step=None)
-    prepared = replace(prepare(serial, 1 << 30, 1), user_config=config, config=config)
-    begun = begin(find_checkpoint(checkpoint), prepared)
-    if not begun.resumed:
+    prepared = Preparation(serial, 1 << 30, 1)
+    prepared.user_config = prepared.config = config
+    before = len(prepared.warnings)
+    begin(find_checkpoint(checkpoint), prepared)
+    if not prepared.resumed:
         return {}
-    (resumed,) = begun.resumed
+    (resumed,) = prepared.resumed
     assert resumed.step == int(checkpoint.name[-6:])
-    assert all(key in begun.warnings[len(prepared.warnings)] for key in resumed.changed)
+    assert all(key in prepared.warnings[before] for key in resumed.changed)
     return resumed.changed
 
 

@@ -21,7 +21,7 @@ from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.planning.run.grid import usual_grids
 from tiledseg.training import trainer
-from tiledseg.training.preparation import Preparation, prepare
+from tiledseg.training.preparation import Preparation
 from tiledseg.training.run_journal import Journal
 from tiledseg.training.start import few_steps, idle_ranks, start
 from tiledseg.training.trainer import StopFlag, end_of_job
@@ -145,20 +145,20 @@ def steps_of(prepared: Preparation) -> tuple[list[tuple[int, int]], int | None, 
 
 @pytest.mark.parametrize(("memory", "ranks"), [(1 << 32, 1), (1 << 28, 1), (1 << 32, 5)])
 def test_ranks_and_memory_change_no_step(unsaid: Config, memory: int, ranks: int) -> None:
-    prepared = prepare(unsaid, memory, ranks)
+    prepared = Preparation(unsaid, memory, ranks)
     assert steps_of(prepared) == ([(2, 2)], 1, 4, 125)
     assert prepared.chosen
     assert not few_steps(prepared)
 
 
 def test_idle_ranks_are_named_with_what_would_use_them(unsaid: Config) -> None:
-    prepared = prepare(unsaid, 1 << 32, 4)
+    prepared = Preparation(unsaid, 1 << 32, 4)
     assert idle_ranks(prepared, 1) == ""
     assert idle_ranks(prepared, 4) == (
         "3 of 4 ranks are idle: a step has 1 tile; give train.tiles_per_step 4, or start 1 rank"
     )
     whole = replace(unsaid, train=replace(unsaid.train, tiles_per_step=None), tiling=replace(unsaid.tiling, grid=1))
-    assert "give a finer tiling.grid, or start 1 rank" in idle_ranks(prepare(whole, 1 << 32, 4), 4)
+    assert "give a finer tiling.grid, or start 1 rank" in idle_ranks(Preparation(whole, 1 << 32, 4), 4)
 
 
 def test_what_is_said_stays(unsaid: Config, tmp_path: Path) -> None:
@@ -171,13 +171,13 @@ def test_what_is_said_stays(unsaid: Config, tmp_path: Path) -> None:
         "halo": (replace(unsaid, parallel=replace(unsaid.parallel, halo="layer")), one),
     }
     for name, (config, expected) in said.items():
-        prepared = prepare(config, 1 << 32, 1)
+        prepared = Preparation(config, 1 << 32, 1)
         assert (name, steps_of(prepared), prepared.chosen) == (name, expected, False)
     epochs = replace(unsaid, train=replace(unsaid.train, epochs=2))
-    assert steps_of(prepare(epochs, 1 << 32, 1)) == ([(2, 2)], 1, 4, 2)
+    assert steps_of(Preparation(epochs, 1 << 32, 1)) == ([(2, 2)], 1, 4, 2)
     for name, bands in (("large", 3), ("large-labels", 1)):  # one small image
         write_raster(tmp_path / f"{name}.tif", np.zeros((bands, 96, 96), np.uint8))
-    prepared = prepare(unsaid, 1 << 32, 1)
+    prepared = Preparation(unsaid, 1 << 32, 1)
     assert (steps_of(prepared), prepared.chosen) == (([(1, 1)], None, 1, 500), True)
 
 

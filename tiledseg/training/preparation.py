@@ -5,7 +5,7 @@ the others; nothing is written and no pixel is read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
@@ -36,7 +36,6 @@ from tiledseg.raster.samples.sampling import DrawnWindows, Sampler, Steps
 from tiledseg.raster.statistics import Normalization
 from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.choose_objective import choose_objective, given_weights, loss_bytes_of
-from tiledseg.training.objective import Objective
 from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.raster_set import RasterSet, inspect_files, layout_notes, split_of
 from tiledseg.units import ACTIVATION_BYTES, wide_bytes
@@ -48,7 +47,6 @@ USUAL_BATCH, USUAL_STEPS = 4, 500
 """Default tiles of a step, and default fewest steps of a run."""
 
 
-@dataclass(frozen=True)
 class Preparation:
     """A run before its first step: checked and planned by the root, sent to all ranks, and completed step by step.
 
@@ -62,31 +60,82 @@ class Preparation:
     checkpoint's, or measured (`start`).
     """
 
-    user_config: Config
-    config: Config
-    question: RunQuestion
-    plan: RunPlan
-    label_map: LabelMap
-    objective: Objective
-    class_weights: tuple[float, ...]
-    sampler: Steps
-    training: RasterSet
-    validation: RasterSet | None
-    warnings: tuple[str, ...]
-    files: tuple[str, ...]
-    chosen: bool = False
     checkpoint: Checkpoint | None = None
     sources: tuple[Source, ...] = ()
     added: tuple[int, ...] = ()
     resumed: tuple[Resumed, ...] = ()
     best: Best | None = None
     pretrained: Origin | None = None
-    first_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
     normalization: Normalization | None = None
 
-    def warned(self, *notes: str) -> Preparation:
-        """Return the run with further warnings."""
-        return replace(self, warnings=(*self.warnings, *notes))
+    def __init__(self, config: Config, memory_bytes: int, ranks: int, on_cpu: bool = True) -> None:
+        """Check a configuration against the files that it names, and plan the run on them.
+
+        `memory_bytes`: for one rank of `ranks`, on CPUs if `on_cpu`. These change speed and memory only. Raises
+        InputError for the first fault.
+        """
+        config.check()
+        data, train = config.data, config.train
+        if isinstance(data.classes, str):
+            raise ConfigError(f"data.classes is the file {data.classes}; give its contents (a list of classes)")
+        self.label_map = label_map = LabelMap.from_config(data.classes, data.ignore_index)  # type: ignore[arg-type]
+        learnt, held_out = inspect_files(data, label_map)
+        with explained(learnt.infos[0].notes):
+            network = known(
+                build_network(config.model, learnt.infos[0].bands, label_map.count), config.model.freeze_norm
+            )
+        _check_best(train.best, label_map, held_out is not None)
+        weights = given_weights(train.class_weights, label_map)
+        # Weights that are counted later are 1, so that faults show before the count.
+        ones = (1.0,) * label_map.count if train.class_weights == MEDIAN_FREQUENCY else weights
+        objective = choose_objective(network, train.loss, label_map.ignore_index, ones)
+        store = _store(config, on_cpu)
+        question = _question(config, network, learnt, held_out, memory_bytes, ranks, store)
+        question = replace(question, loss=loss_bytes_of(config, network, label_map, objective))
+        parallel = config.parallel
+        open_keys = train.tiles_per_step == AUTO and config.tiling.grid == AUTO and train.images_per_step == 1
+        alone = not (parallel.shares_images or parallel.stages > 1 or config.memory.in_blocks)
+        usual = _usual_tiles(question) if open_keys and alone and train.windows is None else None
+        chosen, question = usual is not None, usual or question
+        plan = plan_run(question)
+        if train.compiles() == "on":
+            _check_compiles(question, plan)
+        tilings = () if question.windows else plan.tilings[: len(learnt.infos)]
+        halo = max(plan.footprint.before, plan.footprint.after)
+        trained, validated, split_notes = split_of(config, question.graph, halo, learnt.infos)
+        rasters = learnt.cut(tilings, data.area, trained)
+        kept = rasters.kept(tilings) if tilings else None
+        if plan.spread.shares_images or augmentation(train.augment).moves:
+            kept = None  # ranks share each image, or augmentation moves tiles
+        if kept is not None and chosen and question.tiles_per_step:
+            question = replace(question, tiles_per_step=_tiles_of_step(sum(map(len, kept))))
+        if not question.windows:
+            train = replace(train, tiles_per_step=question.tiles_per_step)
+        self.sampler = sampler = _steps(train, plan, question.windows, learnt, kept)
+        if isinstance(train.epochs, str):
+            train = replace(train, epochs=-(-USUAL_STEPS // sampler.steps_per_epoch) if chosen else 1)
+            train.check_best()
+        infos = [info for part in (learnt, held_out) if part for info in (*part.infos, *part.label_infos)]
+        files = tuple(file for info in infos for file in info.files)
+        if data.area:
+            from tiledseg.raster.labels.polygons import vector_files  # here: few runs read polygons
+
+            files += tuple(vector_files(data.area))
+        notes = [*split_notes, *layout_notes(learnt.infos, tilings)]
+        if config.model.freeze_norm and not (config.model.pretrained or config.model.build):
+            notes.append(
+                "model.freeze_norm is true, so batch norms keep the mean 0 and the variance 1 that they begin with; "
+                "weights that were trained bring statistics (model.pretrained)"
+            )
+        items = question.windows.per_step if question.windows else train.given_tiles or train.images_per_step
+        self.user_config = config
+        self.config = replace(config, train=train, optimizer=scaled(config.optimizer, items))
+        self.question, self.plan, self.objective = question, plan, objective
+        self.class_weights, self.files, self.chosen = weights, files, chosen
+        self.first_weights: Mapping[str, torch.Tensor] = {}
+        self.training = rasters
+        self.validation = held_out.cut(plan.held_out, data.area, validated) if held_out else None
+        self.warnings = [*reference_notes(infos), *notes, *plan.warnings]
 
     @property
     def epochs(self) -> int:
@@ -109,81 +158,6 @@ class Preparation:
         train = self.config.train
         content = ByContent(train.skip_empty, train.balance_classes)
         return content if content.skip_empty or content.balance else None
-
-
-def prepare(config: Config, memory_bytes: int, ranks: int, on_cpu: bool = True) -> Preparation:
-    """Check a configuration against the files that it names, and plan the run on them.
-
-    `memory_bytes`: for one rank of `ranks`, on CPUs if `on_cpu`. These change speed and memory only. Raises
-    InputError for the first fault.
-    """
-    config.check()
-    data, train = config.data, config.train
-    if isinstance(data.classes, str):
-        raise ConfigError(f"data.classes is the file {data.classes}; give its contents (a list of classes)")
-    label_map = LabelMap.from_config(data.classes, data.ignore_index)  # type: ignore[arg-type]
-    learnt, held_out = inspect_files(data, label_map)
-    with explained(learnt.infos[0].notes):
-        network = known(build_network(config.model, learnt.infos[0].bands, label_map.count), config.model.freeze_norm)
-    _check_best(train.best, label_map, held_out is not None)
-    weights = given_weights(train.class_weights, label_map)
-    # Weights that are counted later are 1, so that faults show before the count.
-    ones = (1.0,) * label_map.count if train.class_weights == MEDIAN_FREQUENCY else weights
-    objective = choose_objective(network, train.loss, label_map.ignore_index, ones)
-    store = _store(config, on_cpu)
-    question = _question(config, network, learnt, held_out, memory_bytes, ranks, store)
-    question = replace(question, loss=loss_bytes_of(config, network, label_map, objective))
-    parallel = config.parallel
-    open_keys = train.tiles_per_step == AUTO and config.tiling.grid == AUTO and train.images_per_step == 1
-    alone = not (parallel.shares_images or parallel.stages > 1 or config.memory.in_blocks)
-    usual = _usual_tiles(question) if open_keys and alone and train.windows is None else None
-    chosen, question = usual is not None, usual or question
-    plan = plan_run(question)
-    if train.compiles() == "on":
-        _check_compiles(question, plan)
-    tilings = () if question.windows else plan.tilings[: len(learnt.infos)]
-    halo = max(plan.footprint.before, plan.footprint.after)
-    trained, validated, split_notes = split_of(config, question.graph, halo, learnt.infos)
-    rasters = learnt.cut(tilings, data.area, trained)
-    kept = rasters.kept(tilings) if tilings else None
-    if plan.spread.shares_images or augmentation(train.augment).moves:
-        kept = None  # ranks share each image, or augmentation moves tiles
-    if kept is not None and chosen and question.tiles_per_step:
-        question = replace(question, tiles_per_step=_tiles_of_step(sum(map(len, kept))))
-    if not question.windows:
-        train = replace(train, tiles_per_step=question.tiles_per_step)
-    sampler = _steps(train, plan, question.windows, learnt, kept)
-    if isinstance(train.epochs, str):
-        train = replace(train, epochs=-(-USUAL_STEPS // sampler.steps_per_epoch) if chosen else 1)
-        train.check_best()
-    infos = [info for part in (learnt, held_out) if part for info in (*part.infos, *part.label_infos)]
-    files = tuple(file for info in infos for file in info.files)
-    if data.area:
-        from tiledseg.raster.labels.polygons import vector_files  # here: few runs read polygons
-
-        files += tuple(vector_files(data.area))
-    notes = [*split_notes, *layout_notes(learnt.infos, tilings)]
-    if config.model.freeze_norm and not (config.model.pretrained or config.model.build):
-        notes.append(
-            "model.freeze_norm is true, so batch norms keep the mean 0 and the variance 1 that they begin with; "
-            "weights that were trained bring statistics (model.pretrained)"
-        )
-    items = question.windows.per_step if question.windows else train.given_tiles or train.images_per_step
-    return Preparation(
-        config,
-        replace(config, train=train, optimizer=scaled(config.optimizer, items)),
-        question,
-        plan,
-        label_map,
-        objective,
-        weights,
-        sampler,
-        rasters,
-        held_out.cut(plan.held_out, data.area, validated) if held_out else None,
-        (*reference_notes(infos), *notes, *plan.warnings),
-        files,
-        chosen,
-    )
 
 
 def _question(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
@@ -50,12 +50,12 @@ an entry of `sampling_fingerprint`: the key orders the steps, and may change bet
 always change; a warning lists the changes."""
 
 
-def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Preparation:
-    """Compare a run with the checkpoint that it resumes, and return it with its beginning. Raises CheckpointError if it
-    would be another run."""
-    sources = sources_of(preparation.training)
+def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> None:
+    """Compare a run with the checkpoint that it resumes, and set where it begins. Raises CheckpointError if it would be
+    another run."""
+    preparation.sources = sources = sources_of(preparation.training)
     if checkpoint is None:
-        return replace(preparation, sources=sources)
+        return
     saved = checkpoint.saved
     there, here = ({"kind": FIRST, **described(of.network)} for of in (saved, preparation.plan))
     for key, value in there.items():  # `kind` comes first: the other keys depend on it
@@ -66,7 +66,7 @@ def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Preparatio
             )
     paths = saved.sampling.get("images")
     before = saved.sources or tuple(Source(Identity(str(path)), None) for path in paths or ())  # of older versions
-    added, rewritten, same = compare_sources(before, sources, checkpoint.path)
+    preparation.added, rewritten, same = compare_sources(before, sources, checkpoint.path)
     changed = _changed(checkpoint, preparation, same, before, sources)
     position, epochs, an_epoch = saved.position, preparation.epochs, preparation.sampler.steps_per_epoch
     if position > (epochs, 0):
@@ -80,10 +80,10 @@ def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Preparatio
             f"{checkpoint.path} stands at step {position.step} of an epoch, but an epoch of this run has {an_epoch}; "
             "give another run.output"
         )
-    best, notes = _best(saved, preparation)
-    resumed = saved.resumed
+    preparation.best, notes = _best(saved, preparation)
+    preparation.resumed = saved.resumed
     if changed or rewritten:
-        resumed = (*resumed, Resumed(saved.step, changed, rewritten))
+        preparation.resumed += (Resumed(saved.step, changed, rewritten),)
     warnings = [
         f"{fault.partition('; use')[0]}; going on from {checkpoint.path.name}" for fault in checkpoint.passed_over
     ]
@@ -95,19 +95,11 @@ def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Preparatio
         warnings.append(
             f"{rewritten[0]}{more} been written to since step {saved.step}; the normalisation stays that of before"
         )
-    begun = replace(
-        preparation,
-        checkpoint=checkpoint,
-        sources=sources,
-        added=added,
-        resumed=resumed,
-        best=best,
-        pretrained=saved.pretrained,
-        normalization=saved.normalization,
-    )
+    preparation.checkpoint = checkpoint
+    preparation.pretrained, preparation.normalization = saved.pretrained, saved.normalization
     if preparation.counts_classes and "train.class_weights" not in changed:
-        begun = replace(begun, class_weights=saved.class_weights)
-    return begun.warned(*warnings, *notes)
+        preparation.class_weights = saved.class_weights
+    preparation.warnings += [*warnings, *notes]
 
 
 def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:

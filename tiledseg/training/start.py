@@ -33,7 +33,7 @@ from tiledseg.system.outputs import CHECKPOINTS, CONFIG, METRICS, SUMMARY
 from tiledseg.system.run_lock import hold
 from tiledseg.training.choose_objective import weighted
 from tiledseg.training.offloading import check_store, store_in_words, suggesting_settings
-from tiledseg.training.preparation import Preparation, prepare
+from tiledseg.training.preparation import Preparation
 from tiledseg.training.resuming import begin
 from tiledseg.training.run_files import check_metrics, check_run_folder, own_files, read_json, read_metrics
 from tiledseg.training.run_journal import facts_of
@@ -60,12 +60,13 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     if over:
         progress.say(over)
         return 0
-    run = count_by_place(survey_data(run, mesh), mesh)
+    survey_data(run, mesh)
+    count_by_place(run, mesh)
     with ExitStack() as stack:  # the root holds the lock of the folder
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
         mesh.on_root(lambda: _claim(run, text, newest))
         hosts = mesh.communicator.gather_objects(mesh.host)
-        run = run.warned(*filter(None, (idle_ranks(run, mesh.size), unlocked)))
+        run.warnings += filter(None, (idle_ranks(run, mesh.size), unlocked))
         plan, on_cpu = run.plan, mesh.device.type == "cpu"
         if run.question.budgeted and on_cpu and (plan.rebuilt is not None or plan.blocks is not None):
             keep_no_more(os.environ)
@@ -86,7 +87,7 @@ def _look(config: Config, memory: int, files: Sequence[str], mesh: Mesh) -> tupl
     checkpoint's step, and a line if nothing is left to do."""
     check_store(config.memory.offload, config.memory.store, mesh.device)
     on_cpu, folder, pretrained = mesh.device.type == "cpu", Path(config.run.output), config.model.pretrained
-    run = prepare(config, memory, mesh.size, on_cpu)
+    run = Preparation(config, memory, mesh.size, on_cpu)
     if run.compiles:
         from tiledseg.models.compiled import check_compiler
 
@@ -96,18 +97,19 @@ def _look(config: Config, memory: int, files: Sequence[str], mesh: Mesh) -> tupl
     check_weights(run.plan.network, copies, config.train.precision, mesh)
     weights_file = [pretrained] if pretrained and Path(pretrained).exists() else []
     check_run_folder(folder, [*run.files, *files, *weights_file])
-    newest, run = newest_step(folder / CHECKPOINTS), begin(_checkpoint_of(config), run)
-    checkpoint, every, over = run.checkpoint, config.train.checkpoint_every, ""
+    newest, checkpoint = newest_step(folder / CHECKPOINTS), _checkpoint_of(config)
+    begin(checkpoint, run)
+    every, over = config.train.checkpoint_every, ""
     if checkpoint is None:
-        run = run.warned(*check_metrics(folder, None, every))
+        run.warnings += check_metrics(folder, None, every)
         if pretrained:
             from tiledseg.checkpoint.loading import load_pretrained
 
             assert isinstance(run.plan.network, Pretrainable), "presets refuse the key elsewhere"
-            weights, origin, note = load_pretrained(pretrained, run.plan.network)
-            run = replace(run, first_weights=weights, pretrained=origin).warned(note)
+            run.first_weights, run.pretrained, note = load_pretrained(pretrained, run.plan.network)
+            run.warnings.append(note)
     elif checkpoint.path.parent.resolve() == (folder / CHECKPOINTS).resolve():
-        run = run.warned(*check_metrics(folder, checkpoint.saved.step, every))
+        run.warnings += check_metrics(folder, checkpoint.saved.step, every)
         over = _nothing_left(checkpoint, run)
     else:
         read_metrics(folder / METRICS)  # raises for damage
@@ -232,9 +234,9 @@ def _opening_lines(preparation: Preparation) -> list[str]:
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def survey_data(run: Preparation, mesh: Mesh) -> Preparation:
-    """Return the run with its normalisation and class weights: the checkpoint's, or measured. The labels of all new
-    images are checked. Collective."""
+def survey_data(run: Preparation, mesh: Mesh) -> None:
+    """Give a run its normalisation and class weights: the checkpoint's, or measured. The labels of all new images are
+    checked. Collective."""
     new, count = run.checkpoint is None, run.counts_classes and not run.class_weights
     numbers = range(len(run.training.images)) if new or count else run.added
     if numbers:
@@ -245,16 +247,17 @@ def survey_data(run: Preparation, mesh: Mesh) -> Preparation:
             normalize = new and run.config.data.normalize is not False
             result = survey(mesh, images, labels, run.label_map, normalize, count, shown)
         if new:
-            run = replace(run, normalization=_scaled(result.normalization, run.config.data.normalize))
-            run = run.warned(*_unlabelled(result, run.label_map))
+            run.normalization = _scaled(result.normalization, run.config.data.normalize)
+            run.warnings += _unlabelled(result, run.label_map)
         if result.counts is not None:
             absent = [str(k) for k, pixels in enumerate(result.counts.sum(axis=0).tolist()) if not pixels]
             if absent:
-                run = run.warned(f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1")
-            run = replace(run, class_weights=median_frequency_weights(result.counts))
+                run.warnings.append(f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1")
+            run.class_weights = median_frequency_weights(result.counts)
     assert run.normalization is not None, "a run has images"
-    run = run.warned(*run.normalization.warnings())
-    return replace(run, objective=weighted(run.objective, run.class_weights)) if run.counts_classes else run
+    run.warnings += run.normalization.warnings()
+    if run.counts_classes:
+        run.objective = weighted(run.objective, run.class_weights)
 
 
 def _unlabelled(found: Survey, label_map: LabelMap) -> list[str]:
@@ -287,18 +290,18 @@ def _scaled(measured: Normalization, normalize: bool | str) -> Normalization:
     return replace(measured, constant=constant, **rest)
 
 
-def count_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
-    """Return the preparation with steps drawn by their labels, which each run and resumed run counts anew.
-    Collective. Raises ConfigError if too few tiles or windows are left."""
+def count_by_place(preparation: Preparation, mesh: Mesh) -> None:
+    """Let the steps of a run be drawn by their labels, which each run and resumed run counts anew. Collective. Raises
+    ConfigError if too few tiles or windows are left."""
     steps, rules = preparation.sampler, preparation.by_content
     if rules is None:
-        return preparation
+        return
     units = steps.units()
     with ExitStack() as stack:
         images, labels = _opened(preparation, range(len(preparation.training.labels)), stack)
         counts = survey_content(mesh, units, images, labels, preparation.label_map)
     content = Content(tuple(region for unit in units for region in unit), counts, rules)
-    return replace(preparation, sampler=replace(steps, content=content))
+    preparation.sampler = replace(steps, content=content)
 
 
 def _opened(
