@@ -10,7 +10,6 @@ rank of each message at a batch. Objects and barriers are meetings of the hosts,
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -111,6 +110,7 @@ class RecordedCommunicator(Communicator):
 def in_order(mesh: Mesh) -> Iterator[Mesh]:
     """Yield `mesh` with its operations recorded; assert at the end that NCCL would run all of all ranks. Collective."""
     record: list[Operation] = []
-    yield replace(mesh, communicator=RecordedCommunicator(mesh.communicator, record, "the job", range(mesh.size)))
+    recorded = RecordedCommunicator(mesh.communicator, record, "the job", range(mesh.size))
+    yield Mesh(mesh.launch, recorded, mesh.device, mesh.transport, mesh.host, mesh.watch)
     words = standstill(mesh.communicator.gather_objects(record))
     assert not words, f"the ranks wait for each other: {words}"

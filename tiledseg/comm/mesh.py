@@ -30,31 +30,24 @@ T = TypeVar("T")
 KINDS = {"nccl": "a CUDA or ROCm", "xccl": "an XPU"}
 
 
-@dataclass(frozen=True)
 class Mesh:
     """One rank's view of the job. `transport`: nccl, xccl, gloo, mpi, or serial for a single rank.
 
     `watch`: the thread that ends a job that stands still, or None.
     """
 
-    launch: Launch
-    communicator: Communicator
-    device: torch.device
-    transport: str
-    host: str
-    watch: Watch | None = None
-
-    @property
-    def rank(self) -> int:
-        return self.launch.rank
-
-    @property
-    def size(self) -> int:
-        return self.launch.size
-
-    @property
-    def is_root(self) -> bool:
-        return self.launch.is_root
+    def __init__(
+        self,
+        launch: Launch,
+        communicator: Communicator,
+        device: torch.device,
+        transport: str,
+        host: str,
+        watch: Watch | None = None,
+    ) -> None:
+        self.launch, self.communicator, self.device = launch, communicator, device
+        self.transport, self.host, self.watch = transport, host, watch
+        self.rank, self.size, self.is_root = launch.rank, launch.size, launch.is_root
 
     def close(self) -> None:
         """Close the communicator once all ranks are here, then stop the watch. The last collective call."""

@@ -173,7 +173,7 @@ def predicted(machine: Machine, case: Case) -> float:
 def _trained(mesh: Mesh, case: Case) -> float:
     """Return the seconds of the fastest step of a training, without waits for data: the mean over the ranks, which
     train at the same time. Collective."""
-    alone = replace(ALONE, device=mesh.device, host=mesh.host)
+    alone = Mesh(ALONE.launch, ALONE.communicator, mesh.device, "serial", mesh.host)
     mesh.communicator.barrier()
     with tempfile.TemporaryDirectory() as folder:
         image, labels = write_rasters(Path(folder), case.side)
