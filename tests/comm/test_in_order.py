@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from tests.comm.in_order import Operation, RecordedCommunicator, standstill
-from tiledseg.comm.collectives import Communicator, Doings, Message, RehearsedCommunicator, Turns, Work
+from tiledseg.comm.collectives import Communicator, Message, RehearsedCommunicator, Turns, Work
 from tiledseg.comm.point_to_point import PointToPoint
 
 
 def recorded(rank: int, work: Callable[[Communicator, Communicator, int], None]) -> list[Operation]:
     """Return the record of `work` on a job of two ranks, without peers, and on a part of both in reverse."""
     record: list[Operation] = []
-    whole = RecordedCommunicator(RehearsedCommunicator(rank, 2, Doings()), record, "the job", range(2))
+    whole = RecordedCommunicator(RehearsedCommunicator(rank, 2), record, "the job", range(2))
     work(whole, whole.split([[1, 0]]), rank)
     return record
 

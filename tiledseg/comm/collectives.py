@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -233,60 +232,56 @@ class Communicator:
     def _end(self) -> None: ...
 
 
-@dataclass
-class Doings:
-    """Operations of one rank in a rehearsal, in order: its groups, the bytes of its messages to and from each peer, and
-    the bytes of its sums over each group (an empty group: all ranks)."""
-
-    groups: list[tuple[int, ...]] = field(default_factory=list)
-    sent: dict[int, list[int]] = field(default_factory=dict)
-    received: dict[int, list[int]] = field(default_factory=dict)
-    summed: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
-
-
 class RehearsedCommunicator(Communicator):
-    """Rank `rank` of `size` without peers: records its operations and sends nothing.
+    """Rank `rank` of `size` without peers: records its operations, in order, and sends nothing.
 
     Every operation ends at once: sums and broadcasts leave their tensors unchanged, a gather repeats this rank's
-    object.
+    object. `groups`: this rank's parts. `sent`, `received`: the bytes of its messages to and from each peer. `summed`:
+    the bytes of its sums over each group (an empty group: all ranks). Its parts record into these too.
     """
 
-    def __init__(self, rank: int, size: int, doings: Doings, group: tuple[int, ...] = ()) -> None:
-        self.rank, self.size, self._doings, self._group = rank, size, doings, group
+    def __init__(self, rank: int, size: int, group: tuple[int, ...] = ()) -> None:
+        self.rank, self.size, self._group = rank, size, group
+        self.groups: list[tuple[int, ...]] = []
+        self.sent: dict[int, list[int]] = {}
+        self.received: dict[int, list[int]] = {}
+        self.summed: dict[tuple[int, ...], list[int]] = {}
 
     def _sum(self, tensor: torch.Tensor) -> Callable[[], object]:
-        self._doings.summed.setdefault(self._group, []).append(tensor.nbytes)
+        self.summed.setdefault(self._group, []).append(tensor.nbytes)
         return int
 
     def _split(self, groups: Sequence[Sequence[int]]) -> Communicator | None:
         own = next((tuple(group) for group in groups if self.rank in group), ())
         if len(own) < 2:
             return None
-        self._doings.groups.append(own)
-        return RehearsedCommunicator(own.index(self.rank), len(own), self._doings, own)
+        self.groups.append(own)
+        part = RehearsedCommunicator(own.index(self.rank), len(own), own)
+        part.sent, part.received, part.summed = self.sent, self.received, self.summed
+        return part
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], object]:
-        for messages, lists in ((sends, self._doings.sent), (receives, self._doings.received)):
+        for messages, lists in ((sends, self.sent), (receives, self.received)):
             for peer, tensor in messages:
                 lists.setdefault(peer, []).append(tensor.numel())
         return int
 
 
-def unmatched(doings: dict[int, Doings]) -> list[str]:
+def unmatched(ranks: dict[int, RehearsedCommunicator]) -> list[str]:
     """Return a line for each message that its peer does not await, and for each rank whose sums differ from those of
     its group in order or bytes. Pure."""
     faults = []
     first: dict[tuple[int, ...], tuple[int, list[int]]] = {}
-    for rank, own in doings.items():
+    for rank, own in ranks.items():
         for group, sums in own.summed.items():
             first.setdefault(group, (rank, sums))
     for group, (other, theirs) in first.items():
-        for rank in group or doings:
-            if rank in doings and (sums := doings[rank].summed.get(group, [])) != theirs:
+        for rank in group or ranks:
+            if rank in ranks and (sums := ranks[rank].summed.get(group, [])) != theirs:
                 faults.append(f"rank {rank} sums {sums} bytes over its group, and rank {other} {theirs}")
-    for rank, own in doings.items():
-        for peer in sorted(own.sent.keys() | {p for p in own.received if p in doings}):
-            sent, awaited = own.sent.get(peer, []), doings[peer].received.get(rank, []) if peer in doings else None
+    for rank, own in ranks.items():
+        for peer in sorted(own.sent.keys() | {p for p in own.received if p in ranks}):
+            sent, awaited = own.sent.get(peer, []), ranks[peer].received.get(rank, []) if peer in ranks else None
             if sent != awaited:
                 faults.append(f"rank {rank} sends rank {peer} messages of {sent} bytes, which awaits {awaited}")
     return faults

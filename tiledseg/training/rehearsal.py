@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from tiledseg.architecture.network import ForeignNetwork
-from tiledseg.comm.collectives import Doings, RehearsedCommunicator, unmatched
+from tiledseg.comm.collectives import RehearsedCommunicator, unmatched
 from tiledseg.comm.doing import name_ranks
 from tiledseg.comm.launch import Launch, open_files_needed
 from tiledseg.comm.mesh import Mesh, open_axes
@@ -57,11 +57,11 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     """
     begun = time.perf_counter()
     spread, memory = preparation.plan.spread, preparation.plan.memory
-    meshes, doings = [], {rank: Doings() for rank in range(ranks)}
+    meshes, doings = [], {rank: RehearsedCommunicator(rank, ranks) for rank in range(ranks)}
     for rank, done in doings.items():
         on_node = min(per_node, ranks - rank + rank % per_node)  # the last node may have fewer
         launch = Launch(rank, ranks, rank % per_node, on_node, "rehearsal")
-        meshes.append(Mesh(launch, RehearsedCommunicator(rank, ranks, done), _META, "rehearsal", "here"))
+        meshes.append(Mesh(launch, done, _META, "rehearsal", "here"))
     shares = _walk(preparation, meshes)
     groups = 1 + max(len(done.groups) for done in doings.values())
     peers = max(len(done.sent.keys() | done.received.keys()) for done in doings.values())
