@@ -51,7 +51,7 @@ def test_a_failure_before_the_first_step_leaves_no_trace(
     def fail(*_: object) -> None:
         raise InputError("found at last")
 
-    monkeypatch.setattr("tiledseg.training.start.survey", fail)
+    monkeypatch.setattr("tiledseg.training.start.Survey", fail)
     with pytest.raises(InputError, match="found at last"):
         run(config_of(material, tmp_path / "run"))
     assert tree(tmp_path) == {}

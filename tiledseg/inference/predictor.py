@@ -13,14 +13,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-import numpy as np
-
-from tiledseg.comm.doing import doing, tick, ticking
+from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.words import ZARR
 from tiledseg.execution.carrying import use_one_kernel
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.progress import StepProgress
+from tiledseg.execution.survey import band_statistics
 from tiledseg.geometry.layers.declared import Crops
 from tiledseg.inference.mapping import ImageShare, map_windows, open_dataset
 from tiledseg.inference.request import IMAGE, Request, chosen_classes, plan_maps, staged, upload
@@ -30,7 +29,6 @@ from tiledseg.raster.info import RasterInfo, code_notes, is_placed, reference_no
 from tiledseg.raster.labels.classes import default_classes
 from tiledseg.raster.map_writer import RasterLayout, begin_chunks, pack_layout, publish
 from tiledseg.raster.reader import identify, written_since
-from tiledseg.raster.statistics import Normalization, Sums, finish, measure, statistics_blocks
 from tiledseg.raster.zarr_writer import write_chunks
 from tiledseg.system.files import writing
 from tiledseg.system.outputs import Unfinished, unfinished
@@ -122,8 +120,9 @@ def _map_all(
 
         for share in shares:
             own = mapper
-            if first.normalize == IMAGE:
-                own = replace(mapper, normalization=_statistics(share, mapper, mesh))
+            if first.normalize == IMAGE:  # of all valid pixels, also outside the area
+                with share.open_image(mapper) as reader:
+                    own = replace(mapper, normalization=band_statistics(mesh, [reader]))
                 warn(own.normalization.warnings() if own.normalization else ())
             if verifies:  # compare the traced network with its module
                 from tiledseg.tracing.compare import verify_first
@@ -137,21 +136,6 @@ def _map_all(
     warn([_REWRITTEN.format(path) for path in written_since(images)])
     parallel.close()
     return infos
-
-
-def _statistics(share: ImageShare, mapper: Mapper, mesh: Mesh) -> Normalization:
-    """Return mean and deviation of all valid pixels of the raster, also outside the area.
-
-    Each rank measures its share of a fixed grid, so the result has the same bits for any number of ranks. Collective;
-    an InputError of one rank is raised on all.
-    """
-
-    def sums() -> Sums:
-        with share.open_image(mapper) as reader, doing("taking the statistics of the bands"):
-            return measure([reader], ticking(statistics_blocks([share.info], mesh.rank, mesh.size)))
-
-    parts = mesh.communicator.gather_objects(mesh.on_all(sums))
-    return mesh.on_root(lambda: finish(np.concatenate(parts), share.info.times))
 
 
 def _make_map(

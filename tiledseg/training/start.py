@@ -19,7 +19,7 @@ from tiledseg.errors import LabelError, OutputError
 from tiledseg.execution.carrying import make_deterministic, naming_disorder
 from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.progress import StepProgress
-from tiledseg.execution.survey import Survey, survey, survey_content
+from tiledseg.execution.survey import Survey, survey_content
 from tiledseg.memory.device import is_gpu
 from tiledseg.raster.labels.label_map import LabelMap, median_frequency_weights
 from tiledseg.raster.mirrored_reader import RasterReader
@@ -245,7 +245,7 @@ def survey_data(run: Preparation, mesh: Mesh) -> None:
             verbosity = run.config.run.verbosity if mesh.is_root else 0
             shown = stack.enter_context(closing(StepProgress(0, 0, verbosity))).part
             normalize = new and run.config.data.normalize is not False
-            result = survey(mesh, images, labels, run.label_map, normalize, count, shown)
+            result = Survey(mesh, images, labels, run.label_map, normalize, count, shown)
         if new:
             run.normalization = _scaled(result.normalization, run.config.data.normalize)
             run.warnings += _unlabelled(result, run.label_map)
