@@ -72,8 +72,8 @@ class Survey:
 
 
 def band_statistics(mesh: Mesh, images: Sequence[RasterReader], shown: Shown = unseen) -> Normalization:
-    """Return mean and deviation of each band over all valid pixels of `images`. Collective. An InputError of any rank is
-    raised on every rank."""
+    """Return mean and deviation of each band over all valid pixels of `images`. Collective. An InputError of any rank
+    is raised on every rank."""
 
     def sums() -> Sums:
         blocks = statistics_blocks([reader.info for reader in images], mesh.rank, mesh.size)

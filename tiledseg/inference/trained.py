@@ -30,40 +30,22 @@ from tiledseg.raster.statistics import Normalization, Normalizer
 from tiledseg.tracing.build import network_modules, traced_module
 
 
-@dataclass(frozen=True)
 class Trained:
     """A trained network and its checkpoint. `network`: in evaluation mode, on the CPU, in the dtype of its training; it
-    maps normalised pixels (B, bands, height, width) to logits (B, classes, height, width)."""
+    maps normalised pixels (B, bands, height, width) to logits (B, classes, height, width).
 
-    network: GraphNetwork
-    checkpoint: Checkpoint
+    `band_numbers`: the numbers, from 1, of the file's bands that the network takes, in its order. `ignore_index`: the
+    class number of pixels that do not count. `normalization`: mean and deviation of each band over the training images.
+    """
 
-    @property
-    def bands(self) -> int:
-        """Return the number of bands of an input image."""
-        return self.checkpoint.saved.network.bands
-
-    @property
-    def band_numbers(self) -> list[int]:
-        """Return the numbers, from 1, of the file's bands that the network takes, in its order."""
-        data = self.checkpoint.saved.config.data
+    def __init__(self, network: GraphNetwork, checkpoint: Checkpoint) -> None:
+        self.network, self.checkpoint = network, checkpoint
+        saved, data = checkpoint.saved, checkpoint.saved.config.data
+        self.bands, self.classes = saved.network.bands, saved.network.classes
+        self.ignore_index, self.normalization = data.ignore_index, saved.normalization
         times = max(1, len(data.times))
         own = [number for number in range(1, self.bands // times + 2) if number != data.valid]
-        return (data.bands or own[: self.bands // times]) * times
-
-    @property
-    def classes(self) -> int:
-        return self.checkpoint.saved.network.classes
-
-    @property
-    def ignore_index(self) -> int:
-        """Return the class number of pixels that do not count."""
-        return self.checkpoint.saved.config.data.ignore_index
-
-    @property
-    def normalization(self) -> Normalization:
-        """Return mean and deviation of each band over the training images."""
-        return self.checkpoint.saved.normalization
+        self.band_numbers = (data.bands or own[: self.bands // times]) * times
 
     def normalize(self, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_] | None = None) -> torch.Tensor:
         """Return a raster's pixels normalised as a batch of one, x_BCHW; 0 at invalid pixels."""
