@@ -52,7 +52,9 @@ class Preparation:
 
     `user_config`: the configuration of the user. `config`: the same with epochs, tiles of a step and the learning rate
     as numbers. `class_weights`: empty if all are 1, or not yet counted. `files`: every file of the rasters. `chosen`:
-    True if grid and steps are the program's defaults.
+    True if grid and steps are the program's defaults. `compiles`: True if passes with gradients are compiled.
+    `counts_classes`: True if class weights are counted in the labels. `by_content`: the rules for drawing tiles or
+    windows by their labels; None if labels do not matter.
 
     Where it begins (`resuming`): `checkpoint`: None for a new run. `sources`: the images as they are now; `added`: the
     numbers of those that the checkpoint does not have. `resumed`: all resumptions with changes, this one last. `best`:
@@ -87,7 +89,8 @@ class Preparation:
         _check_best(train.best, label_map, held_out is not None)
         weights = given_weights(train.class_weights, label_map)
         # Weights that are counted later are 1, so that faults show before the count.
-        ones = (1.0,) * label_map.count if train.class_weights == MEDIAN_FREQUENCY else weights
+        counts_classes = train.class_weights == MEDIAN_FREQUENCY
+        ones = (1.0,) * label_map.count if counts_classes else weights
         objective = choose_objective(network, train.loss, label_map.ignore_index, ones)
         store = _store(config, on_cpu)
         question = _question(config, network, learnt, held_out, memory_bytes, ranks, store)
@@ -98,7 +101,8 @@ class Preparation:
         usual = _usual_tiles(question) if open_keys and alone and train.windows is None else None
         chosen, question = usual is not None, usual or question
         plan = plan_run(question)
-        if train.compiles() == "on":
+        compiles = train.compiles() == "on"  # auto does not compile: it takes half a minute a shape
+        if compiles:
             _check_compiles(question, plan)
         tilings = () if question.windows else plan.tilings[: len(learnt.infos)]
         halo = max(plan.footprint.before, plan.footprint.after)
@@ -128,6 +132,10 @@ class Preparation:
                 "weights that were trained bring statistics (model.pretrained)"
             )
         items = question.windows.per_step if question.windows else train.given_tiles or train.images_per_step
+        content = ByContent(train.skip_empty, train.balance_classes)
+        assert isinstance(train.epochs, int), "auto is settled"
+        self.epochs, self.compiles, self.counts_classes = train.epochs, compiles, counts_classes
+        self.by_content = content if content.skip_empty or content.balance else None
         self.user_config = config
         self.config = replace(config, train=train, optimizer=scaled(config.optimizer, items))
         self.question, self.plan, self.objective = question, plan, objective
@@ -136,28 +144,6 @@ class Preparation:
         self.training = rasters
         self.validation = held_out.cut(plan.held_out, data.area, validated) if held_out else None
         self.warnings = [*reference_notes(infos), *notes, *plan.warnings]
-
-    @property
-    def epochs(self) -> int:
-        assert isinstance(self.config.train.epochs, int), "auto is settled"
-        return self.config.train.epochs
-
-    @property
-    def compiles(self) -> bool:
-        """True if passes with gradients are compiled. `auto` does not compile: it takes half a minute a shape."""
-        return self.config.train.compiles() == "on"
-
-    @property
-    def counts_classes(self) -> bool:
-        """True if class weights are counted in the labels."""
-        return self.config.train.class_weights == MEDIAN_FREQUENCY
-
-    @property
-    def by_content(self) -> ByContent | None:
-        """The rules for drawing tiles or windows by their labels; None if labels do not matter."""
-        train = self.config.train
-        content = ByContent(train.skip_empty, train.balance_classes)
-        return content if content.skip_empty or content.balance else None
 
 
 def _question(
