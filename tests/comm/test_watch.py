@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tests.comm.launching import Done, mpirun, needs_mpirun
 from tiledseg.comm.doing import changes, current, doing, tick, waiting
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.watch import Board, Report, SeenReport, Watch, open_watch, verdict
+from tiledseg.comm.watch import Board, Report, SeenReport, Watch, verdict
 
 JOB = str(Path(__file__).with_name("job.py"))
 DEADLINE = 6.0
@@ -73,13 +73,15 @@ def test_the_line_stays_short_on_many_ranks() -> None:
     assert "1195 more groups" in line
 
 
-def test_a_watch_asks_the_store_twice_a_look_and_counts_how_long_a_report_stays() -> None:
+def test_a_watch_asks_the_store_twice_a_look_and_counts_how_long_a_report_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whatever the number of ranks."""
     asked: list[str] = []
     root = SUM
 
     class Counted(Board):
-        def __init__(self) -> None:
+        def __init__(self, *_: object) -> None:
             """No store."""
 
         def put(self, report: Report) -> None:
@@ -89,7 +91,8 @@ def test_a_watch_asks_the_store_twice_a_look_and_counts_how_long_a_report_stays(
             asked.append(f"read {len(ranks)}")
             return [root]
 
-    watch = Watch(Counted(), Launch(7, 1200, 1, 6, "slurm"), "n1", 600.0)
+    monkeypatch.setattr("tiledseg.comm.watch.Board", Counted)
+    watch = Watch(dist.HashStore(), Launch(7, 1200, 1, 6, "slurm"), {}, 600.0)
     asked.clear()
     for beat in (9, 9, 10):
         root = SUM._replace(beat=beat)
@@ -133,7 +136,7 @@ def test_a_long_piece_of_work_that_ticks_is_left_alone() -> None:
 
 def test_rank_0_keeps_the_store_until_all_have_looked_for_the_last_time() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
-    watches = [open_watch(store, Launch(rank, 2, rank, 2, "torchrun"), {}, DEADLINE) for rank in range(2)]
+    watches = [Watch(store, Launch(rank, 2, rank, 2, "torchrun"), {}, DEADLINE) for rank in range(2)]
     last = threading.Thread(target=watches[0].stop)
     last.start()
     last.join(0.3)
@@ -147,7 +150,7 @@ def test_who_meets_a_lost_peer_names_it() -> None:
     """One that asks reads all reports, the others read what it found: no traffic that grows with the ranks squared."""
     for stopped, words in (((), ""), ((1, 2), r"ranks 1-2 not answering, last in: .+")):
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
-        watches = [open_watch(store, Launch(rank, 4, rank, 4, "torchrun"), {}, DEADLINE) for rank in range(4)]
+        watches = [Watch(store, Launch(rank, 4, rank, 4, "torchrun"), {}, DEADLINE) for rank in range(4)]
         for rank, watch in enumerate(watches):
             if rank not in stopped:
                 watch.start()

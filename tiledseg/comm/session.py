@@ -192,7 +192,7 @@ def _connect(
 
     from tiledseg.comm.rendezvous import await_all_ranks, gloo_interface, open_store
     from tiledseg.comm.transport_torch import COLLECTIVE_TIMEOUT, all_ranks, peer_errors
-    from tiledseg.comm.watch import open_watch
+    from tiledseg.comm.watch import Watch
     from tiledseg.memory.device import gloo_connects
 
     check_open_files(launch)
@@ -205,7 +205,7 @@ def _connect(
     watch = None
     if deadline is not None or not by_mpi:
         store = open_store(launch, environ, world)
-        watch = None if deadline is None else open_watch(store, launch, environ, deadline)
+        watch = None if deadline is None else Watch(store, launch, environ, deadline)
         await_all_ranks(store, launch)
         if watch is not None:
             watch.start()

@@ -151,23 +151,15 @@ class Board:
             self._connection = None
 
 
-def open_watch(store: dist.Store, launch: Launch, environ: Mapping[str, str], deadline: float) -> Watch:
-    """Return this rank's part of the watch, with its first report at the store."""
-    board, own = (Board(store, environ, max(0.5, report_period(deadline))) for _ in range(2))
-    return Watch(board, launch, socket.gethostname(), deadline, own)
-
-
-def report_period(deadline: float) -> float:
-    return min(deadline / 20, _LONGEST_PERIOD)
-
-
 class Watch:
-    """This rank's part of the watch over a job; `stop` it after the last communication of all ranks. `own`: a board for
-    the program's own thread."""
+    """This rank's part of the watch over a job, with its first report at the store; `stop` it after the last
+    communication of all ranks."""
 
-    def __init__(self, board: Board, launch: Launch, host: str, deadline: float, own: Board | None = None) -> None:
-        self._board, self._launch, self._host, self._own = board, launch, host, own or board
-        self._deadline, self._period = deadline, report_period(deadline)
+    def __init__(self, store: dist.Store, launch: Launch, environ: Mapping[str, str], deadline: float) -> None:
+        self._launch, self._host = launch, socket.gethostname()
+        self._deadline, self._period = deadline, min(deadline / 20, _LONGEST_PERIOD)
+        # One for the watch, one for the program's own thread.
+        self._board, self._own = (Board(store, environ, max(0.5, self._period)) for _ in range(2))
         self._beat, self._changes = 0, -1
         self._age = 0.0
         self._seen: dict[int, SeenReport] = {}
