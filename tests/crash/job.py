@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,16 @@ def _in_save(meet: Callable[[], None]) -> None:
 
 def _in_map(meet: Callable[[], None]) -> None:
     """Before a tile's pixels are written."""
-    from tiledseg.raster.map_writer import RasterWriter
+    from tiledseg.raster import map_writer
 
-    write = RasterWriter.write
-    RasterWriter.write = lambda *arguments: (meet(), write(*arguments))[1]  # type: ignore[assignment, method-assign]
+    writer = map_writer.raster_writer
+
+    @contextmanager
+    def meeting(layout: Any) -> Iterator[Any]:
+        with writer(layout) as write:
+            yield lambda *arguments: (meet(), write(*arguments))[1]
+
+    map_writer.raster_writer = meeting  # before `inference.mapping` imports it
 
 
 def _in_publication(meet: Callable[[], None]) -> None:

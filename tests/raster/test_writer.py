@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import os
 import pickle
 import resource
 import shutil
@@ -32,7 +31,7 @@ from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster import map_writer
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
-from tiledseg.raster.map_writer import RasterLayout, RasterWriter, pack_layout, publish, raster_output
+from tiledseg.raster.map_writer import RasterLayout, pack_layout, publish, raster_output, raster_writer
 from tiledseg.system.outputs import files_below, unfinished
 
 UTM = CRS.from_epsg(32611)
@@ -51,9 +50,9 @@ def pixels_of(shape: tuple[int, int, int], dtype: str = "uint8", seed: int = 0) 
 
 
 def write_boxes(layout: RasterLayout, boxes: list[Box], pixels_CHW: np.ndarray) -> None:
-    with RasterWriter(layout) as out:
+    with raster_writer(layout) as write:
         for box in boxes:
-            out.write(box, pixels_CHW[:, *box.slices])
+            write(box, pixels_CHW[:, *box.slices])
 
 
 def partition(data: st.DataObject, box: Box, depth: int) -> list[Box]:
@@ -108,8 +107,8 @@ def test_laying_out_a_large_file_writes_little(tmp_path: Path) -> None:
         assert status.st_size > 4 * 10**9
         assert status.st_blocks * 512 < status.st_size / 100
         corner = Box(Interval(19998, 20000), Interval(19999, 20000))
-        with RasterWriter(layout) as out:
-            out.write(corner, np.full((3, 2, 1), 7.5, "float32"))
+        with raster_writer(layout) as write:
+            write(corner, np.full((3, 2, 1), 7.5, "float32"))
         publish(layout)
     with rasterio.open(tmp_path / "p.tif") as dataset:
         window = rasterio.windows.Window(19997, 19997, 3, 3)
@@ -147,15 +146,15 @@ def test_two_jobs_with_one_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with unfinished(path) as mine, unfinished(path) as others:
         first, second = RasterLayout(others, Info(30, 40), 1, "uint8"), RasterLayout(others, Info(30, 40), 1, "uint8")
         first.output = mine
-        for act in (RasterWriter, pack_layout, publish):
+        for act in (lambda layout: raster_writer(layout).__enter__(), pack_layout, publish):
             with pytest.raises(OutputError, match="another job"):
                 act(first)
         mine.discard()
         publish(second)
         with pytest.raises(WriteError, match=r"a\.tif: No such file"):
             publish(second)
-        with pytest.raises(OutputError, match="file system"):
-            RasterWriter(second)
+        with pytest.raises(OutputError, match="file system"), raster_writer(second):
+            pass
 
 
 def test_an_output_that_no_guard_has_looked_at_is_refused(tmp_path: Path) -> None:
@@ -169,12 +168,11 @@ def test_an_output_that_no_guard_has_looked_at_is_refused(tmp_path: Path) -> Non
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
     with unfinished(tmp_path / "a.tif") as output:
-        out = RasterWriter(RasterLayout(output, Info(30, 40), 1, "uint8"))
-        full = os.open("/dev/full", os.O_WRONLY)
-        os.dup2(full, out._descriptor)
-        os.close(full)
+        layout = RasterLayout(output, Info(30, 40), 1, "uint8")
+        layout.plain.unlink()
+        layout.plain.symlink_to("/dev/full")
         with pytest.raises(WriteError, match=r"a\.tif: No space left on device; make room"):
-            out.write(Box.of_shape((30, 40)), np.zeros((1, 30, 40), np.uint8))
+            write_boxes(layout, [Box.of_shape((30, 40))], np.zeros((1, 30, 40), np.uint8))
 
 
 LEGEND = [ClassRecord("water", (0, 0, 255)), ClassRecord("a & <b>", (1, 2, 3)), ClassRecord("Straße", (9, 8, 7))]

@@ -32,7 +32,7 @@ from tiledseg.memory.device import asked_back, is_gpu
 from tiledseg.raster.composed import Inside
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.pair_reading import area_reader
-from tiledseg.raster.map_writer import RasterLayout, RasterWriter
+from tiledseg.raster.map_writer import RasterLayout, Write, raster_writer
 from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.places import View, view_reader
 from tiledseg.raster.reader import KnownReader, RasterReader, open_raster
@@ -155,15 +155,14 @@ def map_windows(
     config, passes = share.request.config, share.passes
     with ExitStack() as stack:
         dataset = stack.enter_context(closing(open_dataset(share, mapper)))
-        writers = [stack.enter_context(RasterWriter(layout)) for layout in layouts]
+        writers = [stack.enter_context(raster_writer(layout)) for layout in layouts]
         # All ranks open the files before any can fail: a rank that fails removes their names.
         mesh.communicator.barrier()
         stack.enter_context(torch.inference_mode())
         stack.enter_context(doing("mapping"))
         for core in share.outside:
-            for writer, fill in zip(writers, (mapper.ignore_index, np.nan), strict=False):
-                layout = writer.layout
-                writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
+            for layout, write, fill in zip(layouts, writers, (mapper.ignore_index, np.nan), strict=False):
+                write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
         overlaps = is_gpu(mesh.device) or passes.mode.network.graph.is_untraced  # compute while a window is written
         # Reading is fast beside an untraced network's crops.
         threads = min(2, config.data.workers) if passes.mode.network.graph.is_untraced else config.data.workers
@@ -178,12 +177,12 @@ def map_windows(
 
         # The writing thread has one of its own, which torch would give to later threads too.
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        write = partial(_write, writers=writers, share=share, ignore_index=mapper.ignore_index)
-        for _ in prefetch(computed(), write, 1, 1 + overlaps):
+        keep = partial(_write, writers=writers, share=share, ignore_index=mapper.ignore_index)
+        for _ in prefetch(computed(), keep, 1, 1 + overlaps):
             pass
 
 
-def _write(computed: _Computed, writers: Sequence[RasterWriter], share: ImageShare, ignore_index: int) -> None:
+def _write(computed: _Computed, writers: Sequence[Write], share: ImageShare, ignore_index: int) -> None:
     """Write a window's classes and probabilities once they are on the host. Raise RasterError if a score is not
     finite."""
     core, valid_HW, returning = computed
@@ -200,10 +199,10 @@ def _write(computed: _Computed, writers: Sequence[RasterWriter], share: ImageSha
             f"(gdal_edit.py -a_nodata), or use another --precision than {share.request.config.train.precision}"
         )
     classes_HW[nothing_HW] = ignore_index
-    writers[0].write(core, classes_HW[None])
+    writers[0](core, classes_HW[None])
     for shares_KHW in shares:
         shares_KHW[:, nothing_HW] = np.nan
-        writers[1].write(core, shares_KHW)
+        writers[1](core, shares_KHW)
 
 
 def to_host(scores_KHW: torch.Tensor, probabilities: bool, are_shares: bool) -> Callable[[], Sequence[torch.Tensor]]:

@@ -3,7 +3,7 @@
 One rank lays out an uncompressed tiled GeoTIFF in the output's temporary folder (`system.outputs.unfinished`). In such
 a file a block's offset is known before its pixels, so any rank writes its rectangles with `pwrite`: no
 read-modify-write, no lock, no gathering. One rank makes a `RasterLayout` and broadcasts it; every rank writes by a
-`RasterWriter`; after a barrier one rank calls `pack_layout` and `publish`. The bytes depend on the pixels only.
+`raster_writer`; after a barrier one rank calls `pack_layout` and `publish`. The bytes depend on the pixels only.
 
 The plain file is the format `gtiff`; GDAL's driver packs it to `cog`, a Cloud-Optimized GeoTIFF with overviews. A
 GeoTIFF keeps a colour for each value, and names only in our tags CLASS_0, CLASS_1, ..., which `evaluate` reads.
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,59 +127,52 @@ def raster_output(
     return replace(output, beside=(*output.beside, style, temporary(style))) if legend else output
 
 
-class RasterWriter:
-    """A writer of rectangles of pixels into a laid-out raster: one for each process, which threads may share. At the
-    end of its block it flushes the file to the disk.
+Write = Callable[[Box, NDArray], None]
+"""Writes the pixels (bands, height, width) of a box inside the raster, of the layout's dtype. Threads may share it.
+Memory: a copy of one block."""
+
+
+@contextmanager
+def raster_writer(layout: RasterLayout) -> Iterator[Write]:
+    """Yield a function that writes rectangles of pixels into a laid-out raster, one for each process. The file is
+    flushed to the disk at the block's end.
 
     Raises OutputError if the file is gone or was replaced, WriteError if a write fails.
     """
+    dtype = np.dtype(layout.dtype).newbyteorder("<")
+    try:
+        descriptor = os.open(layout.plain, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        words = f"cannot write {layout.path}: {layout.plain} {error.strerror}; all ranks must see one file system"
+        raise OutputError(words) from None
 
-    def __init__(self, layout: RasterLayout) -> None:
-        self.layout = layout
-        self._dtype = np.dtype(layout.dtype).newbyteorder("<")
-        try:
-            self._descriptor = os.open(layout.plain, os.O_WRONLY | os.O_CLOEXEC)
-        except OSError as error:
-            words = f"cannot write {layout.path}: {layout.plain} {error.strerror}; all ranks must see one file system"
-            raise OutputError(words) from None
-        try:
-            layout.output.check_ours()
-        except BaseException:
-            os.close(self._descriptor)
-            raise
-
-    def write(self, box: Box, pixels_CHW: NDArray) -> None:
-        """Write the pixels of `box` (inside the raster), of the layout's dtype, shape (bands, height, width). Memory: a
-        copy of one block."""
-        layout, item = self.layout, self._dtype.itemsize
+    def write(box: Box, pixels_CHW: NDArray) -> None:
         for part in box.blocks(BLOCK, BLOCK):
             rows, cols = part.relative_to(box).slices
             row, row_in_block = divmod(part.row.start, BLOCK)
             col, col_in_block = divmod(part.col.start, BLOCK)
             for band in range(layout.bands):
-                start = int(layout.offsets[band, row, col]) + (row_in_block * BLOCK + col_in_block) * item
-                pixels = np.ascontiguousarray(pixels_CHW[band, rows, cols], self._dtype)
+                start = int(layout.offsets[band, row, col]) + (row_in_block * BLOCK + col_in_block) * dtype.itemsize
+                pixels = np.ascontiguousarray(pixels_CHW[band, rows, cols], dtype)
                 with writing(layout.path):  # whole rows are contiguous in the file
                     for line in [slice(None)] if part.width == BLOCK else range(part.height):
-                        self._put(pixels[line].reshape(-1), start)
-                        start += BLOCK * item
+                        _put(descriptor, pixels[line].reshape(-1), start)
+                        start += BLOCK * dtype.itemsize
 
-    def _put(self, pixels: NDArray, offset: int) -> None:
-        data = pixels.data.cast("B")
-        while data:
-            written = os.pwrite(self._descriptor, data, offset)
-            data, offset = data[written:], offset + written
+    try:
+        layout.output.check_ours()
+        yield write
+        with writing(layout.path):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
-    def __enter__(self) -> RasterWriter:
-        return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            if error is None:
-                with writing(self.layout.path):
-                    os.fsync(self._descriptor)
-        finally:
-            os.close(self._descriptor)
+def _put(descriptor: int, pixels: NDArray, offset: int) -> None:
+    data = pixels.data.cast("B")
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
 
 
 def begin_chunks(layout: RasterLayout) -> None:

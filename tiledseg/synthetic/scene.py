@@ -28,7 +28,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box, Interval
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
-from tiledseg.raster.map_writer import RasterLayout, RasterWriter, pack_layout, publish, raster_output
+from tiledseg.raster.map_writer import RasterLayout, pack_layout, publish, raster_output, raster_writer
 from tiledseg.raster.mirrored_reader import prefetch
 from tiledseg.raster.samples.draws import mixed
 from tiledseg.system.outputs import check_outputs, unfinished
@@ -300,12 +300,12 @@ def write_scene(
             RasterLayout(first, info, bands, "uint8", NODATA, (), BANDS[bands]),
             RasterLayout(second, info, 1, "uint8", IGNORED, legend),
         )
-        with RasterWriter(layouts[0]) as image_file, RasterWriter(layouts[1]) as label_file:
+        with raster_writer(layouts[0]) as write_image, raster_writer(layouts[1]) as write_labels:
 
             def write(box: Box) -> None:
                 image_CHW, class_HW = scene.render(box)
-                image_file.write(box, image_CHW)
-                label_file.write(box, class_HW[None])
+                write_image(box, image_CHW)
+                write_labels(box, class_HW[None])
 
             for _ in prefetch(Box.of_shape(size).blocks(*WINDOW), write, workers, 2 * workers):
                 pass
