@@ -40,8 +40,8 @@ class OfOneWhole(Sly):
 @pytest.mark.parametrize(
     ("module", "grid", "words"),
     [
-        (LargeOnly(norm=False), 1, r"LargeOnly computes what.*\(mul, modules.py:\d+\) is called"),
-        (OfOneWhole(norm=False), 2, rf"\(mul, test_verify.py:\d+\) is given other numbers at 1 x {LARGE} x {LARGE}"),
+        (LargeOnly(norm=False), 1, r"LargeOnly computes what.*\(mul, tests/foreign/modules.py:\d+\) is called"),
+        (OfOneWhole(norm=False), 2, rf"\(mul, \S+verify.py:\d+\) is given other numbers at 1 x {LARGE} x {LARGE}"),
     ],
 )
 def test_a_map_of_another_network_is_none(
@@ -141,7 +141,7 @@ def test_the_first_stage_looks_for_all(meshes: dict[str, Mesh], capfd: pytest.Ca
         finally:
             pipeline.close()
 
-    with pytest.raises(ConfigError, match=r"LargeOnly computes in training.*\(mul, modules.py"):
+    with pytest.raises(ConfigError, match=r"LargeOnly computes in training.*\(mul, tests/foreign/modules.py"):
         step(LargeOnly(norm=False))
     torch.manual_seed(2)
     lost = step(Sly(norm=False))

@@ -339,7 +339,7 @@ def _twice(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_like_places_are_one_line_from_the_package_on() -> None:
-    said = r": \(1\) [^/]*, test_refused.py:\d+\) moves [^/]*\(2 such places\)$"
+    said = r": \(1\) [^/]*, tests/tracing/test_refused.py:\d+\) moves [^/]*\(2 such places\)$"
     with pytest.raises(ConfigError, match=said):
         trace(Written(_twice).eval(), 3)
 

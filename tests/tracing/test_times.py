@@ -96,7 +96,7 @@ def test_a_function_of_time_series(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (lambda: Layered(same, nn.Dropout3d(0.5)), "drops a channel of all times at once; use Dropout,"),
+        (lambda: Layered(same, nn.Dropout3d(0.5)), "use Dropout2d, or Dropout for times"),
         (
             lambda: resized(scale_factor=(1, 1.5, 1.5), mode="trilinear"),
             "only whole factors fall on the edges of tiles",

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.tracing.test_refused import TABLE, Function, Written, _tokens
+from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.tracing.trace import trace
 
 
@@ -101,6 +102,11 @@ ODD: dict[str, Function] = {
     "bmm by names, of each time": _series(
         lambda x: torch.bmm(torch.bmm(x, mat2=x.transpose(1, 2)).softmax(-1), mat2=x)
     ),
+    "one channel, viewed": lambda x: functional.conv2d(x.mean(1, True).view(x[:, :1].shape), TABLE[0, :, None, :1, :1]),
+    "the largest of split channels": lambda x: x * x.unflatten(1, (2, 2)).amax((1, 2), keepdim=True).squeeze(1),
+    "less the mean of channels and pixels": lambda x: x - x.mean((1, 2, 3), keepdim=True),
+    "cropped where channels are last": lambda x: x.permute(0, 2, 3, 1)[:, 1:-1, 1:-1].relu().permute(0, 3, 1, 2),
+    "padded where channels are last": lambda x: functional.pad(x.movedim(1, 3), (0, 0, 2, 2, 1, 1)).movedim(3, 1),
     "a place that is chosen": lambda x: x.argmax(1, keepdim=True).to(x.dtype) * x,
 }
 
@@ -109,4 +115,6 @@ ODD: dict[str, Function] = {
 def test_unusual_arguments_are_exact(name: str) -> None:
     module = Written(ODD[name]).double().eval()
     x_BCHW = torch.randn(1, 3, 40, 56, dtype=torch.float64)
-    torch.testing.assert_close(trace(module, 3)(x_BCHW), module(x_BCHW), rtol=1e-12, atol=1e-12)
+    network, y_BCHW = trace(module, 3), module(x_BCHW)
+    torch.testing.assert_close(network(x_BCHW), y_BCHW, rtol=1e-12, atol=1e-12)
+    assert tensor_shapes(network.graph, 3, 40, 56)[network.graph.results[0]] == tuple(y_BCHW.shape[1:])

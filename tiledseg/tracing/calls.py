@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import zip_longest
 from typing import Any
 
@@ -20,7 +19,7 @@ _BEGIN = f"{_HERE}/runs.py", f"{_HERE}/compare.py"  # code that begins a run
 _FIRST = ("input", "self", "tensor", "x", "a", "x1")
 # Other names of an argument: torch takes NumPy's too.
 NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(("input", "self"), _FIRST)
-NAMES |= {"dim": ("dim", "axis"), "keepdim": ("keepdim", "keepdims"), "other": ("other", "x2", "mat2")}
+NAMES |= {"dim": ("dim", "axis", "dims"), "keepdim": ("keepdim", "keepdims"), "other": ("other", "x2", "mat2")}
 
 # Functions of single values, by the name of the variant that makes a new tensor.
 _ELEMENTWISE = """abs add addcdiv addcmul atan celu clamp clamp_max clamp_min cos detach div elu eq erf exp expm1
@@ -131,24 +130,14 @@ def plain(name: str) -> str:
 
 def calling_line() -> str:
     """Return the file and line of the innermost code that is neither torch's nor of this room."""
-    frame = inspect.currentframe()
-    while frame is not None:
+    for frame, line in traceback.walk_stack(inspect.currentframe()):
         name = frame.f_code.co_filename
         if name in _BEGIN:
             break
-        if "/torch/" not in name and not name.startswith(_HERE) and not name.startswith("<"):
-            return f"{_in_package(name)}:{frame.f_lineno}"
-        frame = frame.f_back
+        if "/torch/" not in name and not name.startswith((_HERE, "<")):
+            folders = frame.f_globals.get("__name__", "").count(".")  # of its package
+            return f"{'/'.join(name.split('/')[-1 - folders :])}:{line}"
     return "an unknown line"
-
-
-@cache
-def _in_package(path: str) -> str:
-    """Return a file's path relative to the folder of its top package."""
-    top = os.path.dirname(path)
-    while os.path.exists(os.path.join(top, "__init__.py")):
-        top = os.path.dirname(top)
-    return os.path.relpath(path, top)
 
 
 def where(call: Call) -> str:
@@ -173,11 +162,9 @@ def same(one: Any, other: Any) -> bool:
         case Given(), Given():
             a, b = one.tensor, other.tensor
             has_values = not isinstance(a, FakeTensor) and not isinstance(b, FakeTensor)
-            if (a.shape, a.dtype) != (b.shape, b.dtype):
-                return False
-            if has_values and not torch.equal(a.nan_to_num(), b.nan_to_num()):
-                return False
-            return (has_values and not one.from_weights) or same(one.recipe, other.recipe)
+            alike = (a.shape, a.dtype) == (b.shape, b.dtype)
+            equal = alike and (not has_values or torch.equal(a.nan_to_num(), b.nan_to_num()))
+            return equal and ((has_values and not one.from_weights) or same(one.recipe, other.recipe))
         case tuple(), tuple():
             return len(one) == len(other) and all(map(same, one, other))
         case dict(), dict():
@@ -203,13 +190,9 @@ def differing(one: Record, again: Record, how: str | None = None, other: Record 
         fixed = same(mine, third) if other else how is not None and not excused
         if fixed and not same(mine, theirs):
             return f"{where(call)} is given other numbers {there}"
-    if how is None:
-        return None
-    if drew := [name for name in again.drew if name != "torch"]:
-        return f"it draws {drew[0]}'s random numbers, and may do something else with others"
-    if again.moved:
-        return f"it moves its buffer '{again.moved[0]}', which no graph does"
-    return again.faults[0] if again.faults else None
+    found = [f"it draws {each}'s random numbers, on which more may depend" for each in again.drew if each != "torch"]
+    found += [*(f"it moves its buffer '{each}', which no graph does" for each in again.moved), *again.faults]
+    return next(iter(found), None) if how is not None else None
 
 
 def _identity(call: Call) -> tuple[Any, ...]:

@@ -11,6 +11,8 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 from math import inf, prod
 from typing import Any
 
@@ -30,7 +32,7 @@ from tiledseg.memory.allocations import is_exhausted
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.layers.pixelwise import to_layout
 from tiledseg.models.layers.pooling import average_pool
-from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
+from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.system.console import counted
 from tiledseg.tracing.calls import Call, Made, function_name, tensors_of, where
@@ -46,8 +48,8 @@ SIDES = 80, 256, 1024  # most pixels of a crop's side: the first that the module
 SHARES = 1, 2, 4, 8, 16, 32  # of the sides of a window: the first that fits in memory is compared
 EXACT = 1e-8  # tolerance in a run in float64, of the largest value
 ROUNDINGS = 16.0  # tolerance in a run in another dtype, of the largest value, in units of the dtype's epsilon
-SECONDS = 1.0  # most time of comparing calls for images of other sizes
 TRIES = 2048  # sides that the search for a legal one tries
+SECONDS = 1.0  # most time of comparing calls for images of other sizes
 
 Say = Callable[[str], None]
 Values = dict[str, torch.Tensor]  # 'output 0', "state 'norm.running_mean'", "gradient 'head.weight'"
@@ -55,13 +57,13 @@ Gaps = dict[str, tuple[float, float]]  # of each value: its largest difference, 
 
 
 def values(
-    twin: GraphNetwork, x_BCHW: torch.Tensor, of_module: bool, precise: bool, backward: bool, unwatched: bool = False
+    twin: GraphNetwork, x_BCHW: torch.Tensor, of_module: bool, backward: bool = False, unwatched: bool = False
 ) -> Values:
     """Return the outputs of the module (`of_module`) or of its graph, the state afterwards, and gradients (`backward`).
-    `precise`: in float64. `unwatched`: under no mode of torch, since a module may detect a mode."""
+    `unwatched`: under no mode of torch, since a module may detect a mode."""
     module: nn.Module = twin.recorded.module
-    x_BCHW = x_BCHW.to(torch.float64 if precise else x_BCHW.dtype, copy=True).requires_grad_(backward)
-    conditions = drawn_from(0) if unwatched else same_conditions(x_BCHW.device, precise)
+    x_BCHW = x_BCHW.clone().requires_grad_(backward)
+    conditions = drawn_from(0) if unwatched else same_conditions(x_BCHW)
     with conditions, torch.set_grad_enabled(backward), kept_state(module, False):
         held = x_BCHW.clone() if backward else x_BCHW  # the module may write over it
         if of_module:
@@ -69,7 +71,7 @@ def values(
             outputs = outputs if twin.recorded.wanted is None else [outputs[k] for k in twin.recorded.wanted]
         else:
             tensors = {0: held}
-            advance(twin, tensors, 0, len(twin.graph))
+            twin.run_nodes(tensors, 0, len(twin.graph))
             outputs = [tensors[result] for result in twin.graph.results]
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         made = {f"output {number}": output.detach() for number, output in enumerate(outputs)}
@@ -85,20 +87,19 @@ def values(
 
 
 def differences(
-    twin: GraphNetwork, x_BCHW: torch.Tensor, relative: float, precise: bool, backward: bool, epsilon: float = 0.0
+    twin: GraphNetwork, x_BCHW: torch.Tensor, relative: float, backward: bool = False, epsilon: float = 0.0
 ) -> Gaps:
     """Return the values in which a module and its graph differ by more than `relative` of the value's size. `epsilon`:
     rounding of the input; ten times the change that it makes in the module's own value is tolerated too."""
-    x_BCHW = x_BCHW.double() if precise else x_BCHW
-    by_graph = values(twin, x_BCHW, False, precise, backward)  # first: the module may write its weights
-    by_module = values(twin, x_BCHW, True, precise, backward)
+    by_graph = values(twin, x_BCHW, False, backward)  # first: the module may write its weights
+    by_module = values(twin, x_BCHW, True, backward)
     missing = torch.empty(0)  # in the place of an output that the graph does not have
     gaps = {name: gap(by_graph.get(name, missing), tensor) for name, tensor in by_module.items()}
     apart = _beyond(gaps, relative, {})
     if apart and epsilon:
         noise_BCHW = torch.rand(x_BCHW.shape, generator=torch.Generator().manual_seed(1)).to(x_BCHW)
         moved_BCHW = x_BCHW + epsilon * (float(x_BCHW.abs().nan_to_num().max()) or 1.0) * noise_BCHW
-        moved = values(twin, moved_BCHW, True, precise, backward)
+        moved = values(twin, moved_BCHW, True, backward)
         apart = _beyond(apart, relative, {name: 10 * gap(moved[name], by_module[name])[0] for name in apart})
     return apart
 
@@ -122,8 +123,9 @@ def _beyond(apart: Gaps, relative: float, slack: dict[str, float]) -> Gaps:
 
 
 def copied(network: GraphNetwork, precise: bool) -> GraphNetwork:
-    """Return a copy with weights, buffers and attributes of its own, in float64 if `precise`; offload is not copied."""
+    """Return a copy with tensors and attributes of its own, which keeps all activations; in float64 if `precise`."""
     twin = copy.deepcopy(network, {id(network._offload): None})
+    twin.graph = replace(twin.graph, memory=None)
     set_dropout_key(twin)
     return twin.double() if precise else twin
 
@@ -139,75 +141,73 @@ def as_trained(twin: GraphNetwork) -> nn.Module:
     return module
 
 
-def advance(twin: GraphNetwork, tensors: Tensors, first: int, stop: int) -> None:
-    """Run the nodes `first` to `stop` - 1 of the graph on `tensors`."""
-    modules = list(twin.layers.values())
-    run_nodes(twin.graph, lambda k, inputs: modules[k](*inputs), tensors, first, stop)
-
-
 @contextlib.contextmanager
-def same_conditions(device: torch.device, precise: bool) -> Iterator[None]:
-    """Seed generators, let dropout keep all, allow nondeterministic kernels, and disable autocast if `precise`."""
-    mode = torch.get_deterministic_debug_mode()
-    cast = torch.autocast(device.type, enabled=False) if precise else contextlib.nullcontext()
-    with drawn_from(0), _KeepAll(precise), cast:
+def same_conditions(x_BCHW: torch.Tensor) -> Iterator[None]:
+    """Seed generators, let dropout keep all, allow nondeterministic kernels; for float64 disable autocast."""
+    mode, is_double = torch.get_deterministic_debug_mode(), x_BCHW.dtype == torch.float64
+    cast = torch.autocast(x_BCHW.device.type, enabled=False) if is_double else contextlib.nullcontext()
+    with drawn_from(0), _KeepAll(is_double), cast, contextlib.ExitStack() as after:
+        after.callback(torch.set_deterministic_debug_mode, mode)
         torch.set_deterministic_debug_mode("default")
-        try:
-            yield
-        finally:
-            torch.set_deterministic_debug_mode(mode)
+        yield
+
+
+def _keep_all(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True
+) -> torch.Tensor:
+    """Keep and scale all channels, with the arguments of torch's functions of dropout."""
+    return input * ((1 / (1 - p) if p < 1 else 0.0) if training and train else 1.0)
+
+
+_DROPOUTS = "dropout dropout2d feature_dropout dropout_ dropout2d_ feature_dropout_"
+INSTEAD: dict[str, Callable[..., torch.Tensor]] = {
+    **dict.fromkeys(_DROPOUTS.split(), _keep_all),
+    **{"bernoulli_": lambda x, *_, **__: x.fill_(1), "rand": torch.ones},  # of stochastic depth
+    "avg_pool2d": average_pool,
+}
 
 
 class _KeepAll(TorchFunctionMode):
     """A mode of torch in which dropout keeps and scales all channels, pooling is right on a GPU, and norms are right on
-    a CPU (`weighted.corrected`). `precise`: float64 tensors stay so where the module casts them to float32."""
+    a CPU (`weighted.corrected`). `is_double`: float64 tensors stay so where the module casts them to float32."""
 
-    def __init__(self, precise: bool) -> None:
+    def __init__(self, is_double: bool) -> None:
         super().__init__()
-        self._precise = precise
+        self._is_double = is_double
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function_name(func) == "avg_pool2d":
-            return average_pool(*args, **kwargs)
-        if function_name(func) in ("group_norm", "batch_norm") and args:
-            args = args[0].contiguous(), *args[1:]
-        if self._precise and function_name(func) == "float" and args[0].dtype == torch.float64:
+        name = function_name(func)
+        if self._is_double and name == "float" and args[0].dtype == torch.float64:
             return args[0]
-        if function_name(func) in ("bernoulli_", "rand"):  # of stochastic depth
-            return args[0].fill_(1) if function_name(func) == "bernoulli_" else torch.ones(*args, **kwargs)
-        if function_name(func).rstrip("_") not in ("dropout", "dropout2d", "feature_dropout"):
-            return func(*args, **kwargs)
-        p, training = (*args, *(0.5, True)[len(args) - 1 :])[1:3]
-        p, training = kwargs.get("p", p), kwargs.get("training", kwargs.get("train", training))
-        x = args[0] if args else kwargs["input"]
-        return x * ((1 / (1 - p) if p < 1 else 0.0) if training else 1.0)
+        if name in ("group_norm", "batch_norm") and args:
+            args = args[0].contiguous(), *args[1:]
+        return INSTEAD.get(name, func)(*args, **kwargs or {})
 
 
 def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: bool) -> None:
     """Compare a new graph with its module on these images, small and large. Raise ConfigError where outputs differ, or
     gradients of a module in training. In evaluation, other gradients make a network that only maps."""
-    trains = network.recorded.module.training
+    trains, twin = network.recorded.module.training, network
     with in_mode(network, False):
-        twin, precise = network, False
-        with contextlib.suppress(Exception):  # whatever a module raises that is copied, or run in float64
-            wide = copied(network, True)
-            made = values(wide, probes[-1], True, True, False).values()
-            precise = all(y.dtype == torch.float64 or not y.is_floating_point() for y in made)  # counts stay integers
         with contextlib.suppress(Exception):  # a module that cannot be copied is compared as it is
-            twin = wide if precise else copied(network, False)
-        dtype = torch.float64 if precise else probes[-1].dtype
+            twin = copied(network, False)
+        with contextlib.suppress(Exception):  # whatever a module raises that is run in float64
+            wide, wide_probes = copied(network, True), [x_BCHW.double() for x_BCHW in probes]
+            made = values(wide, wide_probes[-1], True).values()
+            if all(y.dtype == torch.float64 or not y.is_floating_point() for y in made):  # counts stay integers
+                twin, probes = wide, wide_probes
+        dtype = probes[-1].dtype
         for x_BCHW in (*probes, LARGE * probes[-1]):
             try:
-                apart = differences(twin, x_BCHW, OUTPUTS.get(dtype, COARSE), precise, False)
+                apart = differences(twin, x_BCHW, OUTPUTS.get(dtype, COARSE))
             except Exception as error:  # a function that takes other things than it was thought to
                 what = f"the module's graph does not run: {type(error).__name__}: {first_line(error)}"
                 raise ConfigError(f"{what}; write that function in other words, and please report it") from error
             for diff, size in apart.values():
                 what = f"the module's graph gives outputs that differ from the module's by {diff:.1e} of {size:.1e}"
                 raise ConfigError(f"{what} for {tuple(x_BCHW.shape)}; write in other words what was not seen")
-        unwatched, watched = (values(twin, probes[-1], True, precise, False, each) for each in (True, False))
-        bound = OUTPUTS[torch.float32] if precise else COARSE
+        unwatched, watched = (values(twin, probes[-1], True, unwatched=each) for each in (True, False))
+        bound = OUTPUTS[torch.float32] if dtype == torch.float64 else COARSE
         if _beyond({name: gap(unwatched[name], tensor) for name, tensor in watched.items()}, bound, {}):
             raise ConfigError("the module computes something else where its calls are watched; leave that out")
         for training in () if network.own_gradients else (False, True):
@@ -215,7 +215,7 @@ def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: b
                 return
             twin.train(training)
             try:
-                apart = differences(twin, probes[0], GRADIENTS.get(dtype, COARSE), precise, True)
+                apart = differences(twin, probes[0], GRADIENTS.get(dtype, COARSE), True)
                 reason = f"{next(iter(apart))} is another than the graph's" if apart else None
             except RuntimeError as error:  # such as a function without a derivative
                 reason = f"it has no gradients: {first_line(error)}"
@@ -228,14 +228,11 @@ def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: b
 
 def holds_anywhere(network: GraphNetwork, x_BCHW: torch.Tensor) -> bool:
     """Return True if graph and module agree for an image of any size, or the module does not run on it."""
-    with in_mode(network, False):
-        try:
-            values(network, x_BCHW, True, False, False)
-        except Exception:  # whatever the module raises
-            return True
-        with contextlib.suppress(Exception):  # sizes that do not join
-            return not differences(network, x_BCHW, OUTPUTS.get(x_BCHW.dtype, COARSE), False, False)
-        return False
+    runs = False
+    with in_mode(network, False), contextlib.suppress(Exception):  # whatever the module raises; sizes that do not join
+        runs = bool(values(network, x_BCHW, True))
+        return not differences(network, x_BCHW, OUTPUTS.get(x_BCHW.dtype, COARSE))
+    return not runs
 
 
 def verify_first(
@@ -267,14 +264,14 @@ def verify_first(
 
 
 def verified(
-    network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: int | None = None, wholes: Sequence[Images] = ()
+    network: GraphNetwork, x_BCHW: torch.Tensor, memory: int, most: float = inf, wholes: Sequence[Images] = ()
 ) -> str:
     """Compare a traced network with its module on real input, and the module's calls there and for `wholes`. Return a
     line for the log. Raise ConfigError that names the first difference. Uses at most `memory` bytes, of which at most
     `most` hold activations."""
     begun, name = time.perf_counter(), type(network.recorded.module).__name__
-    room = memory - 3 * sum(tensor.numel() * torch.float64.itemsize for tensor in network.state_dict().values())
-    room = room if most is None else min(room, most)
+    doubles = sum(tensor.numel() for tensor in network.state_dict().values())
+    room = min(memory - 3 * doubles * torch.float64.itemsize, most)
     try:
         twin = copied(network, False)
     except Exception as error:  # whatever an attribute of the module raises
@@ -299,54 +296,46 @@ def verified(
     return f"not checked: no part of {_size(x_BCHW)} suits {name} and the free memory"
 
 
-def _check(network: GraphNetwork, twin: GraphNetwork, window_BCHW: torch.Tensor, room: int) -> None:
+def _check(network: GraphNetwork, twin: GraphNetwork, window_BCHW: torch.Tensor, room: float) -> None:
     """Compare on a crop in float64 (in the run's dtype if the module does not run in float64), in training with
     gradients; then by `twin` on the whole window, in the run's dtype. Raise ConfigError that names the first
     difference. It is the last of the gradients, which a backward pass makes first."""
-    trains, compared, precise_twin = network.training and torch.is_grad_enabled(), False, copied(network, True)
+    trains, compared, wide = network.training and torch.is_grad_enabled(), False, copied(network, True)
     cast = torch.is_autocast_enabled(kind := window_BCHW.device.type)
     epsilon = torch.finfo(torch.get_autocast_dtype(kind) if cast else window_BCHW.dtype).eps
-    module_name = type(network.recorded.module).__name__
-    crops = ((precise, _legal_crop(network, window_BCHW, (side, side))) for precise in (True, False) for side in SIDES)
-    for precise, x_BCHW in (*crops, (False, window_BCHW)):
-        is_crop = x_BCHW is not window_BCHW
-        if x_BCHW is None or (is_crop and compared):
+    name = type(network.recorded.module).__name__
+    crops = [crop for side in SIDES if (crop := _legal_crop(network, window_BCHW, (side, side))) is not None]
+    for x_BCHW in chain(map(torch.Tensor.double, crops), crops, [window_BCHW]):
+        is_crop, is_double = x_BCHW is not window_BCHW, x_BCHW.dtype == torch.float64
+        if is_crop and (compared or _bytes(network, x_BCHW, torch.float64.itemsize * (3 if trains else 1)) > room):
             continue
-        if is_crop:
-            if _bytes(network, x_BCHW, torch.float64.itemsize * (3 if trains else 1)) > room:
-                continue
-            bound = EXACT if precise else 1e4 * epsilon
-            rounding = 16 * torch.finfo(torch.float64 if precise else x_BCHW.dtype).eps
-        else:
-            bound = EXACT if x_BCHW.dtype == torch.float64 else ROUNDINGS * epsilon
-            rounding = 4 * epsilon
+        bound = EXACT if is_double else (1e4 if is_crop else ROUNDINGS) * epsilon
+        rounding = 16 * torch.finfo(x_BCHW.dtype).eps if is_crop else 4 * epsilon
         try:
-            by = precise_twin if precise else twin
-            apart = differences(by, x_BCHW, bound, precise, trains and is_crop, epsilon=rounding)
+            apart = differences(wide if is_double else twin, x_BCHW, bound, trains and is_crop, rounding)
         except Exception as error:  # whatever the module raises, in float64 or on a small crop
             if is_exhausted(error):
                 raise
             if is_crop:
                 continue
-            what = f"{module_name} does not run on {_size(x_BCHW)} of the data: {type(error).__name__}"
+            what = f"{name} does not run on {_size(x_BCHW)} of the data: {type(error).__name__}"
             raise ConfigError(f"{what}: {first_line(error)}; mend it, or choose another size of tiles") from error
         compared = True
         if apart:
-            outputs = [name for name in apart if not name.startswith("gradient")]
-            name, place = outputs[0] if outputs else list(apart)[-1], "a backward pass of its own, after it"
-            place = _first_differing(network, x_BCHW, bound, precise) if outputs else place
-            difference, size = apart[name]
+            outputs = [value for value in apart if not value.startswith("gradient")]
+            value, place = outputs[0] if outputs else list(apart)[-1], "a backward pass of its own, after it"
+            place = _first_differing(network, x_BCHW, bound) if outputs else place
+            difference, size = apart[value]
             mode = " in training" if network.training else ""
-            what = f"{module_name} computes{mode} what its graph does not, on {_size(x_BCHW)} of the data"
+            what = f"{name} computes{mode} what its graph does not, on {_size(x_BCHW)} of the data"
             remedy = "write that in other words, or set verify to false (docs/explanation/exactness.md)"
-            raise ConfigError(f"{what}: {name} differs by {difference:.1e} of {size:.1e}; first: {place}; {remedy}")
+            raise ConfigError(f"{what}: {value} differs by {difference:.1e} of {size:.1e}; first: {place}; {remedy}")
 
 
-def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: float, precise: bool) -> str:
+def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: float) -> str:
     """Return in words the first node whose tensor differs, by running module and graph side by side, call by call."""
-    module, graph = copied(network, precise), copied(network, precise)
+    module, graph = (copied(network, x_BCHW.dtype == torch.float64) for _ in range(2))
     recorded, places, done = module.recorded, list[str](), 0
-    x_BCHW = x_BCHW.to(torch.float64 if precise else x_BCHW.dtype)
     tensors = {0: x_BCHW.clone()}
 
     def watch(calls: list[Call], parts: list[torch.Tensor]) -> None:
@@ -360,13 +349,13 @@ def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: floa
             node, layout = recorded.made.get(Made(at, part), (-1, None))
             if places or node < done:
                 continue
-            advance(graph, tensors, done, node + 1)
+            graph.run_nodes(tensors, done, node + 1)
             done = node + 1
             difference, size = gap(to_layout(tensors[done], layout), tensor)
             if not difference <= relative * size:
                 places.append(f"node '{network.graph.nodes[node].name}' by {difference:.1e} of {size:.1e}, {traced}")
 
-    with contextlib.suppress(Exception), torch.no_grad(), same_conditions(x_BCHW.device, precise):
+    with contextlib.suppress(Exception), torch.no_grad(), same_conditions(x_BCHW):
         record(as_trained(module), x_BCHW.clone(), watch=watch)
     return places[0] if places else "what it returns, or leaves behind, of nodes that agree"
 

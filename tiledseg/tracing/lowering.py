@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count, repeat
 from typing import Any
 
 import torch
@@ -54,9 +54,9 @@ class Value:
     other_shape: tuple[int, ...]  # in the other run
     pairs: Pairs | None = field(default=None, kw_only=True)  # weights of attention, in the place of a node
 
-    def as_meta(self, of_one: bool) -> torch.Tensor:
-        """Return a tensor of this shape without values; `of_one`: in the first run."""
-        return torch.empty(self.shape if of_one else self.other_shape, device="meta")
+    def as_meta(self, at: str) -> torch.Tensor:
+        """Return a tensor of `shape` or `other_shape` (`at`) without values."""
+        return torch.empty(getattr(self, at), device="meta")
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,13 @@ class Step:
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
         """Return an argument: a tensor's `Value`, or a number. Refuses a number that differs between the runs."""
-        one, other = self._both(index, name, default)
+        one, other = (given_to(call, index, name, default) for call in (self.call, self.other))
         refuse(not same(one, other), SIZED)
         return self.lowering.resolved(one)
 
     def arguments(self, index: int, name: str, default: Any = None) -> list[Any]:
         """Return an argument of both runs, which may depend on the size."""
-        return list(map(self.lowering.resolved, self._both(index, name, default)))
-
-    def _both(self, index: int, name: str, default: Any) -> tuple[Any, Any]:
-        return given_to(self.call, index, name, default), given_to(self.other, index, name, default)
+        return [self.lowering.resolved(given_to(call, index, name, default)) for call in (self.call, self.other)]
 
     def given(self) -> tuple[list[Any], dict[str, Any]]:
         """Return all positional arguments, and all keyword arguments."""
@@ -115,10 +112,8 @@ class Step:
     def do(self, function: str, *arguments: Any, **keywords: Any) -> Value:
         """Lower a call of another function, in the place of this one, and return its result."""
         calls = list[Call]()
-        for call, of_one in ((self.call, True), (self.other, False)):
-            given = tree_map(
-                lambda each, of_one=of_one: each.as_meta(of_one) if isinstance(each, Value) else each, arguments
-            )
+        for call, at in ((self.call, "shape"), (self.other, "other_shape")):
+            given = tree_map(lambda each, at=at: each.as_meta(at) if isinstance(each, Value) else each, arguments)
             made = resolve(function)(*given, **keywords)
             result = (tuple(made.shape),), (made.is_floating_point(),)
             calls.append(Call(function, None, call.owner, call.at, arguments, keywords, *result, is_method=False))
@@ -130,13 +125,11 @@ class Step:
 
     def by(self, module: nn.Module, value: Value, what: str | None = None, layout: Layout = WHOLE) -> list[Value]:
         """Add a node for a torch module with a twin, and return its output."""
-        return [self.made(self.lowering.add_module(self, module, value, what), layout)]
+        return [self.made(self.lowering.add_module(self, module, value, what or type(module).__name__), layout)]
 
-    def node(
-        self, what: str, layer: Layer, module: nn.Module, inputs: Inputs, layout: Layout = WHOLE, cols: Any = None
-    ) -> list[Value]:
-        """Add a node, and return its output. `cols`: the layer along columns, if another than along rows."""
-        return [self.made(self.lowering.add(self, what, layer, module, inputs, cols), layout)]
+    def node(self, what: str, module: nn.Module, inputs: Inputs, layout: Layout = WHOLE) -> list[Value]:
+        """Add a node, and return its output."""
+        return [self.made(self.lowering.add(self, what, module, inputs), layout)]
 
     def as_called(self, name: str) -> str:
         """Return the function's name, as `Tensor.name` if a method was called."""
@@ -165,12 +158,11 @@ class Step:
 
     def enlarged(self, value: Value) -> list[Value]:
         """Return a value of one pixel, repeated to the pixels of the call's result."""
-        shape, other = (call.shapes[0] for call in (self.call, self.other))
-        value = self.spread(value, ((shape[-2], shape[-1]), (other[-2], other[-1])))
+        value = self.spread(value, (self.call.shapes[0][-2:], self.other.shapes[0][-2:]))
         dims = (*value.layout.dims[:-2], *WHOLE.dims[-2:])
         return self.passed(value, replace(value.layout, dims=dims, one_pixel=False))
 
-    def spread(self, value: Value, pixels: tuple[tuple[int, int], ...]) -> Value:
+    def spread(self, value: Value, pixels: Any) -> Value:
         """Return a value of one pixel, enlarged by a node for an image of `pixels`; any other value unchanged."""
         known, node = self.lowering.pixels, value.node
         if node is None or not value.layout.one_pixel or known[node] == pixels:
@@ -178,16 +170,16 @@ class Step:
         ratios = {new / old for pair in zip(pixels, known[node], strict=True) for new, old in zip(*pair, strict=True)}
         refuse(len(ratios) > 1 or any(each != int(each) for each in ratios), OTHER_PIXELS)
         larger = UpsampleModule(scale_factor=int(ratios.pop()), mode="nearest")
-        rows = spatial_layer(self.call.owner, larger).rows
-        name = self.lowering.add(self, "spread", rows, larger, (value,))
+        name = self.lowering.add(self, "spread", larger, (value,))
         known[name] = pixels
         return replace(value, node=name)
 
     def made(self, node: str | None, layout: Layout = WHOLE, part: int = 0) -> Value:
         """Return a part of the call's result as the value of a node, and note the node's pixels."""
         shapes = self.call.shapes[part], self.other.shapes[part]
-        if node is not None and layout.dims[-2:] == WHOLE.dims[-2:] and not layout.one_pixel:
-            self.lowering.pixels[node] = tuple((shape[-2], shape[-1]) for shape in shapes)
+        if node is not None and {("H",), ("W",)} <= {*layout.dims} and not layout.one_pixel:
+            row, col = map(layout.dims.index, WHOLE.dims[-2:])
+            self.lowering.pixels[node] = tuple((shape[row], shape[col]) for shape in shapes)
         return Value(node, layout, *shapes)
 
 
@@ -202,7 +194,7 @@ class Lowering:
         self.nodes: list[Node] = []
         self.modules: dict[str, nn.Module] = {}
         self.pixels: dict[str, tuple[tuple[int, int], ...]] = {INPUT: (one.size, other.size)}  # of nodes, in both runs
-        self.values: dict[Made, Value] = {Made(-1): Value(INPUT, WHOLE, (), ())}
+        self.values: dict[Made, Value] = {}
         self.faults: list[str] = list(one.faults)
         self.pooled: dict[str, str] = {}  # nodes on means of parts of the image: the node of these means
         self.truths: dict[str, str] = {}  # nodes of booleans or integers: the node that they are computed of
@@ -215,20 +207,16 @@ class Lowering:
     def run(self, bands: int) -> None:
         one, other = self.records
         self.values[Made(-1)] = Value(INPUT, WHOLE, *((run.batch, bands, *run.size) for run in (one, other)))
-        trained = self.trained.calls if self.trained and len(self.trained.calls) == len(one.calls) else one.calls
-        for index, calls in enumerate(zip(one.calls, other.calls, trained, strict=True)):
-            call = calls[0]
-            step = Step(call, calls[1], self, calls[2] if calls[2] is not call else None)
+        trained = chain(self.trained.calls if self.trained else (), repeat(None))
+        for index, calls in enumerate(zip(one.calls, other.calls, trained, strict=False)):
+            step, call = Step(calls[0], calls[1], self, calls[2]), calls[0]
             made = [step.made(None, part=part) for part in range(len(call.shapes))]
             try:
                 made = self.lower(step)
-            except UnknownError:
-                if not self.faults:
-                    what = "places of the whole image's maxima, or another second result that no graph has"
-                    self.faults.append(f"{where(call)} takes {what}; take the maxima alone, the first result")
             except Exception as error:  # a handler fails at arguments that it was not written for
                 named = isinstance(error, RefusalError | TiledsegError)
-                self.faults.append(f"{where(call)} {error if named else STRANGE}")
+                if not (isinstance(error, UnknownError) and self.faults):
+                    self.faults.append(f"{where(call)} {error if named else STRANGE}")
             for part, value in enumerate(made):
                 self.values[Made(index, part)] = value
 
@@ -238,12 +226,14 @@ class Lowering:
             return self.values[argument]
         return tuple(map(self.resolved, argument)) if isinstance(argument, tuple) else argument
 
-    def add(self, step: Step, what: str, layer: Layer, module: nn.Module, inputs: Inputs, cols: Any = None) -> str:
-        """Add a node, named after the module that calls and its function."""
+    def add(self, step: Step, what: str, module: nn.Module, inputs: Inputs, layer: Layer | None = None) -> str:
+        """Add a node, named after the module that calls and its function. `layer`: in place of what `module` states."""
+        twin = spatial_layer(step.call.owner, module)
+        rows, cols = layer or twin.rows, layer or twin.cols
         name = step.call.owner if step.call.module is not None else f"{step.call.owner}.{what}".lstrip(".")
         names = (f"{name or what}#{number}" if number > 1 else name or what for number in count(1))
         name = next(each for each in names if each not in self.pixels)
-        if isinstance(layer, Pixelwise):
+        if isinstance(rows, Pixelwise):
             full = [value for value in inputs if not value.layout.one_pixel] or inputs
             pixels = max(self.pixels[str(value.node)] for value in full)
             inputs = [step.spread(value, pixels) for value in inputs]
@@ -252,16 +242,15 @@ class Lowering:
         refuse(len(roots) > 1, "joins means of parts of the image with other tensors; resize them before")
         if (root := roots.pop()) is not None:
             self.pooled[name] = root
-        self.nodes.append(Node(name, layer, sources, cols=None if cols == layer else cols))
+        self.nodes.append(Node(name, rows, sources, cols=None if cols == rows else cols))
         self.modules[name] = module
         self.pixels[name] = self.pixels[sources[0]]
         return name
 
-    def add_module(self, step: Step, module: nn.Module, value: Value, what: str | None = None) -> str:
+    def add_module(self, step: Step, module: nn.Module, value: Value, what: str) -> str:
         """Add a node for a torch module with a twin, which states its geometry."""
         twin = spatial_layer(step.call.owner, module)
         rows, cols = twin.rows, twin.cols
-        what = what or type(module).__name__
         few = value.layout.one_pixel or value.node in self.pooled
         if few and rows.tracks and self.still and isinstance(module, BatchNorm):
             module = copy.copy(module)
@@ -270,11 +259,11 @@ class Lowering:
             why = f"{where(step.call)} learns from a few means an image, in training those of one image alone"
             self.untrained = self.untrained or why
         if not value.layout.one_pixel:
-            return self.add(step, what, rows, module, (value,), cols)
+            return self.add(step, what, module, (value,))
         around = any(layer.output_size(1) != 1 for layer in (rows, cols))
         refuse(around, "works on neighbours, and a mean of the image has none; leave it out")
         layer = OfOnePixel(rows.output_channels(value.shape[1]), sum(p.numel() for p in module.parameters()))
-        return self.add(step, what, layer, OnePixel(in_place_if(module, False), layer), (value,))
+        return self.add(step, what, OnePixel(in_place_if(module, False), layer), (value,))
 
 
 def is_channels(dim: Sequence[str]) -> bool:
@@ -287,14 +276,15 @@ def shared(weights: Sequence[Given]) -> Weights:
     return Weights([weight.owner or weight.tensor for weight in weights])
 
 
-def assembled(lowering: Lowering, outputs: Sequence[str]) -> tuple[Graph, list[nn.Module]]:
-    """Return the graph of the nodes that the outputs need, and their modules."""
-    needed = set(outputs)
+def assembled(lowering: Lowering, outputs: Sequence[str], first: str = INPUT) -> tuple[Graph, list[nn.Module]]:
+    """Return the graph of the nodes that the outputs need after the node `first`, its input; and their modules."""
+    needed, nodes = set(outputs), list[Node]()
     for node in reversed(lowering.nodes):
-        if node.name in needed:
+        if node.name in needed and node.name != first:
             needed.update(node.inputs)
-    graph = Graph(tuple(node for node in lowering.nodes if node.name in needed), tuple(outputs))
-    modules = [lowering.modules[node.name] for node in graph.nodes]
+            nodes.insert(0, replace(node, inputs=tuple(INPUT if name == first else name for name in node.inputs)))
+    graph = Graph(tuple(nodes), tuple(outputs))
+    modules = [lowering.modules[node.name] for node in nodes]
     return graph, [in_place_if(module, over) for module, over in zip(modules, graph.overwrites, strict=True)]
 
 

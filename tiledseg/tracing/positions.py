@@ -189,7 +189,7 @@ def _position_value(step: Step, lower: Handler, pair: tuple[Given, Given], path:
         refuse(pair[0].tensor.dtype == torch.bool, ANCHOR)
         layer = Positions(channels, ceil(program.peak / prod(sizes[1])) + channels)
         module = PositionModule(layer, programs, layout)
-        node = lowering.add(replace(step, call=replace(step.call, module=None)), "positions", layer, module, (anchor,))
+        node = lowering.add(replace(step, call=replace(step.call, module=None)), "positions", module, (anchor,))
         lowering.placed.append(Placed(node, path, rule, step.call.at))
         lowering.positions[key] = Value(node, layout, *shapes)
     return lowering.positions[key]

@@ -80,8 +80,9 @@ class Kernels(TorchDispatchMode):
             reads = func is torch.ops.aten._local_scalar_dense.default
             if reads and isinstance(args[0], FakeTensor) and args[0].constant is None:
                 if address(args[0]) not in self._dependent:
-                    what = "it reads a number of a tensor of the image's size"
-                    raise PairsError(f"{INEXACT}: at {calling_line()} {what}")
+                    raise PairsError(
+                        f"{INEXACT}: at {calling_line()} it reads a number of a tensor of the image's size"
+                    )
                 return torch.ones((), dtype=args[0].dtype).item()
             before = {address(tensor) for tensor in taken}
             self.older |= {start for start in before if start and start not in self._kept}
@@ -110,8 +111,8 @@ class Kernels(TorchDispatchMode):
     def check_pairs(self, values: float) -> None:
         """Raise PairsError for a tensor of so many values."""
         if values > self._most_values:
-            what = f"{INEXACT}: at {calling_line()} it lets every pixel see every other, in a tensor too large to try"
-            raise PairsError(f"{what}; attend where pixels are fewer, or use convolutions, or gates of channels")
+            what = f"{INEXACT}: at {calling_line()} it lets every pixel see every other, in too large a tensor"
+            raise PairsError(f"{what}; attend where pixels are fewer, or use convolutions")
 
     def _note_storage(self, tensor: torch.Tensor, depends: bool) -> None:
         if start := address(tensor):
@@ -145,15 +146,20 @@ def is_unit(module: nn.Module, opened: bool) -> bool:
 
 
 class Recorder(TorchFunctionMode):
-    """A mode that sees each function of torch: it notes calls of functions, and of units, in `record`."""
+    """A mode that sees each function of torch: it notes calls of functions, and of units, in `record`.
 
-    def __init__(self, root: nn.Module, x_BCHW: torch.Tensor, watch: Any, widest: float, opened: bool) -> None:
+    `watch`: a function of the calls so far and the last call's tensors. `widest`: values a pixel that a kernel may
+    make. `opened`: look into declared modules, which may write into parts and cast.
+    """
+
+    def __init__(
+        self, root: nn.Module, x_BCHW: torch.Tensor, watch: Any = None, widest: float = WIDEST, opened: bool = False
+    ) -> None:
         super().__init__()
         self._opened = opened
         self.record = Record(len(x_BCHW), (x_BCHW.shape[2], x_BCHW.shape[3]), x_BCHW.dtype)
         self.kernels = Kernels(x_BCHW, widest)
-        self._fake, self._dtype, self._in_training = isinstance(x_BCHW, FakeTensor), x_BCHW.dtype, root.training
-        self._watch = watch
+        self._in_training, self._watch = root.training, watch
         named = root.whole if isinstance(root, TimeSeries) else root
         self._paths = {root: "", **{module: name for name, module in named.named_modules()}}
         self._depths = {root.get_submodule(path) for path in depths_of(root)}
@@ -192,8 +198,7 @@ class Recorder(TorchFunctionMode):
 
     def _value_of(self, tensor: torch.Tensor) -> Made | Given:
         if id(tensor) in self._stale:
-            what = "takes a tensor that was written through another one of the same memory (a view, detach, .data)"
-            self._fault(f"{what}; compute a new tensor instead", inside=False)
+            self._fault("takes a tensor written through a view, detach or .data; compute a new one", inside=False)
             self._stale.discard(id(tensor))
         function = getattr(tensor.grad_fn, "_forward_cls", None)
         if function is not None and not function.__module__.startswith(("torch.", "tiledseg.")):
@@ -202,8 +207,7 @@ class Recorder(TorchFunctionMode):
             if tensor.requires_grad and tensor.is_leaf:
                 self._fault("learns a tensor that is no parameter of the module", "own_gradients")
             if self.kernels.depends(tensor):
-                what = "takes a tensor of the input that was made out of sight (torch.jit.script, torch.vmap, dlpack)"
-                self._fault(f"{what}; make it by plain calls of torch")
+                self._fault("takes a tensor that was made out of sight (jit, vmap, dlpack); use plain calls of torch")
             self._note(tensor, Given(tensor))
         return self._values[id(tensor)]
 
@@ -252,15 +256,12 @@ class Recorder(TorchFunctionMode):
         from_weights = any(value.from_weights for value in constants)
         if module is None:
             self._check_function(name, depends, from_weights)
-        else:
-            self.kernels.reads = self.kernels.draws = False  # a unit may read and draw
+        self.kernels.reads = self.kernels.draws = False  # a unit may read and draw
         if module and (module.training != self._modes[module] or (module.training and not self._in_training)):
-            other = f"{name} is in another mode (train, eval) than the module was set to"
-            self._fault(f"{other}; set modes outside of forward")
+            self._fault(f"{name} is in another mode (train, eval) than the module; set modes outside of forward")
         if module is not None or name == "batch_norm":
-            self._measured |= {id(value.tensor) for value in constants}
             own = module.buffers(recurse=False) if module is not None and declaration(module) is None else ()
-            self._measured |= {id(buffer) for buffer in own}
+            self._measured |= {id(tensor) for tensor in (*own, *(value.tensor for value in constants))}
         is_method = module is None and getattr(function, "__objclass__", None) is not None
         parts = tensors_of(result)
         if not depends:
@@ -278,10 +279,10 @@ class Recorder(TorchFunctionMode):
                 self._inside -= 1
         for tensor in parts if depends or from_weights else ():
             is_float, taken = tensor.is_floating_point(), next(iter(tensors_of(args)), tensor)
-            cuts = tensor.element_size() < self._dtype.itemsize if is_float else module is None and name in CASTS
-            cuts = cuts or (tensor.dtype == torch.float64 != self._dtype and depends)
+            cuts = tensor.element_size() < self.record.dtype.itemsize if is_float else module is None and name in CASTS
+            cuts = cuts or (tensor.dtype == torch.float64 != self.record.dtype and depends)
             if cuts and taken.is_floating_point() and depends:
-                cast = f"{name} gives {tensor.dtype} in a network of {self._dtype}; keep the dtype of the network"
+                cast = f"{name} gives {tensor.dtype} in a network of {self.record.dtype}; keep the dtype of the network"
                 self._fault(cast, inside=False)
             elif cuts and taken.is_floating_point():  # a weight: each rank would round its part of the gradient
                 self._fault(f"{name} rounds gradients to {tensor.dtype}", "own_gradients")
@@ -290,21 +291,16 @@ class Recorder(TorchFunctionMode):
     def _check_function(self, name: str, depends: bool, from_weights: bool) -> None:
         """Note a function that does more than compute a tensor: hooks, switched gradients, reads, draws, writes."""
         if name == "_set_grad_enabled":
-            what = "switches gradients on or off, which a graph does not know; detach tensors, and recompute them by"
-            self._fault(f"{what} memory.recompute in place of torch.utils.checkpoint")
+            self._fault("switches gradients on or off, as torch.utils.checkpoint; detach, or use memory.recompute")
         if name in HOOKS:
-            self._fault(
-                f"hangs a hook ({name}) on a tensor, or runs it again (torch.utils.checkpoint)", "own_gradients"
-            )
+            self._fault(f"hangs a hook ({name}) on a tensor, as torch.utils.checkpoint does", "own_gradients")
         if name in READS_VALUES and (depends or from_weights):
             self._fault(f"{name} reads the values of a tensor, on which calls may depend; compute with tensors alone")
         if self.kernels.draws and "dropout" not in name and name != "scaled_dot_product_attention":
-            too = "" if self._in_training else " in evaluation too"
-            self._fault(f"{name} draws numbers{too}, which no graph keeps; drop by Dropout2d, or make them a buffer")
-        self.kernels.reads = self.kernels.draws = False
+            mode = "training" if self._in_training else "evaluation too"
+            self._fault(f"{name} draws numbers in {mode}; drop by Dropout2d, or make them a buffer")
         if depends and name in ("__setitem__", "__set__", "set_"):
-            what = "writes into a part of a tensor; join the parts by torch.cat, or choose by torch.where"
-            self._fault(what, inside=False)
+            self._fault("writes into a part of a tensor; join parts by torch.cat, or use torch.where", inside=False)
 
     def _note_constants(self, name: Any, is_method: bool, placed: Any, named: Any, result: Any, values: Any) -> None:
         owner = values[0].owner if values else None
@@ -350,8 +346,7 @@ class Recorder(TorchFunctionMode):
         if self.kernels.reads:
             self._fault("a number is read of a tensor out of sight; compute with tensors alone")
         record, numbers = self.record, count()
-        what = "is changed by forward; no graph keeps what changes from call to call"
-        record.faults += [f"attribute '{name}' {what}" for name in changes.attributes]
+        record.faults += [f"attribute '{name}' is changed by forward; compute it anew" for name in changes.attributes]
         hung = not set(changes.marks).isdisjoint(FORWARD_HOOKS)
         record.kept, record.hangs = changes.kept, hung and len(changes.marks) == len(changes.attributes)
         record.moved = [name for name, buffer in changes.buffers.items() if id(buffer) not in self._measured]
@@ -360,35 +355,20 @@ class Recorder(TorchFunctionMode):
         return record
 
 
-def record(
-    root: nn.Module,
-    x_BCHW: torch.Tensor,
-    fakes: Any = None,
-    watch: Any = None,
-    gradients: Any = 0,
-    first: Any = None,
-    widest: float = WIDEST,
-    opened: bool = False,
-    hangs: bool = False,
-) -> Record:
+def record(root: nn.Module, x_BCHW: torch.Tensor, fakes: Any = None, gradients: Any = 0, **how: Any) -> Record:
     """Record the calls of `root` for this input; afterwards set back buffers, attributes and random number generators.
 
-    `fakes`: FakeTensorMode of an input without values; `watch`: a function of the calls so far and the last call's
-    tensors; `first`: the mode (training or not) of a run before; `widest`: values a pixel that a kernel may make;
-    `opened`: record calls inside declared modules, which may write into parts and cast; `hangs`: keep new hooks.
+    `fakes`: FakeTensorMode of an input without values. `how`: arguments of `Recorder`; `first`, the mode (training or
+    not) of a run before; `hangs`: keep new hooks.
     """
-    recorder, call = Recorder(root, x_BCHW, watch, widest, opened), nn.Module.__call__
-    state = nullcontext(Changes()) if hangs else kept_state(root)
-
-    def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return recorder.call_module(call, module, *args, **kwargs)
-
+    state, first = nullcontext(Changes()) if how.pop("hangs", False) else kept_state(root), how.pop("first", None)
+    recorder, call = Recorder(root, x_BCHW, **how), nn.Module.__call__
     with torch.set_grad_enabled(bool(gradients)), drawn_from(0), state as changes:
         before = generators()
         if first is not None:
             with in_mode(root, first):
                 root(x_BCHW.clone())
-        nn.Module.__call__ = call_module  # type: ignore[method-assign]
+        nn.Module.__call__ = lambda *args, **kwargs: recorder.call_module(call, *args, **kwargs)  # type: ignore
         try:
             with recorder, fakes or nullcontext(), recorder.kernels:
                 returned = root(x_BCHW)

@@ -46,7 +46,7 @@ class ModuleRuns:
 
     module: nn.Module
     bands: int
-    pairs: dict[tuple[Any, ...], Pair] = field(default_factory=dict)  # without values, by what they depend on
+    pairs: dict[tuple[Any, ...], Pair] = field(default_factory=dict)  # by what they depend on
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what copies begin with: the module without recorded runs, which hold tensors of the original."""
@@ -90,9 +90,8 @@ class ModuleRuns:
 
     def elsewhere(self, graph: Graph, size: Size) -> Record:
         """Record a run of one image, a stride larger than `size` if the module takes it."""
-        stride = total_stride(graph)
         try:
-            return self.run(1, legal_size(graph, size, (size[0] + stride, size[1] + stride)))
+            return self.run(1, legal_size(graph, size, (size[0] + 1, size[1] + 1)))
         except OtherSizeError:  # the module needs multiples of more than its graph's stride
             return self.run(1, size)
 
@@ -135,22 +134,20 @@ class Recorded:
         """
         training, gradients, begun, looks = network.training, torch.is_grad_enabled(), time.thread_time(), 0
         how: dict[str, Any] = {"gradients": gradients, "widest": inf}
-        pairs = self.source.pairs
         for batch, size in dict.fromkeys(images):
             key = batch, size, training, gradients
             if key in self.known or time.thread_time() - begun > seconds:
                 continue
             weights = self.source.probe(1, (1, 1))
-            depends = training, gradients, weights.dtype, weights.device
             for fake in (True, False)[: 1 + (batch * prod(size) <= FEW)]:
                 with suppress(OtherSizeError):  # whatever the module raises
                     again = self.source.run(batch, (size[0], size[1]), training, fake, **how)
-                    pair = pairs.get(depends) if fake else None
+                    depends = fake, training, gradients, weights.dtype, weights.device
+                    pair = self.source.pairs.get(depends)
                     different = "not compared yet" if pair is None else differing(pair[0], again, other=pair[1])
                     if different:  # or the module has changed since those runs
-                        one, other = self.source.pair(self.sizes, training, fake, **how)
-                        pairs |= {depends: (one, other)} if fake else {}
-                        different = differing(one, again, other=other)
+                        pair = self.source.pairs[depends] = self.source.pair(self.sizes, training, fake, **how)
+                        different = differing(pair[0], again, other=pair[1])
                     different = different or breaks_rule(self.placed, network.graph, network.bands, again)
                     # Other faults may come from the lack of values.
                     faults = (fault for fault in again.faults if "writ" in fault or " of the network" in fault)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
 import pickle
@@ -77,8 +76,7 @@ def kept_state(root: nn.Module, look: bool = True) -> Iterator[Changes]:
                 changes.marks += [name] if name in FORWARD_HOOKS or now.get(name) is True else []
                 names = changes.kept if leaves and all(are_results) else changes.attributes
                 names.append(f"{path}.{name}".lstrip("."))
-            for name in vars(module).keys() - before.keys():
-                del vars(module)[name]
+            vars(module).clear()
             vars(module).update({name: value for name, (value, _) in before.items()})
             for value, inside in before.values():
                 if inside is not None:
@@ -167,11 +165,9 @@ class ModuleState:
                 what = f"'{path or 'the module itself'}' has changed since the module was traced"
                 raise ConfigError(f"{what} (an attribute, a hook, a parameter or a submodule); trace it again")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleState:
-        """Return the state of a copy of the module; `check` of a copy does nothing."""
-        again: ModuleState = object.__new__(ModuleState)
-        again._module, again._kept, again._description = copy.deepcopy(self._module, memo), self._kept, None
-        return again
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies begin with; `check` of a copy does nothing."""
+        return {**vars(self), "_description": None}
 
     def train(self, mode: bool) -> None:
         """Set the module's mode by its author's own `train`, if it has one, such as for frozen parts."""

@@ -44,8 +44,7 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
     """
     for name, each in module.named_modules():
         if isinstance(each, ScriptModule):
-            what = f"'{name or 'the module itself'}' is compiled by torch.jit, and its calls cannot be seen"
-            raise ConfigError(f"{what}; give what it was made of")
+            raise ConfigError(f"'{name or 'the module itself'}' is compiled by torch.jit; give what it was made of")
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         raise ConfigError("all modules have a forward hook (register_module_forward_hook); remove it")
     source, refusals = ModuleRuns(module, bands), list[ConfigError | GeometryError]()
@@ -62,7 +61,7 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
 
 def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int] | None, still: bool) -> GraphNetwork:
     """Return the network of a module, traced by runs at two sizes. Raise OtherSizeError where other sizes may do."""
-    module, changed = source.module, None
+    module, changed, trained = source.module, None, None
     with suppress(OtherSizeError):  # a module that needs values; PairsError ends the trace before memory runs out
         if different := differing(*source.pair(sizes, fake=True)):
             raise unsteady(different)
@@ -76,21 +75,18 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     if different := changed or differing(one, other):
         raise _refused(one.faults) if one.faults else unsteady(different)
     try:
-        trained = list(source.pair(sizes, True, gradients=True))
-        pairs = zip((one, other), trained, strict=True)
-        untrained = next(filter(None, (differing(*pair, "in training") for pair in pairs)), None)
+        trained, trained_other = source.pair(sizes, True, gradients=True)
+        untrained = differing(one, trained, "in training") or differing(other, trained_other, "in training")
     except OtherSizeError as error:
-        trained, untrained = [], str(error).replace("the module", "it", 1)
-    of_training = trained[0] if trained else None
-    lowering = Lowering(one, other, of_training, still, lowered)
+        untrained = str(error).replace("the module", "it", 1)
+    lowering = Lowering(one, other, trained, still, lowered)
     lowering.in_other_dtype = cache(lambda: source.in_other_dtype().pair(sizes))
     lowering.run(source.bands)
     outputs = _outputs(lowering, one, indices)
     if one.moved:
         lowering.faults.append(f"the module moves its buffer '{one.moved[0]}' in evaluation; leave it to training")
     if one.drew and not lowering.faults:
-        what = f"the module draws {one.drew[0]}'s random numbers in evaluation too, which no graph keeps"
-        lowering.faults.append(f"{what}; leave it to training, or make them a buffer")
+        lowering.faults.append(f"the module draws {one.drew[0]}'s random numbers in evaluation; make them a buffer")
     if lowering.faults:
         raise _refused(lowering.faults)
     graph, modules = assembled(lowering, [value.node for value in outputs if value.node is not None])
@@ -99,20 +95,19 @@ def _traced(source: ModuleRuns, sizes: tuple[Size, Size], indices: Sequence[int]
     third = source.elsewhere(graph, sizes[0])  # from here on the graph stands, and further runs must agree with it
     if different := differing(one, third, other=other) or breaks_rule(lowering.placed, graph, source.bands, third):
         raise unsteady(different)
-    runs = [one, *trained[:1]]
+    runs = [one, *([trained] if trained else [])]
     kept = [name for run in runs for name in run.kept]
     for training, run in enumerate(runs) if kept else ():
-        again = source.run(run.batch, run.size, bool(training), first=of_training is not None)
+        again = source.run(run.batch, run.size, bool(training), first=trained is not None)
         if reason := differing(run, again, "at its next call"):
-            what = f"the module keeps a tensor in '{kept[0]}', which a later call reads"
-            raise ConfigError(f"{what}: {reason}; compute it anew")
+            raise ConfigError(f"the module reads '{kept[0]}', which an earlier call set: {reason}; compute it anew")
     graded = source.run(2, sizes[0], gradients=True)
     own_backward = own_gradients(module) or next(iter(lowering.own_gradients + graded.own_gradients), None)
     own_backward = own_backward or differing(one, graded, "with gradients")
     untrained = own_backward or untrained or lowering.untrained
     if untrained and module.training:
         what = f"the module does not do in training what it does in evaluation: {untrained}"
-        raise ConfigError(f"{what}; switch that off, or trace module.eval() to map with it")
+        raise ConfigError(f"{what}; switch that off, or map with module.eval()")
     whole = module.whole if isinstance(module, TimeSeries) else module  # its weights keep their names
     network = GraphNetwork(graph, source.bands, modules, whole, untrained, one.form if indices is None else None)
     network.own_gradients, network.origin = own_backward, ModuleState(module, kept)
@@ -147,16 +142,16 @@ def _outputs(lowering: Lowering, one: Record, indices: Sequence[int] | None) -> 
         return []
     wanted = returned if indices is None else [returned[index] for index in indices]
     outputs = [lowering.values[each] for each in wanted if isinstance(each, Made)]
-    if len(outputs) < len(wanted):
-        faults.append("the module returns a tensor that does not depend on its input; leave it out")
-    if any(value.node is None for value in outputs) and not faults:
-        faults.append("the module returns places of maxima, or weights of attention; leave them out")
-    for value in outputs:
-        if value.node in lowering.truths:
-            faults.append("the module returns booleans or whole numbers; return the scores that they are made of")
-        if value.node is not None and (value.layout != WHOLE or value.node in lowering.pooled):
-            faults.append(f"the module returns {value.shape}; return (batch, channels, height, width) of all pixels")
-    if len({value.shape[2:] for value in outputs}) > 1:
-        listed = ", ".join(f"{value.shape[2]} x {value.shape[3]}" for value in outputs if len(value.shape) == 4)
-        faults.append(f"the module returns tensors of {listed} pixels; return those of one size")
+    unseen = any(value.node is None for value in outputs) and not faults
+    odd = [value for value in outputs if value.node and (value.layout != WHOLE or value.node in lowering.pooled)]
+    truths = any(value.node in lowering.truths for value in outputs)
+    sizes = dict.fromkeys(" x ".join(map(str, value.shape[2:])) for value in outputs)
+    checks = [
+        (len(outputs) < len(wanted), "a tensor that does not depend on its input; leave it out"),
+        (unseen, "places of maxima, or weights of attention; leave them out"),
+        (truths, "booleans or whole numbers; return the scores that they are made of"),
+        *((True, f"{value.shape}; return (batch, channels, height, width) of all pixels") for value in odd),
+        (len(sizes) > 1, f"tensors of {', '.join(sizes)} pixels; return those of one size"),
+    ]
+    faults += [f"the module returns {what}" for holds, what in checks if holds]
     return outputs

@@ -13,8 +13,7 @@ from tiledseg.geometry.layers.joins import ImageAttention, ImageProducts
 from tiledseg.geometry.layers.pixelwise import Layout
 from tiledseg.models.layers.attention import AttentionOverImage, WholeImageProducts
 from tiledseg.tracing.calls import Given, plain, where
-from tiledseg.tracing.functions.pixelwise import PIXELS, pixelwise
-from tiledseg.tracing.functions.views import resized_channels, views_of
+from tiledseg.tracing.functions.pixelwise import PIXELS, pixelwise, resized_channels, views_of
 from tiledseg.tracing.lowering import Handler, Pairs, RefusalError, Step, Value, is_channels, refuse
 
 T = TypeVar("T")
@@ -73,7 +72,7 @@ def _attend(step: Step, query: Value, key: Value, value: Value, scale: float, tu
     module = AttentionOverImage(rows, cols)
     layout = query.layout if heads[0] == 1 else replace(query.layout, channels=(int(heads[0] or 1), value.shape[-1]))
     layout = replace(layout, dims=_exchanged(layout.dims)) if turned else layout
-    return step.node("attention", rows, module, (query, key, value), layout, cols=cols)
+    return step.node("attention", module, (query, key, value), layout)
 
 
 def _product(step: Step) -> list[Value]:
@@ -94,7 +93,7 @@ def _products(step: Step) -> list[Value]:
     last = [(f"C{len(of_heads) + k}",) for k in range(2)]
     layer = ImageProducts(heads=heads, out_channels=heads * sizes[0] * sizes[1])
     layout = Layout((("B",), *of_heads, *last), split, one_pixel=True)
-    return step.node("products", layer, WholeImageProducts(layer), (one, other), layout)
+    return step.node("products", WholeImageProducts(layer), (one, other), layout)
 
 
 def of_channels(step: Step, one: Value, other: Value) -> list[Value]:

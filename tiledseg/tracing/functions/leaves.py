@@ -25,7 +25,6 @@ from tiledseg.models.layers.block import BlockPlace, DimPlace
 from tiledseg.models.layers.pixelwise import DeclaredModule, ReturnedModule
 from tiledseg.tracing.calls import Record, differing, values_in, where
 from tiledseg.tracing.declared import Declaration, WholeImage, depths_of
-from tiledseg.tracing.functions.pixelwise import sizes_of
 from tiledseg.tracing.lowering import Step, Value, refuse
 from tiledseg.tracing.runs import ModuleRuns, OtherSizeError, Size
 from tiledseg.tracing.state import drawn_from
@@ -58,8 +57,7 @@ def declared_leaf(step: Step, found: Declaration) -> list[Value]:
     dims: Any = [kind(out, weights=weights, **stated.along(dim)) for dim in (0, 1)]
     module = DeclaredModule(leaf, (dims[0], dims[1]), layout, found.of, found.arguments, keywords, depths_of(leaf))
     sizes = [[layer.output_size(side) for layer, side in zip(dims, sides, strict=True)] for sides in pixels]
-    channels = sizes_of(layout, value.shape, pixels[0], step.lowering.records[0].batch)["C0"]
-    module.channels = channels
+    module.channels = channels = value.shape[layout.dims.index(("C0",))]
     for training in (True, False):  # a fault in training alone leaves a network that maps
         fault, costs = _checked(module, channels, training)
         if fault is None:
@@ -70,13 +68,13 @@ def declared_leaf(step: Step, found: Declaration) -> list[Value]:
             step.lowering.untrained = step.lowering.untrained or f"{where(step.call)} {what}"
     refuse(fault, f"{what}; declare what it sees (tiledseg.declare)")
     module.rows, module.cols = (replace(layer, work=costs[0], kept=costs[1]) for layer in dims)
-    node = step.lowering.add(step, "declared", module.rows, module, (value,), module.cols)
+    node = step.lowering.add(step, "declared", module, (value,))
     for depth in module.depths:
         depth.node = node
     step.lowering.pixels[node] = tuple((height, width) for height, width in sizes)
     if any(layer.moved for layer in dims):
         back, inputs = ReturnedModule(*(Returned(layer.moved) for layer in dims)), (replace(value, node=node),)
-        node = step.lowering.add(step, "returned", back.rows, back, inputs, back.cols)
+        node = step.lowering.add(step, "returned", back, inputs)
     return [step.made(node if part == 0 else None, layout, part) for part in range(len(step.call.shapes))]
 
 

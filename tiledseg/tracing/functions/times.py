@@ -74,7 +74,10 @@ OF_ONE_TIME: dict[Any, Any] = {
 
 
 def of_one_time(step: Step, module: nn.Module, value: Value, what: str | None = None) -> list[Value]:
-    """Lower a module of images that is called for each time, or a norm over all times."""
+    """Lower a module of images, one that is called for each time, or a norm over all times."""
+    if not is_of_times(value):
+        step.full()
+        return step.by(module, value, what, value.layout)
     shuffles = isinstance(module, nn.PixelShuffle | nn.PixelUnshuffle)
     refuse(shuffles, "moves channels of several times at once; call it for each time, or use Upsample")
     known = next((kind for kind in OF_ONE_TIME if isinstance(module, kind)), None)

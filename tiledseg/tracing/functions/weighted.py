@@ -15,9 +15,8 @@ from tiledseg.models.layers.pooling import AveragePoolModule
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.tracing.calls import Given, given_to
 from tiledseg.tracing.functions.attention import OVER_PIXELS, of_channels
-from tiledseg.tracing.functions.pixelwise import channel_dims, formula, pixelwise
+from tiledseg.tracing.functions.pixelwise import channel_dims, formula, pixelwise, resized_channels
 from tiledseg.tracing.functions.times import is_of_times, of_one_time, over_times
-from tiledseg.tracing.functions.views import resized_channels
 from tiledseg.tracing.lowering import Handler, Step, Value, is_channels, refuse, shared
 
 UNLEARNT = "takes weights that depend on the input, which differ from tile to tile; learn them"
@@ -30,24 +29,21 @@ def called(step: Step, name: str, layout: Layout | None = None) -> list[Value]:
 
 def _linear(step: Step) -> list[Value]:
     """Lower a product of channels with a matrix of weights, or with a matrix of each pixel."""
-    name, inputs = "linear", [step.argument(0, "input"), step.argument(1, "other")]
+    name, dim, inputs = "matmul", -1, [step.argument(0, "input"), step.argument(1, "other")]
     if step.call.function == "linear":
-        value, dim = step.value(), -1
+        name, value = "linear", step.value()
     elif all(isinstance(each, Value) for each in inputs):
         return of_channels(step, *inputs)
     else:
-        name, dim = "matmul", -2 if isinstance(inputs[0], Given) else -1
+        dim = -2 if isinstance(inputs[0], Given) else -1
         value, weight = inputs if dim == -1 else inputs[::-1]
         refuse(weight.tensor.dim() != 2, "multiplies by weights that are no matrix; give one of two dims")
     (dim,) = channel_dims(value, dim, OVER_PIXELS)
     return called(step, name, resized_channels(value.layout, dim, step.call.shapes[0][dim]))
 
 
-def _among_channels(step: Step) -> list[Value]:
-    """Lower a function of an image's channels, or a conv1d along the channels of a value of one pixel."""
-    if step.call.function != "conv1d":
-        step.full(0, "self")
-        return called(step, step.call.function)
+def _line(step: Step) -> list[Value]:
+    """Lower a conv1d along the channels of a value of one pixel."""
     value = step.value()
     along = value.layout.one_pixel and is_channels(value.layout.dims[-1]) and step.call.shapes[0] == value.shape
     refuse(not along, "works along rows or columns as if they were one line; use conv2d")
@@ -67,13 +63,7 @@ def _convolution(kind: type[nn.Module], step: Step) -> list[Value]:
     out, inner = weight.tensor.shape[:2]
     channels = (inner * options["groups"], out) if forward else (out, inner * options["groups"])
     made = kind(*channels, tuple(weight.tensor.shape[2:]), device="meta", **options)
-    return _of_images(step, _with_weights(made, weight=weight, bias=bias), value, "conv")
-
-
-def _of_images(step: Step, module: nn.Module, value: Value, what: str) -> list[Value]:
-    """Add a node for a module of images, applied to an image or to each of several times."""
-    over, module = is_of_times(value), corrected(module)
-    return of_one_time(step, module, value, what) if over else step.by(module, step.full(), what, value.layout)
+    return of_one_time(step, corrected(_with_weights(made, weight=weight, bias=bias)), value, "conv")
 
 
 def _with_weights(module: nn.Module, **tensors: Given | None) -> Any:
@@ -136,15 +126,14 @@ def _group_norm(step: Step) -> list[Value]:
     if of_groups:
         module: nn.Module = GroupNorm(step.argument(1, "num_groups"), value.shape[1], eps, device="meta")
     else:
-        keeps = step.argument(1, "running_mean") is not None
-        refuse(keeps, "keeps running statistics of instances; leave them out")
+        refuse(step.argument(1, "running_mean") is not None, "keeps running statistics of instances; leave them out")
         module = InstanceNorm(value.shape[1], eps, device="meta")
-    return _of_images(step, _with_weights(module, weight=weight, bias=bias), value, "norm")
+    return of_one_time(step, corrected(_with_weights(module, weight=weight, bias=bias)), value, "norm")
 
 
 WEIGHTED: dict[str, Handler] = {
     **dict.fromkeys(("linear", "matmul", "__matmul__", "bmm"), _linear),
-    **dict.fromkeys(("conv1d", "channel_shuffle", "native_channel_shuffle", "local_response_norm"), _among_channels),
+    "conv1d": _line,
     "batch_norm": _batch_norm,
     **dict.fromkeys(("conv2d", "conv3d"), partial(_convolution, nn.Conv2d)),
     **dict.fromkeys(("conv_transpose2d", "conv_transpose3d"), partial(_convolution, nn.ConvTranspose2d)),

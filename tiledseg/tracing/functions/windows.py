@@ -9,58 +9,50 @@ from typing import Any
 
 from torch import nn
 
-from tiledseg.geometry.graph import INPUT, Graph, Node
-from tiledseg.geometry.layers.joins import ImageMax, ImageMean
-from tiledseg.geometry.layers.pixelwise import Layout, Mark
-from tiledseg.geometry.layers.resampling import MIRRORED, Border, MaxIndices, MaxUnpool
+from tiledseg.geometry.layers.pixelwise import Layout
+from tiledseg.geometry.layers.resampling import MIRRORED, Border
 from tiledseg.geometry.shapes import PooledBranch
 from tiledseg.models.layers import pooling
 from tiledseg.models.layers.joins import WholeImageMax, WholeImageMean
 from tiledseg.models.layers.pooling import pair
 from tiledseg.models.layers.resampling import AlignedUpsampleModule, UpsampleModule
 from tiledseg.models.network import PooledBranchModule
-from tiledseg.tracing.functions.pixelwise import PIXELS, channel_dims, pixelwise, without
-from tiledseg.tracing.functions.views import add_borders, resized_channels
-from tiledseg.tracing.lowering import (
-    ONE_PIXEL,
-    WHOLE,
-    Handler,
-    RefusalError,
-    Step,
-    Value,
-    in_place_if,
-    is_channels,
-    refuse,
+from tiledseg.tracing.functions.pixelwise import (
+    PIXELS,
+    channel_dims,
+    pixelwise,
+    resized_channels,
+    with_borders,
+    without,
 )
+from tiledseg.tracing.lowering import Handler, Step, Value, assembled, in_place_if, is_channels, refuse
 
 Pair = tuple[int, int]
+ROWS_AND_COLS = ("H",), ("W",)
 LEAST = 1e-30  # least sum of squares: below, its root has no gradient
 WHY_NOT = {"circular": "with the image's other end, which no tile has"}
 
 
 def _adaptive(step: Step) -> list[Value]:
     """Lower adaptive pooling: means or maxima of parts of the image, as many parts at every size."""
-    value, factors, after = step.planes(), ratios(step, step.planes()), step.call.shapes[0][-2:]
-    of_maxima = "max" in step.call.function
-    if factors == (1.0, 1.0):
+    value, after, of_maxima = step.planes(), step.call.shapes[0][-2:], "max" in step.call.function
+    if ratios(step, value) == (1.0, 1.0):
         return step.passed(value)
     if after == (1, 1):
-        layout = replace(value.layout, dims=(*value.layout.dims[:-2], (), ()), one_pixel=True)
-        return _image_max(step, value, layout) if of_maxima else [step.do("mean", value, (-2, -1), keepdim=True)]
-    what = f"makes {after[0]} x {after[1]} maxima of the whole image"
-    refuse(of_maxima, f"{what}; take a single one, or pool by fixed windows")
-    what = f"makes {after[0]} x {after[1]} means of the image, numbers that depend on its size"
-    refuse(after != step.other.shapes[0][-2:], f"{what}; take its single mean, or a pooling of fixed windows")
-    again = step.full().node in step.lowering.pooled
-    refuse(again, "takes means of means of parts of the image; take them of the image itself")
-    (made,) = step.node("means", Mark(), nn.Identity(), (value,))  # the input of the branch
+        return _image_max(step, value) if of_maxima else [step.do("mean", value, (-2, -1), keepdim=True)]
+    what = f"makes {after[0]} x {after[1]}"
+    refuse(of_maxima, f"{what} maxima of the whole image; take a single one, or pool by fixed windows")
+    refuse(after != step.other.shapes[0][-2:], f"{what} means of the image, as many as its size says; take one mean")
+    refuse(step.full().node in step.lowering.pooled, "takes means of means of parts; take them of the image")
+    (made,) = step.node("means", nn.Identity(), (value,))  # the input of the branch
     step.lowering.pooled[str(made.node)] = str(made.node)
     return [made]
 
 
-def _image_max(step: Step, value: Value, layout: Layout, even: bool = False) -> list[Value]:
+def _image_max(step: Step, value: Value, layout: Layout | None = None, even: bool = False) -> list[Value]:
     """Add a node for maxima. Their indices have no node, so a call that takes them is refused."""
-    made = step.only().node("maximum", ImageMax(even), WholeImageMax(even), (value,), layout)
+    layout = layout or replace(value.layout, dims=(*value.layout.dims[:-2], (), ()), one_pixel=True)
+    made = step.only().node("maximum", WholeImageMax(even), (value,), layout)
     return [*made, *(step.made(None, part=part) for part in range(1, len(step.call.shapes)))]
 
 
@@ -70,56 +62,52 @@ def _reduce(step: Step) -> list[Value]:
     first, last = 2 if name in ("norm", "kthvalue") else 1, 3 if name in ("var", "std") else -1  # after `unbiased`
     dims, keep = step.argument(first, "dim"), bool(step.argument(max(last, first + 1), "keepdim", False))
     refuse(dims is None, "reduces all dims, images too; give dim=")
-    numbers = {dim % len(value.layout.dims) for dim in (dims if isinstance(dims, tuple) else (dims,))}
+    numbers = sorted({dim % len(value.layout.dims) for dim in (dims if isinstance(dims, tuple) else (dims,))})
     names = tuple(sorted(atom for number in numbers for atom in value.layout.dims[number]))
-    kept = [(at, dim) for at, dim in enumerate(value.layout.dims) if keep or at not in numbers]
+    left = [() if at in numbers else dim for at, dim in enumerate(value.layout.dims) if keep or at not in numbers]
     if not names and name in ("mean", "sum", "prod", "amax", "amin", "max", "min"):  # of one value
-        return step.passed(value, replace(value.layout, dims=tuple(dim for _, dim in kept)))
+        return step.passed(value, replace(value.layout, dims=tuple(left)))
     if names == PIXELS and not value.layout.one_pixel:
-        what = f"takes the {name} of booleans or whole numbers"
-        refuse(value.node in step.lowering.truths, f"{what}; convert them before, as by .to(x.dtype)")
-        layout = replace(value.layout, dims=tuple(() if at in numbers else dim for at, dim in kept), one_pixel=True)
+        is_truth = value.node in step.lowering.truths
+        refuse(is_truth, f"takes the {name} of booleans or whole numbers; convert them before, as by .to(x.dtype)")
+        layout = replace(value.layout, dims=tuple(left), one_pixel=True)
         if name in ("amax", "max"):
             return _image_max(step, value, layout, even=name == "amax")
         if name in ("mean", "sum"):
-            layer = ImageMean(total=name == "sum")
-            return step.node(name, layer, WholeImageMean(layer.total), (value,), layout)
+            return step.node(name, WholeImageMean(name == "sum"), (value,), layout)
         other = name != "norm" or step.argument(1, "p", "fro") not in ("fro", 2, 2.0)
-        what = f"takes the {name} over the whole image; ranks share means, sums and maxima alone"
-        refuse(other, f"{what}: take one of these")
+        refuse(other, f"takes the {name} over the whole image, of which ranks share means, sums and maxima; take these")
         total = step.do("sum", step.do("square", value), dims, keepdim=keep)
         over = step.do("rsqrt", step.do("clamp_min", total, LEAST))  # no gradient where all values are zero
         return [step.do("mul", total, over)]
-    apart = value.layout.dims[-2:] == WHOLE.dims[-2:] and set(PIXELS) < set(names) and "B" not in names
+    apart = value.layout.dims[-2:] == ROWS_AND_COLS and set(PIXELS) < set(names) and "B" not in names
     if apart and name in ("mean", "sum", "amax"):  # over pixels, then over channels and times
         value = step.do(name, value, (-2, -1), keepdim=True)
-        after = without(value.layout, sorted(numbers), keep)
-        return pixelwise(step, step.as_called(name), (value, dims, keep), {}, after)
-    after = without(value.layout, channel_dims(value, sorted(numbers)), keep)
+        return pixelwise(step, step.as_called(name), (value, dims, keep), {}, without(value.layout, numbers, keep))
+    after = without(value.layout, channel_dims(value, numbers), keep)
     return pixelwise(step, step.as_called(name), *step.given(), after)
 
 
 def _pad(step: Step) -> list[Value]:
+    """Lower a padding or cropping of channels, or of rows and columns."""
     (pads, others), mode = step.arguments(1, "pad"), step.argument(2, "mode", "constant")
-    fill = float(step.argument(3, "value") or 0.0)
-    value = step.value()
-    if mode == "constant" and pads == others and len(pads) == 2 and is_channels(value.layout.dims[-1]):
-        layout = resized_channels(value.layout, len(value.shape) - 1, step.call.shapes[0][-1])
-        return pixelwise(step, "pad", (value, tuple(pads)), {"value": fill}, layout)
-    value = step.planes()
+    value, fill = step.value(), float(step.argument(3, "value") or 0.0)
     if not any(pads) and not any(others):
         return step.passed(value)
-    differ = tuple(pads) != tuple(others)
-    refuse(differ, f"pads by {pads} at one size and {others} at another; pad by fixed numbers")
-    mirrors = mode in MIRRORED and len(pads) <= 4 and min(pads) >= 0 and not value.layout.one_pixel
+    refuse(tuple(pads) != tuple(others), f"pads by {pads} at one size, {others} at another; pad by fixed numbers")
+    count, layout = len(value.layout.dims), value.layout
+    ends = {count - 1 - at // 2: pads[at : at + 2] for at in range(0, len(pads), 2) if any(pads[at : at + 2])}
+    if mode == "constant" and all(is_channels(layout.dims[dim]) for dim in ends):
+        for dim in ends:
+            layout = resized_channels(layout, dim, step.call.shapes[0][dim])
+        return pixelwise(step, "pad", (value, tuple(pads)), {"value": fill}, layout)
+    named: dict[Any, Any] = {layout.dims[dim]: pair for dim, pair in ends.items()}
+    refuse(not named.keys() <= {*ROWS_AND_COLS}, "pads other dims than rows and columns; pad these alone")
+    mirrors = mode in MIRRORED and min(pads) >= 0
     why = f"pads {WHY_NOT.get(mode, f'by mode {mode}')}; pad by reflect, replicate, or with zeros"
     refuse(mode != "constant" and not mirrors and max(pads) > 0, why)
-    if not any((*pads[:4], *pads[6:])) and not value.layout.one_pixel:
-        return pixelwise(step, "pad", (value, tuple(pads)), {"value": fill})
-    refuse(any(pads[4:]) or value.layout.one_pixel, "pads other dims than rows and columns; pad these alone")
-    left, right, top, bottom = (*pads, 0, 0)[:4]
-    rows, cols = (Border(*ends, fill, mode if mirrors else "constant") for ends in ((top, bottom), (left, right)))
-    return step.passed(add_borders(step, value, rows, cols))
+    pairs, kind = (named.get(dim, (0, 0)) for dim in ROWS_AND_COLS), mode if mirrors else "constant"
+    return [with_borders(step, value, *(Border(before, after, fill, kind) for before, after in pairs))]
 
 
 def _sees_all(step: Step, value: Value) -> bool:
@@ -141,7 +129,7 @@ def _pool_options(step: Step, **defaults: Any) -> dict[str, Any]:
 def _max_pool(step: Step) -> list[Value]:
     value = step.planes()
     if _sees_all(step, value):
-        return _image_max(step, value, ONE_PIXEL)
+        return _image_max(step, value)
     options = _pool_options(step, dilation=1, ceil_mode=False)
     made = step.only().by(pooling.MaxPoolModule(**options), value, "pool", value.layout)
     if len(step.call.shapes) == 1:
@@ -149,18 +137,16 @@ def _max_pool(step: Step) -> list[Value]:
     sizes = [pair(options[name]) for name in ("kernel_size", "stride", "padding", "dilation")]
     refuse(any(row != col for row, col in sizes), "gives indices of windows that are no squares; use squares")
     rows = [row for row, _ in sizes]
-    return [*made, *step.only(1).node("indices", MaxIndices(*rows), pooling.MaxIndicesModule(*rows), (value,))]
+    return [*made, *step.only(1).node("indices", pooling.MaxIndicesModule(*rows), (value,))]
 
 
 def _max_unpool(step: Step) -> list[Value]:
     value, indices = step.full(), step.full(1, "indices")
     kernel = pair(step.argument(2, "kernel_size"))[0]
-    if ratios(step, value) != (float(kernel), float(kernel)):
-        raise RefusalError("unpools windows that overlap, or to a size that is no multiple; use windows that touch")
-    layers = [node.layer for node in step.lowering.nodes if node.name == indices.node]
-    own = layers == [MaxIndices(kernel, kernel, 0, 1)]
+    refuse(ratios(step, value) != (kernel, kernel), "unpools windows that overlap; unpool windows that touch")
+    own = getattr(step.lowering.modules.get(str(indices.node)), "sizes", None) == (kernel, kernel, 0, 1)
     refuse(not own, "unpools by indices of other windows than its own; pool and unpool by the same kernel")
-    return step.node("unpool", MaxUnpool(kernel), pooling.MaxUnpoolModule(kernel), (value, indices))
+    return step.node("unpool", pooling.MaxUnpoolModule(kernel), (value, indices))
 
 
 def _average_pool(step: Step) -> list[Value]:
@@ -176,25 +162,16 @@ def _resized_branch(step: Step, value: Value, mode: str, aligned: bool) -> list[
     refuse(mode != "bilinear", f"resizes means of parts of the image by '{mode}'; take bilinear")
     lowering, last = step.lowering, str(value.node)
     root = next(node for node in lowering.nodes if node.name == lowering.pooled[last])
-    source, needed, inside = root.inputs[0], {last}, list[Node]()
-    for node in reversed(lowering.nodes):
-        if node.name in needed and node.name != root.name:
-            needed.update(node.inputs)
-            inputs = tuple(INPUT if name == root.name else name for name in node.inputs)
-            inside.insert(0, replace(node, inputs=inputs))
-    modules = [in_place_if(lowering.modules[node.name], False) for node in inside] or [nn.Identity()]
-    inside = inside or [replace(root, inputs=(INPUT,))]
-    made, bins = (step.call.shapes[0][2:], step.other.shapes[0][2:]), lowering.pixels[root.name][0]
-    runs = [zip(*sizes, strict=True) for sizes in zip(made, lowering.pixels[source], strict=True)]
-    factors = {tuple(after / before for after, before in run) for run in runs}
-    uneven = len(factors) > 1 or any(factor != int(factor) for pair in factors for factor in pair)
+    source = root.inputs[0]
+    inner, modules = assembled(lowering, [last], source if last == root.name else root.name)
+    image, bins = Value(source, value.layout, *lowering.pixels[source]), lowering.pixels[root.name][0]
+    factors = ratios(step, image) or (0.5, 0.5)
     what = "resizes means of parts of the image to a size that is no multiple of the image's there"
-    refuse(uneven, f"{what}; give a multiple")
-    inner = Graph(tuple(inside), (inside[-1].name if last == root.name else last,))
-    pairs = zip(bins, factors.pop(), strict=True)
-    rows, cols = (PooledBranch(n, bins[0] * bins[1], inner, aligned, int(factor)) for n, factor in pairs)
-    branch = PooledBranchModule(rows, cols, modules)
-    return step.node("pyramid", rows, branch, (Value(source, value.layout, (), ()),), cols=cols)
+    refuse(any(factor != int(factor) for factor in factors), f"{what}; give a multiple")
+    pairs = zip(bins, map(int, factors), strict=True)
+    rows, cols = (PooledBranch(number, bins[0] * bins[1], inner, aligned, factor) for number, factor in pairs)
+    branch = PooledBranchModule(rows, cols, [in_place_if(module, False) for module in modules])
+    return step.node("pyramid", branch, (image,))
 
 
 def _interpolate(step: Step) -> list[Value]:
@@ -206,18 +183,14 @@ def _interpolate(step: Step) -> list[Value]:
         return step.enlarged(value)
     if factors == (1.0, 1.0):
         return step.passed(value)
-    (rows, cols), (height, width) = value.shape[-2:], step.call.shapes[0][-2:]
-    sizes = f"{rows} x {cols} to {height} x {width} pixels"
-    why = f"resizes {sizes}, by another factor at another size; give a scale_factor, or another node's size"
-    refuse(factors is None, why)
+    sizes = "{} x {} to {} x {} pixels".format(*value.shape[-2:], *step.call.shapes[0][-2:])
+    refuse(factors is None, f"resizes {sizes}, by another factor at another size; give a scale_factor")
     row, col = factors or (0.0, 0.0)
     if min(row, col) >= 1 and (row, col) == (int(row), int(col)):
         whole = int(row), int(col)
-        bicubic = align and mode == "bicubic"
-        refuse(bicubic, "resizes by bicubic with align_corners=True; take bilinear, or align_corners=False")
+        refuse(align and mode == "bicubic", "resizes by bicubic with align_corners=True; take bilinear, or False")
         if align and mode == "bilinear":
-            aligned = AlignedUpsampleModule(whole)
-            return step.node("interpolate", aligned.rows, aligned, (value,), value.layout, aligned.cols)
+            return step.node("interpolate", AlignedUpsampleModule(whole), (value,), value.layout)
         module = UpsampleModule(scale_factor=whole, mode=mode, align_corners=align)
         return step.by(module, value, "interpolate", value.layout)
     thin = max(row, col) <= 1 and (1 / row, 1 / col) == (int(1 / row), int(1 / col))
