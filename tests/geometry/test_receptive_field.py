@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from tests.geometry.drawn import law, line
+from tests.geometry.test_halo import positive_network, row_support
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.box import Interval
@@ -34,46 +34,16 @@ layer_kinds = st.one_of(
 chains = st.lists(layer_kinds, min_size=1, max_size=6)
 
 
-def twin(layer: Layer) -> nn.Module:
-    """The layer in one dim, with positive weights, so that no dependence cancels; pooling averages, for the same reason
-    (the gradient of a maximum is zero at all inputs but one)."""
-    match layer:
-        case Convolution():
-            module: nn.Module = nn.Conv1d(
-                1, 1, layer.kernel, stride=layer.stride, padding=layer.padding, dilation=layer.dilation, bias=False
-            )
-        case TransposedConvolution():
-            module = nn.ConvTranspose1d(1, 1, layer.kernel, stride=layer.kernel, bias=False)
-        case MaxPool():
-            module = nn.AvgPool1d(layer.kernel)
-        case Upsample():
-            mode = "linear" if layer.mode == "bilinear" else "nearest"
-            align = False if layer.mode == "bilinear" else None
-            module = nn.Upsample(scale_factor=layer.factor, mode=mode, align_corners=align)
-        case _:
-            module = nn.Identity()
-    for parameter in module.parameters():
-        nn.init.constant_(parameter, 0.5)
-    return module.double()
-
-
-def support(network: nn.Module, size: int, out: Interval) -> Interval:
-    """First and last input that the outputs `out` depend on, by their gradient."""
-    x = torch.ones(1, 1, size, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(network(x)[..., out.slice].sum(), x)
-    touched = gradient[0, 0].nonzero()[:, 0]
-    return Interval(int(touched[0]), int(touched[-1]) + 1) if len(touched) else Interval(0, 0)
-
-
 @settings(law, max_examples=150)
 @given(chains, st.integers(20, 60), st.data())
 def test_any_chain_needs_what_its_gradient_reaches(chain: list[Layer], size: int, data: st.DataObject) -> None:
     sizes = list(itertools.accumulate(chain, lambda n, layer: layer.output_size(n), initial=size))
     assume(min(sizes) > 0)
-    assert nn.Sequential(*map(twin, chain))(torch.ones(1, 1, size, dtype=torch.float64)).shape[-1] == sizes[-1]
+    network, shape = positive_network(line(*chain)), (size, size)
+    assert network(torch.ones(1, 1, *shape, dtype=torch.float64)).shape[2:] == (sizes[-1],) * 2
     start = data.draw(st.integers(0, sizes[-1] - 1))
     out = Interval(start, data.draw(st.integers(start + 1, sizes[-1])))
-    found = support(nn.Sequential(*map(twin, chain)), size, out)
+    found = row_support(network, shape, out)
     need = required_input(line(*chain), out)
     assert need.contains(found) or found.size == 0  # nothing else is read
     is_dense = all(not isinstance(layer, Convolution) or layer.dilation == 1 for layer in chain)
