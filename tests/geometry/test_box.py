@@ -1,4 +1,4 @@
-"""Blocks of a box, and an interval that is none."""
+"""Blocks of a box, and intervals of nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box, Interval
 
 boxes = st.builds(Box, *(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda p: Interval(p[0], sum(p))),) * 2)
+
+
+def test_a_part_of_what_does_not_meet_is_empty_at_the_nearer_end() -> None:
+    assert Interval(0, 2).clip(Interval(5, 9)) == Interval(5, 5)
+    assert Interval(12, 14).clip(Interval(5, 9)) == Interval(9, 9)
 
 
 def test_stop_before_start_names_both() -> None:

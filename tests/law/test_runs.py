@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import SIZE
+from tests.foreign.modules import build_measured
 from tests.law.cases import one_rank
 from tests.law.runs import IMAGES, changed, check_same_run, configuration, copied, losses, run, summary
 from tests.law.test_steps import marks
@@ -236,6 +237,10 @@ def test_a_run_is_that_of_one_rank(
     check_same_run(shared / name, shared / plain, row.bound)
     if len(losses(wanted)) == 30:
         assert losses(wanted)[-1] < 0.95 * losses(wanted)[0], "the network learns, so the comparison says something"
+    if name == "still statistics":
+        weights = load_file(find_checkpoint(shared / name).path / "model.safetensors")
+        assert sorted(weights) == sorted(build_measured(4, 3, 3).state_dict()), "names are the author's"
+        assert int(weights["stem.norm.num_batches_tracked"]) == 0
     if "early" in name:
         assert summary(shared / plain)["stopped_early"]
     if name in ("half precision", "half precision in stages"):
@@ -367,17 +372,3 @@ def test_a_network_that_is_not_its_graph_ends_on_all_ranks(how: Keys, shared: Pa
     meshes["gloo"].communicator.barrier()
     if not how:
         assert len(losses(run(changed(config, {"model.verify": False}), meshes["gloo"]))) == 1
-
-
-@pytest.mark.mpi
-@pytest.mark.ranks(2)
-def test_statistics_that_stand_still_stay_and_weights_have_their_authors_names(
-    shared: Path, meshes: dict[str, Mesh]
-) -> None:
-    still = STILL | {"model.freeze_norm": True, "train.epochs": 1, "train.validate_every": 1}
-    run(of(shared, "named", still), meshes["gloo"])
-    weights = load_file(find_checkpoint(shared / "named").path / "model.safetensors")
-    from tests.foreign.modules import build_measured
-
-    assert sorted(weights) == sorted(build_measured(4, 3, 3).state_dict())
-    assert int(weights["stem.norm.num_batches_tracked"]) == 0
