@@ -8,6 +8,7 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,11 @@ from tests.comm.launching import run_job
 from tests.crash.runs import Material
 from tests.small_files import write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress
 from tiledseg.system.files import irregular_kind, replacing
 from tiledseg.system.outputs import unfinished
-from tiledseg.system.run_lock import hold
+from tiledseg.system.run_lock import check_free, hold
 from tiledseg.tile import main as tile
 
 
@@ -72,6 +74,28 @@ def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest
     with hold(tmp_path) as warning:
         assert warning is not None
         assert "has no locks" in warning
+
+
+def test_a_lock_is_of_the_file_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The former holder removes its file after this one has opened it. A link is not followed."""
+    path, flock = tmp_path / "run.lock", fcntl.flock
+    path.touch()
+    left = [path]
+
+    def late(*words: Any) -> None:
+        while left:
+            left.pop().unlink()
+        flock(*words)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with hold(tmp_path), pytest.raises(OutputError, match="is in use by process"):
+        check_free(tmp_path)
+    assert not path.exists()
+    (tmp_path / "mine").write_text("mine")
+    path.symlink_to("mine")
+    with pytest.raises(OutputError, match="cannot write into"), hold(tmp_path):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_too_few_are_refused_and_a_low_limit_is_raised(tmp_path: Path) -> None:
