@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,26 @@ def test_empty_tiles_are_left_out_and_the_others_come_once_an_epoch() -> None:
     resumed = [(Position(0, at), epochs[0][at]) for at in range(3, len(epochs[0]))]
     resumed += [(Position(1, at), step) for at, step in enumerate(epochs[1])]
     assert list(sampler.steps_from(Position(0, 3), 2)) == resumed
+
+
+def test_a_draw_that_moves_pixels_takes_the_tile_that_shows_those_drawn_by_class() -> None:
+    changes = Augmentation(reflect=(True, True), turn=90)
+    tilings = [make_tiling(shape, (5, 4), CLIPPED) for shape in SCENES]
+    tilings += [make_tiling(shape[::-1], (4, 5), CLIPPED) for shape in SCENES]
+    by_class = Sampler(TWENTIES, 3, 4, content=content(ByContent(True, 0.5)), tilings=tuple(tilings))
+    moved = replace(by_class, drawer=Drawer(changes, SCENES, 1), each="tile", turned=(0, 1))
+    assert moved.units() == tile_units(tilings[:2])
+    numbers = []
+    for plain, drawn in zip(*(itertools.chain(*sampler.steps(0)) for sampler in (by_class, moved)), strict=True):
+        core = tilings[plain.image].tiles[plain.tile].core
+        middle = ((core.row.start + core.row.stop - 1) / 2, (core.col.start + core.col.stop - 1) / 2)
+        place = drawn.draw.view.find(*middle) if drawn.draw and drawn.draw.view else middle
+        shown = tilings[drawn.image].tiles[drawn.tile].core
+        for at, side in zip(place, (shown.row, shown.col), strict=True):
+            assert side.start - 0.5 <= at <= side.stop - 0.5
+        numbers.append((drawn.image, drawn.tile != plain.tile))
+    assert {image for image, _ in numbers} == {0, 1, 2, 3}
+    assert sum(other for _, other in numbers) > len(numbers) / 2
 
 
 def test_classes_are_drawn_alike() -> None:
