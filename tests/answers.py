@@ -14,6 +14,13 @@ def output_of(command: Callable[[], int]) -> str:
     return out.getvalue()
 
 
+def errors_of(command: Callable[[], int]) -> str:
+    """Run a command that ends with 0; return its standard error: progress and warnings."""
+    with redirect_stderr(StringIO()) as err:
+        assert command() == 0
+    return err.getvalue()
+
+
 @contextmanager
 def refusal(error: type[Exception], *words: str) -> Iterator[pytest.ExceptionInfo[Exception]]:
     """Expect an error whose text is one line with each of the words."""

@@ -41,13 +41,6 @@ from tiledseg.train import main
 from tiledseg.user_files.yaml_text import load_value, read_yaml
 
 
-def good() -> Config:
-    config = Config()
-    config.data.images = ["a.tif"]
-    config.data.labels = ["b.tif"]
-    return config
-
-
 def test_the_words_of_a_fusion() -> None:
     """What `plan` prints is what a run takes: its job scripts too."""
     assert ParallelConfig(halo="layer", fusion="auto").fusion_depth() is None
@@ -57,7 +50,7 @@ def test_the_words_of_a_fusion() -> None:
 
 
 def test_the_defaults_need_images_only() -> None:
-    good().check()
+    checked()
     with pytest.raises(ConfigError, match=r"data\.images is empty"):
         Config().check()
 
@@ -86,7 +79,7 @@ def test_the_defaults_need_images_only() -> None:
 def test_values_that_cannot_be(key: str, values: tuple[Any, ...]) -> None:
     group, name = key.split(".")
     for value in values:
-        config = good()
+        config = checked()
         config.tiling.grid = 2
         setattr(getattr(config, group), name, value)
         with refusal(ConfigError, key, str(value)) as caught:

@@ -8,7 +8,7 @@ import pytest
 import rasterio
 from affine import Affine
 
-from tests.answers import output_of, refuse
+from tests.answers import errors_of, output_of, refuse
 from tests.small_files import write_raster
 from tiledseg.commands import scoring
 from tiledseg.commands.scoring import as_table, compare, thumbnail
@@ -149,14 +149,12 @@ def test_a_class_that_has_two_numbers_is_refused(tmp_path: Path, truth: np.ndarr
     assert answer["class_names"][:2] == ["road", "field"]
 
 
-def test_a_class_of_two_names_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
-) -> None:
+def test_a_class_of_two_names_is_said(tmp_path: Path, truth: np.ndarray, prediction: np.ndarray) -> None:
     """It may be the same in two languages; names that only one of both has say nothing, nor do those of numbers."""
     named(tmp_path / "b.tif", truth, ["Feld", "road", "class 3", "tree"])
     named(tmp_path / "p.tif", prediction, ["field", "road", "c", "class 2"])
-    assert main(["--prediction", str(tmp_path / "p.tif"), "--labels", str(tmp_path / "b.tif")]) == 0
-    (line,) = capsys.readouterr().err.splitlines()
+    files = ["--prediction", str(tmp_path / "p.tif"), "--labels", str(tmp_path / "b.tif")]
+    (line,) = errors_of(lambda: main(files)).splitlines()
     assert "class 0 is 'Feld' of " in line
     assert "b.tif and 'field' of " in line
     with pytest.warns(UserWarning, match="'Feld'"):

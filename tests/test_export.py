@@ -28,10 +28,9 @@ NAMES = ["water", "wood & field", "Straße"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(material: Material) -> Path:
     """A run, its map of the held-out image, and the files of all kinds that one call writes."""
-    root = tmp_path_factory.mktemp("export")
-    material = Material.make(root)
+    root = material.root
     classes = f"--data.classes={json.dumps([{'name': name} for name in NAMES])}"
     more = ["--train.epochs", "1", "--model.norm", "batch", "--train.tiles_per_step", "1", "--tiling.grid", "1"]
     assert train([*material.train_command(root / "run")[1:], *more, classes]) == 0

@@ -19,7 +19,7 @@ from rasterio.features import geometry_mask, shapes
 from rasterio.windows import Window
 from safetensors.torch import load_file
 
-from tests.answers import refuse
+from tests.answers import errors_of, refuse
 from tests.crash.runs import Material
 from tests.raster.referring import category_names
 from tests.small_files import PLACE, UTM, read_raster, write_raster
@@ -82,9 +82,7 @@ def test_the_map_does_not_depend_on_the_grid(
     np.testing.assert_array_equal(read_raster(shares), whole[2])
 
 
-def test_what_tiles_change_is_refused_or_told(
-    material: Material, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_tiles_change_is_refused_or_told(material: Material, folder: Path, tmp_path: Path) -> None:
     """By the plan that training has: accepted with `parallel.exact false`, it is a warning here too. Pixels as they are
     have no normalisation of their own."""
     run, output = tmp_path / "run", tmp_path / "map.tif"
@@ -94,8 +92,7 @@ def test_what_tiles_change_is_refused_or_told(
     refuse(lambda: predict(folder, output, *cut), "model.norm is instance")
     assert not output.exists()
     cut += ["--parallel.exact", "false"]
-    assert predict(folder, output, *cut) == 0
-    assert "warning: not exact: model.norm is instance" in capsys.readouterr().err
+    assert "warning: not exact: model.norm is instance" in errors_of(lambda: predict(folder, output, *cut))
     assert output.exists()
     words = "--normalize is image, but the network takes pixels as they are"
     refuse(lambda: predict(folder, tmp_path / "m.tif", *cut, "--normalize", "image"), words)
@@ -214,16 +211,15 @@ def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_p
 
 
 def test_a_store_has_the_pixels_and_the_classes(
-    folder: Path, plain: NDArray[np.uint8], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    folder: Path, plain: NDArray[np.uint8], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is there or a full disk is one line, and leaves nothing."""
     store, is_zarr = tmp_path / "map.zarr", ["--format", "zarr"]
-    assert predict(folder, store, *is_zarr, "--compress", "deflate") == 0
+    assert errors_of(lambda: predict(folder, store, *is_zarr, "--compress", "deflate")) == ""
     with open_raster(store) as reader:
         assert np.array_equal(reader.read(Box.of_shape(SHAPE))[0][0], plain)
         assert [name for _, name in reader.info.class_names] == list(CLASSES)
         assert reader.info.nodata == 255
-    assert "warning" not in capsys.readouterr().err
     refuse(lambda: predict(folder, store, *is_zarr), "is there; remove it")
 
     def full(*_: object) -> None:
@@ -247,13 +243,12 @@ def test_without_the_data_of_proj_a_lost_code_is_said_first(tmp_path: Path) -> N
 
 
 def test_an_image_that_is_written_to_while_it_is_mapped_is_said(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image, read = tmp_path / "image.tif", Dataset.load
     image.write_bytes((folder / "image.tif").read_bytes())
     words = ["--image", str(image), "--verbosity", "1"]
-    assert predict(folder, tmp_path / "left alone.tif", *words) == 0
-    assert "warning" not in capfd.readouterr().err
+    assert "warning" not in errors_of(lambda: predict(folder, tmp_path / "left alone.tif", *words))
 
     def read_then_write(dataset: Dataset, *arguments: Any) -> Any:
         sample = read(dataset, *arguments)
@@ -262,8 +257,7 @@ def test_an_image_that_is_written_to_while_it_is_mapped_is_said(
         return sample
 
     monkeypatch.setattr(Dataset, "load", read_then_write)
-    assert predict(folder, tmp_path / "map.tif", *words) == 0
-    said = capfd.readouterr().err
+    said = errors_of(lambda: predict(folder, tmp_path / "map.tif", *words))
     assert said.count(f"warning: {image} was written to while it was mapped") == 1, said
 
 
@@ -299,7 +293,7 @@ def test_polygons_without_their_library(folder: Path, tmp_path: Path, monkeypatc
 
 
 def test_many_rasters_a_call_give_the_maps_of_as_many_calls(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a network that is loaded once; each image has its own size, and the first no place."""
     images, maps, shares, areas = (tmp_path / name for name in ("images", "maps", "shares", "areas"))
@@ -312,9 +306,10 @@ def test_many_rasters_a_call_give_the_maps_of_as_many_calls(
     built_network = trained.load_trained
     monkeypatch.setattr("tiledseg.inference.trained.load_trained", lambda *a: built.append(1) or built_network(*a))
     files = ["--probabilities", str(shares), "--polygons", str(areas), "--verbosity", "1"]
-    assert predict(folder, maps, "--image", str(images / "i1.tif"), str(images / "i[02].tif"), *files) == 0
+    files = ["--image", str(images / "i1.tif"), str(images / "i[02].tif"), *files]
+    said = errors_of(lambda: predict(folder, maps, *files))
+    assert said.count("i0.tif, which has no transform, are in pixels (col, row)") == 1
     assert built == [1]
-    assert capfd.readouterr().err.count("i0.tif, which has no transform, are in pixels (col, row)") == 1
     for k in range(3):
         alone = ["--probabilities", str(tmp_path / "p.tif"), "--polygons", str(tmp_path / "c.gpkg")]
         assert predict(folder, tmp_path / "m.tif", "--image", str(images / f"i{k}.tif"), *alone) == 0

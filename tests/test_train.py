@@ -13,7 +13,7 @@ import pytest
 import yaml
 from torch.nn import functional
 
-from tests.answers import refuse
+from tests.answers import errors_of, refuse
 from tests.crash.runs import STEPS, Material, after_step, lines, train, weights
 from tests.law.runs import check_same_run
 from tests.small_files import tree, write_raster
@@ -83,9 +83,7 @@ def test_a_signal_in_the_last_step_is_a_finish(
     check_same_run(folder, finished["adamw-fp64"], 0.0)
 
 
-def test_a_run_goes_on_over_damaged_checkpoints(
-    material: Material, finished: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_goes_on_over_damaged_checkpoints(material: Material, finished: dict[str, Path]) -> None:
     """The newest are damaged, which is said, and the log is ahead: the steps from the last whole one on are done again,
     not twice."""
     folder = Path(shutil.copytree(finished["adamw-fp64"], material.root / "damaged"))
@@ -94,8 +92,8 @@ def test_a_run_goes_on_over_damaged_checkpoints(
     (checkpoints / "step-000012" / "model.safetensors").write_bytes(b"")
     later = folder / "validation" / "step-000011.json"
     later.write_text("{}")
-    assert train(material, folder, "--train.keep_checkpoints", "1", "--run.verbosity", "1") == 0
-    said = capsys.readouterr().err.splitlines()
+    options = "--train.keep_checkpoints", "1", "--run.verbosity", "1"
+    said = errors_of(lambda: train(material, folder, *options)).splitlines()
     newest, other = [line for line in said if line.startswith("warning: ") and "going on from step-000008" in line]
     assert "step-000012 is damaged: model.safetensors does not match its checksum" in newest
     assert "step-000010 is no whole checkpoint: manifest.json cannot be read" in other
@@ -139,9 +137,7 @@ def test_a_run_that_came_between_look_and_lock_is_seen(
     check_same_run(folder, finished["adamw-fp64"], 0.0)
 
 
-def test_metrics_cut_short_are_seen_before_anything_is_written(
-    material: Material, finished: dict[str, Path], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_cut_short_are_seen_before_anything_is_written(material: Material, finished: dict[str, Path]) -> None:
     """The run went on and ended with 0 and without the lines that were gone."""
     folder = Path(shutil.copytree(finished["adamw-fp64"], material.root / "cut-short"))
     shutil.rmtree(folder / "checkpoints" / "step-000012")
@@ -152,8 +148,8 @@ def test_metrics_cut_short_are_seen_before_anything_is_written(
     refuse(lambda: train(material, folder), "the lines between are lost; put the whole file back")
     assert tree(folder) == before
     metrics.unlink()  # the other remedy: said, and the new file has what comes
-    assert train(material, folder, "--run.verbosity", "1") == 0
-    assert "metrics.jsonl is gone: the new one starts after step 10" in capfd.readouterr().err
+    said = errors_of(lambda: train(material, folder, "--run.verbosity", "1"))
+    assert "metrics.jsonl is gone: the new one starts after step 10" in said
     assert [line["step"] for line in lines(folder) if "loss" in line] == [11, 12]
     assert weights(folder) == weights(finished["adamw-fp64"])
 
@@ -212,17 +208,14 @@ def test_a_class_file_is_kept_by_the_run(material: Material) -> None:
     assert train(material, folder, "--data.classes", json.dumps(classes), *epochs) == 0
 
 
-def test_a_class_that_no_label_has_is_named_where_labels_count_nowhere(
-    material: Material, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_class_that_no_label_has_is_named_where_labels_count_nowhere(material: Material, tmp_path: Path) -> None:
     """A mask of 0 and 255, where 255 is no class unless `data.classes` says so."""
     masks = [str(tmp_path / f"mask-{number}.tif") for number in (1, 2)]
     for mask in masks:
         write_raster(Path(mask), np.kron(np.eye(8, dtype=np.uint8), np.full((8, 8), 255, np.uint8))[None])
     labels = ("--data.labels", json.dumps(masks), "--train.epochs", "1", "--run.verbosity", "1", *FP32)
     words = "no label has class 1, 2, and 1,024 label pixels are not counted: they are 255 or without data"
-    assert train(material, tmp_path / "run", *labels) == 0
-    assert words in capsys.readouterr().err
+    assert words in errors_of(lambda: train(material, tmp_path / "run", *labels))
 
 
 STEADY = ("--optimizer.name", "sgd", "--optimizer.policy", "constant", "--train.precision", "fp32")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import tiledseg
+from tests.answers import errors_of, refuse
 from tests.crash.runs import Material, step_losses
 from tests.foreign.modules import LargeOnly, Sly
 from tests.foreign.test_build import config, weights
@@ -59,28 +60,19 @@ def test_a_map_says_what_was_compared(scene: Path, tmp_path: Path, capfd: pytest
     torch.save(Sly().state_dict(), tmp_path / "w.pth")
     own = ["--build", "tests.foreign.modules:Sly", "--weights", str(tmp_path / "w.pth"), "--classes", "3"]
     words = ["predict", *own, "--image", str(scene), "--tiling.grid", "1", "--verbosity", "2"]
-    ways = {
-        "plain": [],
-        "layer": ["--parallel.halo", "layer"],
-        "blocks": ["--memory.blocks", "2"],
-        "off": ["--no-verify"],
-    }
-    for name, way in ways.items():
-        assert main([*words, *way, "--output", str(tmp_path / f"{name}.tif")]) == 0, name
-        said = capfd.readouterr().err
-        assert (f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, and Sly makes the same calls" in said) == (
-            name != "off"
-        ), name
-    for verify in (True, False):
-        tiledseg.predict_raster(Sly(), scene, tmp_path / "own.tif", grid=1, verify=verify)
-        assert (
-            capfd.readouterr().err.count(f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, and Sly makes the same calls")
-            == verify
-        )
+    layer, blocks = ["--parallel.halo", "layer"], ["--memory.blocks", "2"]
+    line = f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, and Sly makes the same calls"
+    for name, way in {"plain": [], "layer": layer, "blocks": blocks, "off": ["--no-verify"]}.items():
+        way = [*words, *way, "--output", str(tmp_path / f"{name}.tif")]
+        assert errors_of(lambda way=way: main(way)).count(line) == (name != "off"), name
     pixels = [(tmp_path / f"{name}.tif").read_bytes() for name in ("plain", "off")]
     assert pixels[0] == pixels[1]
-    assert main(["predict", "--checkpoint", "run", "--no-verify", "--image", str(scene), "--output", "b.tif"]) == 2
-    assert "--no-verify is given, but no --build" in capfd.readouterr().err
+    capfd.readouterr()
+    for verify in (True, False):
+        tiledseg.predict_raster(Sly(), scene, tmp_path / "own.tif", grid=1, verify=verify)
+        assert capfd.readouterr().err.count(line) == verify
+    way = ["predict", "--checkpoint", "run", "--no-verify", "--image", str(scene), "--output", "b.tif"]
+    refuse(lambda: main(way), "--no-verify is given, but no --build")
 
 
 @pytest.mark.usefixtures("without_plots")

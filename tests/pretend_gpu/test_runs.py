@@ -74,10 +74,9 @@ def commands(material: Material, folder: Path, on_gpu: bool) -> Iterable[Command
 
 
 @pytest.fixture(scope="module")
-def folders(any_gpu: PretendGpu, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Ran]:
+def folders(any_gpu: PretendGpu, material: Material) -> tuple[Path, Path, Ran]:
     """What the commands left on the CPU, and on the pretend GPU."""
-    root = tmp_path_factory.mktemp("runs")
-    material = Material.make(root)
+    root = material.root
     (root / "cpu").mkdir()
     (root / "gpu").mkdir()
     arguments = json.dumps(list(commands(material, root / "gpu", on_gpu=True)))

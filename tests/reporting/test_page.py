@@ -39,9 +39,8 @@ STEPS = 12
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(material: Material) -> Path:
     """A run of four validations, with names and a warning that hold markup."""
-    material = Material.make(tmp_path_factory.mktemp("made"))
     image = (material.root / "held-out.tif").rename(material.root / "held<i>out.tif")
     config = material.config()
     config["data"] |= {"classes": [{"name": name} for name in CLASSES], "val_images": str(image)}

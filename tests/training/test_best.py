@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import rasterio
 
+from tests.answers import errors_of
 from tests.crash.runs import Material, lines
 from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
@@ -73,23 +74,18 @@ def test_a_run_ends_without_a_better_one(material: Material, whole: Path, tmp_pa
     assert validations(tmp_path / "run") == validations(whole)
 
 
-def test_without_its_checkpoint_the_best_begins_anew(
-    material: Material, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_its_checkpoint_the_best_begins_anew(material: Material, whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
     best = find_checkpoint(tmp_path / "run", "best").path
     assert best != find_checkpoint(tmp_path / "run").path, "the case says something"
     shutil.rmtree(best)
     config = judged(material, tmp_path / "run", EPOCHS + 1)
     config.run.verbosity = 1
-    assert run(config) == 0
-    assert "of the best mean_iou, is not there: the best begins anew" in capfd.readouterr().err
+    assert "of the best mean_iou, is not there: the best begins anew" in errors_of(lambda: run(config))
     assert find_checkpoint(tmp_path / "run", "best").saved.step == validations(tmp_path / "run")[-1]["step"]
 
 
-def test_a_best_of_other_images_is_none(
-    material: Material, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_best_of_other_images_is_none(material: Material, whole: Path, tmp_path: Path) -> None:
     """Scores of other images say nothing of it; the same images elsewhere do."""
     moved, other = tmp_path / "moved.tif", tmp_path / "other.tif"
     shutil.copy(material.root / "held-out.tif", moved)
@@ -103,10 +99,10 @@ def test_a_best_of_other_images_is_none(
         shutil.copytree(whole, tmp_path / name)
         config = judged(material, tmp_path / name, EPOCHS + 1)
         config.data.val_images, config.run.verbosity = [str(image)], 1
-        assert run(config) == 0
+        said = errors_of(lambda config=config: run(config))
         last = validations(tmp_path / name)[-1]
         better = last["mean_iou"] > max(each["mean_iou"] for each in validations(whole))
-        anew = "was found on other validation images: the best begins anew" in capfd.readouterr().err
+        anew = "was found on other validation images: the best begins anew" in said
         assert anew == (name == "other")
         found = find_checkpoint(tmp_path / name, "best").saved
         assert found.step == (last["step"] if anew or better else best)

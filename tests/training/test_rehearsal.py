@@ -23,8 +23,8 @@ from tiledseg.plan import main as plan
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Material.make(tmp_path_factory.mktemp("rehearsal")).root / "run.yaml"
+def config(material: Material) -> Path:
+    return material.root / "run.yaml"
 
 
 WHOLE = ["--train.tiles_per_step", "null", "--train.images_per_step", "2"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import rasterio
 
+from tests.answers import errors_of
 from tests.crash.runs import Material
 from tests.small_files import tree, write_raster
 from tiledseg.architecture.unet import UNet
@@ -59,7 +60,7 @@ def test_a_failure_before_the_first_step_leaves_no_trace(
 
 @pytest.mark.parametrize("key", ["images", "val_images"])
 def test_a_raster_that_is_written_to_in_mid_run_is_said(
-    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], key: str
+    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     config, said = config_of(material, tmp_path / "run"), "was written to while the run read it"
     config.run.verbosity = 1
@@ -68,8 +69,7 @@ def test_a_raster_that_is_written_to_in_mid_run_is_said(
     shutil.copy(first, image)
     setattr(config.data, key, [str(image), *others])
     config.data.val_labels = config.data.labels if key == "val_images" else config.data.val_labels
-    assert run(config) == 0
-    assert said not in capfd.readouterr().err
+    assert said not in errors_of(lambda: run(config))
     log_step = Journal.step
 
     def write_then_log(journal: Journal, line: dict[str, Any]) -> None:
@@ -79,8 +79,7 @@ def test_a_raster_that_is_written_to_in_mid_run_is_said(
 
     monkeypatch.setattr(Journal, "step", write_then_log)
     config.run.output = str(tmp_path / "other")
-    assert run(config) == 0
-    assert f"warning: {image} {said}" in capfd.readouterr().err
+    assert f"warning: {image} {said}" in errors_of(lambda: run(config))
     (note,) = json.loads((tmp_path / "other" / "summary.json").read_text())["warnings"]
     assert note.startswith(f"{image} {said}")
     assert ("train anew" in note) == (key == "images"), "validation trains nothing"
@@ -181,14 +180,11 @@ def test_what_is_said_stays(unsaid: Config, tmp_path: Path) -> None:
     assert (steps_of(prepared), prepared.chosen) == (([(1, 1)], None, 1, 500), True)
 
 
-def test_a_run_says_what_it_wrote_and_that_nothing_is_left(
-    material: Material, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_what_it_wrote_and_that_nothing_is_left(material: Material, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     config = config_of(material, folder, best="mean_iou")
     config.run.verbosity = 1
-    assert run(config) == 0
-    said = capfd.readouterr().err.splitlines()
+    said = errors_of(lambda: run(config)).splitlines()
     best = json.loads((folder / "summary.json").read_text())["best"]
     where = f"{folder}/checkpoints/step-000003"
     assert said[-1] == (f"wrote checkpoint {where}, best {where} (mean_iou {best['value']:.4f})")
@@ -196,11 +192,9 @@ def test_a_run_says_what_it_wrote_and_that_nothing_is_left(
     assert [line for line in said if line.startswith("warning: the run has 3 steps in all")]
     before = tree(folder)
     config.optimizer.lr *= 3
-    assert run(config) == 0
+    words = "nothing to do: 3 steps, 1 epoch, are done; give train.epochs above 1 to go on, or another run.output\n"
+    assert errors_of(lambda: run(config)) == words
     assert tree(folder) == before, "no step ran with the other rate"
-    assert capfd.readouterr().err.splitlines() == [
-        "nothing to do: 3 steps, 1 epoch, are done; give train.epochs above 1 to go on, or another run.output"
-    ]
     (folder / "summary.json").unlink()  # a run that was killed before its summary ends again
     assert run(config) == 0
     assert json.loads((folder / "summary.json").read_text())["finished"]
