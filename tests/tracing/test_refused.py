@@ -195,6 +195,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
         "take bilinear",
     ),
     "one line": (lambda x: functional.conv1d(x.flatten(2), x.new_ones(4, 4, 3), padding=1).view_as(x), "use conv2d"),
+    "to a multiple": (lambda x: functional.pad(x, (0, -x.shape[3] % 36)), "pad by fixed numbers"),
     "round the border": (lambda x: functional.pad(x, (1, 1, 1, 1), mode="circular"), "the image's other end"),
     "no gradients": (lambda x: torch.no_grad()(torch.relu)(x), "switches gradients on or off"),
     "a part that is run again": (lambda x: checkpoint(torch.relu, x, use_reentrant=True), "torch.utils.checkpoint"),
