@@ -6,8 +6,6 @@ import torch
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.convolutions import Convolution
-from tiledseg.geometry.layers.joins import Concatenate
-from tiledseg.geometry.layers.pixelwise import Activation, Mark
 from tiledseg.models.dropout import ChannelDropout, DropoutKey, set_dropout_key
 from tiledseg.models.network import build_modules, build_network
 
@@ -18,23 +16,6 @@ def test_weights_depend_on_the_seed_alone() -> None:
     states = [list(n.state_dict().values()) for n in (first, again, other)]
     assert all(torch.equal(a, b) for a, b in zip(states[0], states[1], strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(states[0], states[2], strict=True))
-
-
-def test_a_skip_popped_twice_is_kept_until_its_last_pop() -> None:
-    graph = Graph(
-        (
-            Node("a.stash", Mark()),
-            Node("a.conv", Convolution(2, 1)),
-            Node("b.pop", Concatenate(), ("a.stash", "a.conv")),
-            Node("b.act", Activation()),
-            Node("c.pop", Concatenate(), ("a.stash", "b.act")),
-        )
-    )
-    x_BCHW = torch.randn(1, 3, 4, 4)
-    kept = x_BCHW.clone()
-    output = build_network(graph, 3)(x_BCHW)
-    assert output.shape[1] == 2 + 3 + 3
-    assert torch.equal(output[:, :3], kept)
 
 
 def test_even_kernels_along_columns_alone_keep_the_size() -> None:
