@@ -199,11 +199,7 @@ class Graph:
         """The network along columns. If all kernels are squares: the graph itself, which describes rows."""
         if all(node.cols is None for node in self.nodes):
             return self
-        return self.with_layers([node.cols or node.layer for node in self.nodes])
-
-    def with_layers(self, layers: Sequence[Layer]) -> Graph:
-        """Return the same nodes with other layers, alike along rows and columns."""
-        nodes = (replace(node, layer=layer, cols=None) for node, layer in zip(self.nodes, layers, strict=True))
+        nodes = (replace(node, layer=node.cols or node.layer, cols=None) for node in self.nodes)
         return replace(self, nodes=tuple(nodes))
 
     def with_frozen(self, names: Collection[str]) -> Graph:
