@@ -16,7 +16,7 @@ import tiledseg
 from tests.spatial.test_block_network import in_blocks
 from tests.spatial.thread_ranks import on_ranks
 from tests.spatial.twins import Result, difference, forward, undivided
-from tests.tracing.windows import Block, DropPath
+from tests.tracing.windows import WINDOW, Block, DropPath
 from tiledseg.comm.mesh import Axes
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.halo import minimum_halo, network_footprint
@@ -290,9 +290,24 @@ def test_a_shifted_block_sends_a_strip_there_and_back(small: GraphNetwork) -> No
 
 def test_windows_that_do_not_fill_the_image_are_refused(small: GraphNetwork) -> None:
     x_BCHW = torch.randn(1, 3, 44, 40, dtype=torch.float64)
-    with pytest.raises(GeometryError, match="its windows of 4 do not fill 22 positions; give a multiple"):
+    with pytest.raises(GeometryError, match="its windows of 4 do not fill 22 positions; give another size"):
         on_ranks(2, 1, lambda axes: SpatialNetwork(small, axes).output(Partition((0, 16, 44)), Partition((0, 40))))
     assert small(x_BCHW[:, :, :40]).shape[2] == 40
+
+
+class Deep(nn.Module):
+    """Windows on patches so large that the first sizes of a trace do not fill them, as in the deep levels of Swin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.block, self.head = nn.Conv2d(3, 12, 16, 16), Block(12, 2), nn.ConvTranspose2d(12, 2, 16, 16)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.head(self.block(self.patches(x_BCHW).permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+def test_a_trace_takes_sizes_that_fill_the_deepest_windows() -> None:
+    assert network_footprint(tiledseg.trace(Deep().eval(), 3).graph).alignment == 16 * WINDOW
 
 
 def test_a_leaf_runs_again(small: GraphNetwork) -> None:

@@ -42,7 +42,7 @@ class Leaf(Layer):
 
     def output_size(self, size: int, *others: int) -> int:
         if size % self.size:
-            raise GeometryError(f"its windows of {self.size} do not fill {size} positions; give a multiple")
+            raise GeometryError(f"its windows of {self.size} do not fill {size} positions; give another size")
         return size
 
     def memory(self, inputs: Sequence[int], shape: Shape, width: int, work: int) -> LayerMemory:
