@@ -122,9 +122,11 @@ def scales(graph: Graph) -> list[Fraction]:
 
 
 def _step(layer: Layer) -> Fraction:
-    """Return the input positions per output position of a layer."""
+    """Return the input positions per output position of a layer; 1 of one that gives 2 n - 1 outputs of n, say."""
     at: LayerWindow = layer.window
-    return Fraction(1, at.stride) if at.transposed else Fraction(at.stride)
+    if not at.transposed:
+        return Fraction(at.stride)
+    return Fraction(1, at.stride if layer.output_size(*(64,) * layer.arity) == 64 * at.stride else 1)
 
 
 def resized(nodes: Sequence[Node], name: str, source: str, like: str, mode: str = "bilinear") -> Node:
