@@ -70,6 +70,26 @@ def test_a_term_below_the_rounding_of_bfloat16_is_seen() -> None:
         verified(network, window(), ROOM)
 
 
+class Narrow(nn.Module):
+    """A softmax in float32, whatever the input is; the choice from a table needs values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+        self.register_buffer("table", torch.tensor([-1.0, 2.0, -1.0, 3.0, 4.0, 5.0]))
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        shares_BCHW = self.conv(x_BCHW).float().softmax(1).to(x_BCHW.dtype)
+        return self.head(shares_BCHW * self.table[self.table > 0].view(1, 4, 1, 1))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_cast_to_float32_is_seen_in_a_run_in_float64(training: bool) -> None:
+    network = traced(Narrow(), "", training).double()
+    with pytest.raises(ConfigError, match=r"Narrow computes.*first: node 'softmax'"):
+        verified(network, window().double(), ROOM)
+
+
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e4), (torch.bfloat16, 1.0)])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("kind", ["batch", "group", "aligned", "dropout", "monai"])

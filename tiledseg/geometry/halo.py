@@ -91,11 +91,9 @@ def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True)
     for each in _dims(graph):
         scale = scales(each)[each.results[0]]
         if scale != 1:
-            transposed = [(node.name, node.layer) for node in each.nodes if node.layer.window.transposed]
-            odd = [name for name, layer in transposed if layer.output_size(*(64,) * layer.arity) % 64]
             raise GeometryError(
                 f"the network turns {scale.numerator} pixels of input into {scale.denominator}; resize its output to "
-                "the size of the input" + (f", such as by output_padding of '{odd[0]}'" if odd else "")
+                "the size of the input"
             )
     sides = minimum_halo(graph)
     minimum = max(sides)

@@ -135,8 +135,8 @@ def calling_line() -> str:
         if name in _BEGIN:
             break
         if "/torch/" not in name and not name.startswith((_HERE, "<")):
-            folders = frame.f_globals.get("__name__", "").count(".")  # of its package
-            return f"{'/'.join(name.split('/')[-1 - folders :])}:{line}"
+            package = frame.f_globals.get("__package__") or ""
+            return f"{'/'.join(name.split('/')[-1 - package.count('.') - bool(package) :])}:{line}"
     return "an unknown line"
 
 

@@ -12,7 +12,6 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from math import inf, prod
 from typing import Any
 
@@ -51,7 +50,6 @@ ROUNDINGS = 16.0  # tolerance in a run in another dtype, of the largest value, i
 TRIES = 2048  # sides that the search for a legal one tries
 SECONDS = 1.0  # most time of comparing calls for images of other sizes
 
-Say = Callable[[str], None]
 Values = dict[str, torch.Tensor]  # 'output 0', "state 'norm.running_mean'", "gradient 'head.weight'"
 Gaps = dict[str, tuple[float, float]]  # of each value: its largest difference, and the module's largest number
 
@@ -63,7 +61,7 @@ def values(
     `unwatched`: under no mode of torch, since a module may detect a mode."""
     module: nn.Module = twin.recorded.module
     x_BCHW = x_BCHW.clone().requires_grad_(backward)
-    conditions = drawn_from(0) if unwatched else same_conditions(x_BCHW)
+    conditions = drawn_from(0) if unwatched else same_conditions(x_BCHW, twin.recorded.is_wide)
     with conditions, torch.set_grad_enabled(backward), kept_state(module, False):
         held = x_BCHW.clone() if backward else x_BCHW  # the module may write over it
         if of_module:
@@ -125,7 +123,7 @@ def _beyond(apart: Gaps, relative: float, slack: dict[str, float]) -> Gaps:
 def copied(network: GraphNetwork, precise: bool) -> GraphNetwork:
     """Return a copy with tensors and attributes of its own, which keeps all activations; in float64 if `precise`."""
     twin = copy.deepcopy(network, {id(network._offload): None})
-    twin.graph = replace(twin.graph, memory=None)
+    twin.graph, twin.recorded = replace(twin.graph, memory=None), replace(twin.recorded, is_wide=precise)
     set_dropout_key(twin)
     return twin.double() if precise else twin
 
@@ -142,11 +140,11 @@ def as_trained(twin: GraphNetwork) -> nn.Module:
 
 
 @contextlib.contextmanager
-def same_conditions(x_BCHW: torch.Tensor) -> Iterator[None]:
-    """Seed generators, let dropout keep all, allow nondeterministic kernels; for float64 disable autocast."""
-    mode, is_double = torch.get_deterministic_debug_mode(), x_BCHW.dtype == torch.float64
-    cast = torch.autocast(x_BCHW.device.type, enabled=False) if is_double else contextlib.nullcontext()
-    with drawn_from(0), _KeepAll(is_double), cast, contextlib.ExitStack() as after:
+def same_conditions(x_BCHW: torch.Tensor, is_wide: bool) -> Iterator[None]:
+    """Seed generators, let dropout keep all, allow nondeterministic kernels; if `is_wide` disable autocast."""
+    mode = torch.get_deterministic_debug_mode()
+    cast = torch.autocast(x_BCHW.device.type, enabled=False) if is_wide else contextlib.nullcontext()
+    with drawn_from(0), _KeepAll(is_wide), cast, contextlib.ExitStack() as after:
         after.callback(torch.set_deterministic_debug_mode, mode)
         torch.set_deterministic_debug_mode("default")
         yield
@@ -169,15 +167,15 @@ INSTEAD: dict[str, Callable[..., torch.Tensor]] = {
 
 class _KeepAll(TorchFunctionMode):
     """A mode of torch in which dropout keeps and scales all channels, pooling is right on a GPU, and norms are right on
-    a CPU (`weighted.corrected`). `is_double`: float64 tensors stay so where the module casts them to float32."""
+    a CPU (`weighted.corrected`). `is_wide`: float64 tensors stay so where the module casts them to float32."""
 
-    def __init__(self, is_double: bool) -> None:
+    def __init__(self, is_wide: bool) -> None:
         super().__init__()
-        self._is_double = is_double
+        self._is_wide = is_wide
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function_name(func)
-        if self._is_double and name == "float" and args[0].dtype == torch.float64:
+        if self._is_wide and name == "float" and args[0].dtype == torch.float64:
             return args[0]
         if name in ("group_norm", "batch_norm") and args:
             args = args[0].contiguous(), *args[1:]
@@ -189,13 +187,13 @@ def check_traced(network: GraphNetwork, probes: Sequence[torch.Tensor], still: b
     gradients of a module in training. In evaluation, other gradients make a network that only maps."""
     trains, twin = network.recorded.module.training, network
     with in_mode(network, False):
-        with contextlib.suppress(Exception):  # a module that cannot be copied is compared as it is
-            twin = copied(network, False)
-        with contextlib.suppress(Exception):  # whatever a module raises that is run in float64
+        with contextlib.suppress(Exception):  # whatever a module raises that is copied, or run in float64
             wide, wide_probes = copied(network, True), [x_BCHW.double() for x_BCHW in probes]
             made = values(wide, wide_probes[-1], True).values()
             if all(y.dtype == torch.float64 or not y.is_floating_point() for y in made):  # counts stay integers
                 twin, probes = wide, wide_probes
+        with contextlib.suppress(Exception):  # a module that cannot be copied is compared as it is
+            twin = copied(network, False) if twin is network else twin
         dtype = probes[-1].dtype
         for x_BCHW in (*probes, LARGE * probes[-1]):
             try:
@@ -243,7 +241,7 @@ def verify_first(
     mesh: Mesh,
     precision: str,
     most: int,
-    say: Say,
+    say: Callable[[str], None],
 ) -> None:
     """Run `verified` on rank 0, for the first of its `parts` and the images of `tilings`. Collective: other ranks wait
     for one broadcast, which carries an error too."""
@@ -305,14 +303,15 @@ def _check(network: GraphNetwork, twin: GraphNetwork, window_BCHW: torch.Tensor,
     epsilon = torch.finfo(torch.get_autocast_dtype(kind) if cast else window_BCHW.dtype).eps
     name = type(network.recorded.module).__name__
     crops = [crop for side in SIDES if (crop := _legal_crop(network, window_BCHW, (side, side))) is not None]
-    for x_BCHW in chain(map(torch.Tensor.double, crops), crops, [window_BCHW]):
+    of_wide = [(wide, x_BCHW.double()) for x_BCHW in crops]
+    for by, x_BCHW in (*of_wide, *((twin, each_BCHW) for each_BCHW in (*crops, window_BCHW))):
         is_crop, is_double = x_BCHW is not window_BCHW, x_BCHW.dtype == torch.float64
         if is_crop and (compared or _bytes(network, x_BCHW, torch.float64.itemsize * (3 if trains else 1)) > room):
             continue
         bound = EXACT if is_double else (1e4 if is_crop else ROUNDINGS) * epsilon
         rounding = 16 * torch.finfo(x_BCHW.dtype).eps if is_crop else 4 * epsilon
         try:
-            apart = differences(wide if is_double else twin, x_BCHW, bound, trains and is_crop, rounding)
+            apart = differences(by, x_BCHW, bound, trains and is_crop, rounding)
         except Exception as error:  # whatever the module raises, in float64 or on a small crop
             if is_exhausted(error):
                 raise
@@ -324,7 +323,7 @@ def _check(network: GraphNetwork, twin: GraphNetwork, window_BCHW: torch.Tensor,
         if apart:
             outputs = [value for value in apart if not value.startswith("gradient")]
             value, place = outputs[0] if outputs else list(apart)[-1], "a backward pass of its own, after it"
-            place = _first_differing(network, x_BCHW, bound) if outputs else place
+            place = _first_differing(by, x_BCHW, bound) if outputs else place
             difference, size = apart[value]
             mode = " in training" if network.training else ""
             what = f"{name} computes{mode} what its graph does not, on {_size(x_BCHW)} of the data"
@@ -332,9 +331,9 @@ def _check(network: GraphNetwork, twin: GraphNetwork, window_BCHW: torch.Tensor,
             raise ConfigError(f"{what}: {value} differs by {difference:.1e} of {size:.1e}; first: {place}; {remedy}")
 
 
-def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: float) -> str:
+def _first_differing(twin: GraphNetwork, x_BCHW: torch.Tensor, relative: float) -> str:
     """Return in words the first node whose tensor differs, by running module and graph side by side, call by call."""
-    module, graph = (copied(network, x_BCHW.dtype == torch.float64) for _ in range(2))
+    module, graph = (copied(twin, twin.recorded.is_wide) for _ in range(2))
     recorded, places, done = module.recorded, list[str](), 0
     tensors = {0: x_BCHW.clone()}
 
@@ -353,9 +352,9 @@ def _first_differing(network: GraphNetwork, x_BCHW: torch.Tensor, relative: floa
             done = node + 1
             difference, size = gap(to_layout(tensors[done], layout), tensor)
             if not difference <= relative * size:
-                places.append(f"node '{network.graph.nodes[node].name}' by {difference:.1e} of {size:.1e}, {traced}")
+                places.append(f"node '{graph.graph.nodes[node].name}' by {difference:.1e} of {size:.1e}, {traced}")
 
-    with contextlib.suppress(Exception), torch.no_grad(), same_conditions(x_BCHW):
+    with contextlib.suppress(Exception), torch.no_grad(), same_conditions(x_BCHW, module.recorded.is_wide):
         record(as_trained(module), x_BCHW.clone(), watch=watch)
     return places[0] if places else "what it returns, or leaves behind, of nodes that agree"
 

@@ -89,7 +89,8 @@ def crops_network(
 def _layout(module: nn.Module, x_BCHW: torch.Tensor, scores_BKHW: torch.Tensor) -> torch.memory_format:
     """Return channels last, which is faster for convolutions that overlap, if the scores stay the same: norms may
     change them."""
-    if not any(isinstance(each, nn.Conv2d) and each.kernel_size > each.stride for each in module.modules()):
+    dims = (zip(m.kernel_size, m.stride, strict=True) for m in module.modules() if isinstance(m, nn.Conv2d))
+    if not any(kernel > stride for kernel, stride in chain.from_iterable(dims)):
         return torch.contiguous_format
     with suppress(ConfigError):  # such as of .view, which needs contiguous channels
         found_BKHW = scores_of(module, x_BCHW.clone(memory_format=torch.channels_last))

@@ -121,6 +121,7 @@ class Recorded:
     sizes: tuple[Size, Size]  # of the images of both runs
     placed: list[Any]  # of `positions.Placed`
     known: set[tuple[Any, ...]] = field(default_factory=set)  # images at which calls were compared, with the mode
+    is_wide: bool = False  # of a copy in float64: the module's casts to float32 are left out
 
     @property
     def module(self) -> nn.Module:
