@@ -110,6 +110,7 @@ def test_spack_asks_for_the_same() -> None:
     for extra in variants:
         expected |= {(f"py-{name}{in_spack(asked)}", f"+{extra}") for name, asked in FOR_PEOPLE[extra].items()}
     run = re.findall(r'^    depends_on\("([^"]+)", (?:when="([^"]+)", )?type=\(.*"run"\)\)$', text, re.MULTILINE)
+    assert text.count('"run"') == len(run), "of the pattern's form"
     assert {*run} == expected | {(f"python{in_spack(PYTHON)}", "")}
     compile(text, "package.py", "exec")
 

@@ -181,6 +181,7 @@ def test_a_failure_leaves_the_old_files(
 ) -> None:
     options = "--polygons", str(tmp_path / "a.gpkg"), "--probabilities", str(tmp_path / "shares.tif")
     assert predict(folder, tmp_path / "map.tif", *options) == 0
+    (tmp_path / "map.tif").write_bytes(b"old")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
 
     def fail(*_: object, **__: object) -> None:

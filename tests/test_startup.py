@@ -71,6 +71,9 @@ def test_help_loads_no_library(command: str) -> None:
     assert {f"tiledseg.{command}", "tiledseg.comm.launch"} <= found
     assert not HEAVY & found
     assert not {"tiledseg.architecture", "tiledseg.inference", "tiledseg.planning.run", "tiledseg.training"} & found
+    assert {name for name in found if "tiledseg.planning." in name} <= {
+        f"tiledseg.planning.answer{end}" for end in ("", ".text")
+    }
 
 
 def test_the_first_step_is_reached_without_a_compiler(tmp_path: Path) -> None:

@@ -159,6 +159,12 @@ CASES = (
     train("labels-of-other-crs", "--data.labels ROOT/other-crs-labels.tif", "CRS", "32611", "32612"),
     train("label-outside", "--data.labels ROOT/outside-labels.tif", "outside-labels.tif", "value 9", "row 5, col 7"),
     train("no-label-counts", "--data.labels ROOT/void-labels.tif", "no pixel of data.labels is of a class", "255"),
+    train(
+        "polygons-elsewhere",
+        "--data.labels ROOT/parcels.gpkg --data.classes 2 --data.background 0",
+        "parcels.gpkg",
+        "no polygon in",
+    ),
     train("no-valid-pixel", "--data.images ROOT/blank.tif", "no valid pixel", "data.nodata"),
     # Files that name others, or are no regular files.
     train("vrt-for-an-image", "--data.images ROOT/vrt.tif", "vrt.tif", *REFUSED),

@@ -34,14 +34,18 @@ from tiledseg.errors import CheckpointError
 from tiledseg.training.optimizer import build_optimizer
 
 
-def test_the_optimizer_s_state_has_the_strides_of_its_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [OptimizerConfig(), OptimizerConfig("sgd", momentum=0.9)])
+def test_the_optimizer_s_state_has_the_strides_of_its_weights(tmp_path: Path, config: OptimizerConfig) -> None:
     """As the fused update needs: `tests/test_train.py` has the bits."""
-    save(tmp_path, 3)
     network = make_network(2)
-    optimizer = build_optimizer(network.parameters(), OptimizerConfig())
+    optimizer = build_optimizer(network.parameters(), config)
+    train(network, optimizer, 1)
+    save_checkpoint(tmp_path, contents_of(network, optimizer), state_of(1, config), keep=1)
+    optimizer = build_optimizer(network.parameters(), config)
     load_optimizer(find_checkpoint(tmp_path), optimizer)
-    for weight in network.parameters():
-        assert {optimizer.state[weight][name].stride() for name in ("exp_avg", "exp_avg_sq")} == {weight.stride()}
+    assert [*optimizer.state] == [*network.parameters()]
+    for weight, state in optimizer.state.items():
+        assert {each.stride() for each in state.values() if each.shape == weight.shape} == {weight.stride()}
 
 
 def test_weights_of_two_names_are_written_under_both(tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ def one_more_message(whole: Communicator, part: Communicator, rank: int) -> None
         (in_one_order, None),
         (swapped, "rank 0: sum of [2] over the job of [0, 1]; rank 1: messages send 1-0 + get 0-1"),
         (one_more_message, "rank 0: nothing; rank 1: opening of messages over the job of [0, 1]"),
+        (
+            lambda whole, _, rank: whole.gather_objects(rank) if rank else whole.all_reduce_sum(torch.ones(2)).wait(),
+            "rank 0: sum of [2] over the job of [0, 1]; rank 1: gathering of objects over the job of [0, 1]",
+        ),
     ],
 )
 def test_a_standstill_is_named(work: Callable[[Communicator, Communicator, int], None], words: str | None) -> None:

@@ -95,8 +95,8 @@ def test_expands_in_the_order_given_and_globs_by_name(files: Path, patterns: lis
         (["a.tif", "b.tif", "./a.tif"], [], ["holds a.tif = ./a.tif twice, at positions 0 and 2"]),
         (["*.tif", "b.tif"], [], ["twice, at positions 1 and 3"]),
         (["s3://b/a.tif", "s3://b/a.tif"], [], ["twice, at positions 0 and 1"]),
-        (["a/*.png"], ["b/{stem}_L.png"], ["a/1.png", "no labels b/1_L.png", "data.labels"]),
-        (["a"], ["b"], ["a/1.png", "no labels b/1.*"]),
+        (["a/*.png"], ["b/{stem}_L.png"], ["a/1_x.png", "no labels b/1_x_L.png", "data.labels"]),
+        (["a"], ["b"], ["a/1_x.png", "no labels b/1_x.*"]),
         (["a/*.png"], ["b/{2}.png"], ["{2}", "{stem}, {parent}, {1}"]),
         (["a/*.png"], ["b/{}.png"], ["{}", "{stem}"]),
         (["a/*.png"], ["b/*.png"], ["data.images has 1 rasters but data.labels has 2"]),
@@ -115,7 +115,7 @@ def test_expands_in_the_order_given_and_globs_by_name(files: Path, patterns: lis
 )
 def test_says_what_is_wrong_in_one_line(files: Path, images: Any, labels: list[str], words: list[str]) -> None:
     """Of paths, and of lists by their texts."""
-    touch("a/1.png", "b/2.png", "b/3.png")
+    touch("a/1_x.png", "b/2.png", "b/3.png")
     for name, text in images.items() if isinstance(images, dict) else ():
         Path(name).write_text(text)
     with refusal(RasterError, *words):

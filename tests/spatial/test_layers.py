@@ -86,7 +86,7 @@ LAYERS = {
     "convolution, oblong": nn.Conv2d(2, 3, (1, 5), (2, 1), (0, 2)),
     "convolution, dilated groups": nn.Conv2d(2, 4, (3, 2), (1, 3), (2, 1), (2, 1), groups=2),
     "convolution, more padding than kernel": nn.Conv2d(2, 3, 2, stride=2, padding=3),
-    "convolution by oneDNN": SteadyConvolution(2, 6, (2, 5), (2, 1), (3, 0)),
+    "convolution by oneDNN": SteadyConvolution(2, 6, (2, 3), (2, 1), (3, 0), (1, 2)),
     "max pool 3, overlapping, padded": nn.MaxPool2d(3, 2, 1),
     "max pool, dilated": nn.MaxPool2d(2, 1, 1, 2),
     "average pool, padding does not count": nn.AvgPool2d(3, 2, 1, count_include_pad=False),
@@ -107,6 +107,7 @@ LAYERS = {
     "reflected": BorderModule(rows=Around(3, 1, mode="reflect"), cols=Around(0, 5, mode="reflect")),
     "replicated": BorderModule(rows=Around(3, 1, mode="replicate"), cols=Around(0, 5, mode="replicate")),
     "dropout": ChannelDropout("dropout", 0.4),
+    "slopes of channels": nn.PReLU(2),
     **{kind.__name__: kind() for kind in POINTWISE if kind not in (PixelNorm, ChannelDropout, LeafDepth)},
 }
 
@@ -203,5 +204,5 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_name_the_layer_and_the_reason(name: str) -> None:
     module, reason = REFUSED[name]
-    with pytest.raises(ConfigError, match=f"^layer 'odd one' [^\n]*{reason}[^\n]*$"):
+    with pytest.raises(ConfigError, match=f"^layer 'odd one' [^\n]*{reason}[^\n]*\\Z"):
         spatial_layer("odd one", module)
