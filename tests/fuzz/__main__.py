@@ -98,8 +98,8 @@ def make_material() -> int:
 
 
 def draw_damage(draw: random.Random, folder: Path) -> Trial:
-    """An image is damaged: its map is that of the pixels that are in it; or a run ends with a checkpoint."""
-    damage = _damage(folder / "image.tif", draw)
+    """An image is damaged, or odd: its map is that of the pixels that are in it; or a run ends with a checkpoint."""
+    damage = (_make_odd if draw.random() < 0.3 else _damage)(folder / "image.tif", draw)
     return Trial("train" if draw.random() < 0.25 else "predict", damage)
 
 
@@ -140,6 +140,23 @@ def _damage(path: Path, draw: random.Random) -> str:
             data = data[:place] + draw.choice((data[place - 64 : place], draw.randbytes(16))) + data[place:]
     path.write_bytes(data)
     return f"bytes of {path.name}"
+
+
+def _make_odd(path: Path, draw: random.Random) -> str:
+    """Write an image of another kind."""
+    with rasterio.open(path) as file:
+        pixels = file.read()
+    values = pixels.astype(np.float32)
+    values[0, 3, 4] = draw.choice((np.nan, np.inf, 1e38))
+    odd = {
+        "dtype": pixels.astype(draw.choice(("uint16", "int16", "float32", "int8", "float64"))),
+        "bands": draw.choice((pixels[:1], pixels[:2], np.concatenate([pixels, pixels]))),
+        "size": pixels[:, : draw.randrange(1, SIDE), : draw.randrange(1, SIDE)],
+        "value": values,
+    }
+    what = draw.choice([*odd])
+    write_raster(path, odd[what], nodata=draw.choice((None, 0, 61)))
+    return f"{what} of {path.name}"
 
 
 def not_same(folder: Path, name: str) -> list[str]:
