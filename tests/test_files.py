@@ -67,13 +67,20 @@ def test_two_stores_at_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
+    """Another failure is refused: EACCES may mean a lock that another process holds."""
 
-    monkeypatch.setattr(fcntl, "flock", none)
-    with hold(tmp_path) as warning:
-        assert warning is not None
-        assert "has no locks" in warning
+    def failing(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", failing)
+    for number in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+        with hold(tmp_path) as warning:
+            assert warning is not None
+            assert f"{tmp_path} cannot be locked ({os.strerror(number)}), so nothing stops" in warning
+    monkeypatch.setattr(os, "pread", failing)
+    for number, words in {errno.EACCES: "in use by another process", errno.EIO: "cannot lock .*run.lock: {}"}.items():
+        with pytest.raises(OutputError, match=words.format(os.strerror(number))), hold(tmp_path):
+            pass
 
 
 def test_a_lock_is_of_the_file_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

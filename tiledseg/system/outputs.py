@@ -268,15 +268,18 @@ def open_lock(path: Path, creates: bool = False) -> io.FileIO:
     return io.FileIO(path, "r+", opener=lambda name, own: os.open(name, own | flags, 0o666))
 
 
-def lock(file: io.FileIO, refusal: Callable[[str], OutputError]) -> str | None:
-    """Lock an open file until it is closed; return the reason if its file system cannot. Raises `refusal` of the words
-    in the file if another process holds the lock."""
+def lock(file: io.FileIO, refusal: Callable[[str], OutputError]) -> OSError | None:
+    """Lock an open file until it is closed; return the error if it cannot be locked. Raises `refusal` of the words in
+    the file if another process holds the lock."""
+    holder = ""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise refusal(os.pread(file.fileno(), 300, 0).decode(errors="replace")) from None
+    except (BlockingIOError, PermissionError):  # EACCES: held, where flock is made of locks of byte ranges
+        with suppress(OSError):
+            holder = os.pread(file.fileno(), 300, 0).decode(errors="replace")
+        raise refusal(holder) from None
     except OSError as error:
-        return error.strerror
+        return error
     return None
 
 

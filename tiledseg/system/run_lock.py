@@ -2,12 +2,13 @@
 
 The lock is `flock` on the file `run.lock`, which names the holder. The system releases it when the process ends, also
 if it is killed; the file alone locks nothing. `flock` works between nodes on NFS (Linux) and GPFS, and on Lustre
-mounted with `flock`. On a file system without locks, `hold` returns a warning and goes on.
+mounted with `flock`. On a file system without locks, `hold` yields a warning and goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from tiledseg.errors import OutputError
 from tiledseg.system.outputs import check_unlocked, lock, open_lock
 
 NAME = "run.lock"
+_WITHOUT_LOCKS = errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL
 
 
 def check_free(folder: Path) -> None:
@@ -39,7 +41,9 @@ def hold(folder: Path) -> Iterator[str | None]:
                 file = opened.enter_context(open_lock(path, creates=True))
             except OSError as error:
                 raise OutputError(f"cannot write into {folder}: {error.strerror}; give another run.output") from error
-            unlocked = lock(file, partial(_in_use, folder))
+            failure = lock(file, partial(_in_use, folder))
+            if failure is not None and failure.errno not in _WITHOUT_LOCKS:
+                raise OutputError(f"cannot lock {path}: {failure.strerror}; give another run.output")
             if is_at(file.fileno(), path):  # else the former holder has just removed the file
                 break
         with contextlib.suppress(OSError):  # the writes that follow report a full disk
@@ -47,7 +51,7 @@ def hold(folder: Path) -> Iterator[str | None]:
             file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         try:
             what = "so nothing stops a second job from writing there too"
-            yield unlocked and f"{folder}: its file system has no locks ({unlocked}), {what}"
+            yield None if failure is None else f"{folder} cannot be locked ({failure.strerror}), {what}"
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(path)  # while it is held: a waiting process finds the file gone, and makes its own
