@@ -111,7 +111,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "tiledseg plan: search is 1; give true or false": lambda: tiledseg.plan(1000, search=1),
     "emit is given, but only the command": lambda: tiledseg.plan(1000, emit="slurm"),
     "--tile: invalid int value: 'a'": lambda: tiledseg.export("a", "b.onnx", tile="a"),
-    "module is unet; give nn.Module, not str": lambda: tiledseg.halo("unet"),  # type: ignore[arg-type]
+    "network is unet; give nn.Module or a result of load, not str (tiledseg.halo)": lambda: tiledseg.halo("unet"),
     "Linear has no convolution to read its bands from": lambda: tiledseg.halo(torch.nn.Linear(3, 3)),
     "Conv2d'>; give nn.Module, not type": lambda: tiledseg.trace(torch.nn.Conv2d, 3),
     "the module returns (2, 18432)": lambda: tiledseg.trace(torch.nn.Flatten(), 3),

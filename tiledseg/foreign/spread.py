@@ -15,7 +15,7 @@ from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Axes, Mesh, open_axes
 from tiledseg.comm.session import joined_mesh
-from tiledseg.config.checks import checked
+from tiledseg.config.checks import checked, shown
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.execution.memory import free_memory
 from tiledseg.geometry.graph import Graph
@@ -68,7 +68,11 @@ def halo(network: Any, bands: int | None = None) -> Halo:
 
     Raises ConfigError with a list of all operations that are not exact on tiles, GeometryError if no exact tile exists.
     """
-    return Halo.of(trace(getattr(network, "network", network), bands).graph)
+    module = getattr(network, "network", network)
+    if not isinstance(module, nn.Module):
+        what = f"give nn.Module or a result of load, not {type(module).__name__} (tiledseg.halo)"
+        raise ConfigError(f"network is {shown(module)}; {what}")
+    return Halo.of(trace(module, bands).graph)
 
 
 @checked
