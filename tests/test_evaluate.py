@@ -1,4 +1,5 @@
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tests.answers import errors_of, output_of, refuse
 from tests.small_files import write_raster
 from tiledseg.commands import scoring
 from tiledseg.commands.scoring import as_table, compare, thumbnail
-from tiledseg.errors import LabelError
+from tiledseg.errors import LabelError, install
 from tiledseg.evaluate import evaluate_map, main
 from tiledseg.execution.scores import confusion_matrix, scores
 from tiledseg.raster.reader import open_raster
@@ -107,7 +108,9 @@ def test_names_of_classes(files: list[str], tmp_path: Path, truth: np.ndarray, p
     assert "as land" in table
 
 
-def test_the_picture(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_picture(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("PIL")
     image = write(tmp_path / "a.tif", np.random.default_rng(2).normal(0, 1, (4, *SHAPE)).astype(np.float32), None)
     for options in ([], ["--image", image]):
@@ -117,6 +120,8 @@ def test_the_picture(files: list[str], tmp_path: Path, capsys: pytest.CaptureFix
             assert dataset.width > 800
             assert dataset.read(1).std() > 10
     assert "IoU" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    refuse(lambda: main([*files, "--plot", str(tmp_path / "map.png")]), f"--plot needs Pillow: {install('plot')}")
 
 
 def test_a_thumbnail_is_every_kth_pixel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: np.ndarray) -> None:

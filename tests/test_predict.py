@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -289,8 +290,13 @@ def test_polygons_are_those_of_the_whole_map(folder: Path, plain: NDArray[np.uin
 
 def test_polygons_without_their_library(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyogrio", None)
-    refuse(lambda: predict(folder, tmp_path / "m.tif", "--polygons", str(tmp_path / "a.gpkg")), install("vector"))
-    assert not list(tmp_path.iterdir())
+    ask = partial(predict, folder, tmp_path / "m.tif", "--polygons", str(tmp_path / "a.gpkg"))
+    refuse(ask, install("vector"))
+    monkeypatch.delitem(sys.modules, "pyogrio")
+    (tmp_path / "pyogrio.py").write_text("raise ImportError('libgdal.so.37: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    refuse(ask, "--polygons needs pyogrio, which cannot be imported: libgdal.so.37: cannot open")
+    assert {path.name for path in tmp_path.iterdir()} <= {"pyogrio.py", "__pycache__"}
 
 
 def test_many_rasters_a_call_give_the_maps_of_as_many_calls(

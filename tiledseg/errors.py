@@ -7,6 +7,7 @@ exception that a caller would expect to catch.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -108,8 +109,17 @@ def installed(*modules: str) -> bool:
 
 
 def require(what: str, extra: str, *modules: str) -> None:
-    """Raise ConfigError unless all modules of an extra, which `what` needs, are installed."""
-    missing = [name for name in modules if not installed(name)]
+    """Import all modules of an extra, which `what` needs. Raise ConfigError if one is missing or cannot be imported."""
+    missing = []
+    for module in modules:
+        name = {"PIL": "Pillow"}.get(module, module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            if installed(module):
+                reason = f"cannot be imported: {first_line(error)}; try pip install --force-reinstall {name}"
+                raise ConfigError(f"{what} needs {name}, which {reason}") from error
+            missing.append(name)
     if missing:
         raise ConfigError(f"{what} needs {' and '.join(missing)}: {install(extra)}")
 

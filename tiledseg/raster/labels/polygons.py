@@ -90,7 +90,7 @@ def check_begin(path: str) -> None:
 def reading_vectors(path: str, remedy: str) -> Iterator[None]:
     """Check the libraries and the file's first bytes, and enter `reading`; warnings of GDAL are ignored, errors become
     RasterError."""
-    require(path, "vector", "pyogrio", "shapely")
+    require(path, "vector", *(["pyogrio"] if path.lower().endswith(tuple(_BEGINS)) else []), "shapely")
     check_begin(path)
     with reading(f"open {path}", remedy), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         yield
