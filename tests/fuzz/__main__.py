@@ -215,12 +215,14 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def faults_of(trial: Trial, outcome: Outcome, before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """What no command may do: a traceback, another exit code, a refusal of no or many lines, inputs that change, files
-    that are left. A kill may leave unfinished ones: the next run clears them."""
+    """What no command may do: a traceback, an unforeseen error, another exit code, a refusal of no or many lines,
+    inputs that change, files that are left. A kill may leave unfinished ones: the next run clears them."""
     faults, lines = [], outcome.err.splitlines()
     killed = outcome.code == -signal.SIGKILL and trial.interruption is not None
     if "Traceback (most recent call last)" in outcome.err:
         faults.append("traceback on standard error")
+    if "(unforeseen;" in outcome.err:
+        faults.append("unforeseen error")
     if outcome.code not in (0, 1, 2, 75) and not killed:
         faults.append(f"exit code {outcome.code}")
     errors = [line for line in lines if line.startswith("error: ")]
@@ -268,8 +270,7 @@ def main() -> int:
             shutil.copytree(pristine, folder)
             trial = KINDS[kind](random.Random(f"{flags.seed} {number} {kind}"), folder)
             outcome, faults = judge(trial, folder)
-            word = "1, unforeseen" if "(unforeseen;" in outcome.err else str(outcome.code)
-            ends[kind]["hang" if outcome.hung else word if outcome.code >= 0 else "killed"] += 1
+            ends[kind]["hang" if outcome.hung else str(outcome.code) if outcome.code >= 0 else "killed"] += 1
             faulty += bool(faults)
             if faults or flags.case is not None:
                 print(f"python -m tests.fuzz --seed {flags.seed} --case {number}: {kind}: {trial}")

@@ -21,6 +21,7 @@ BEFORE = {"image.tif": "1", "map.tif": "2"}
         (2, "error: x\n", {}, False, None),
         (-9, "", {".map.tif.part": "3"}, True, None),
         (0, "Traceback (most recent call last)\n", {}, False, "traceback"),
+        (1, "error: x (unforeseen; y)\n", {}, False, "unforeseen error"),
         (-11, "", {}, True, "exit code -11"),
         (1, "", {}, False, "exit 1 with 0 lines"),
         (2, "error: x\nerror: y\n", {}, False, "exit 2 with 2 lines"),
