@@ -89,6 +89,22 @@ def test_folders_in_the_temporary_place(monkeypatch: pytest.MonkeyPatch) -> None
         pass
 
 
+def test_a_folder_that_is_deleted_is_known_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill before any of the deletions leaves a folder that the next job replaces."""
+    unlink, deleted = os.unlink, list[str]()
+
+    def watched(path: os.PathLike[str] | str, **where: int) -> None:
+        check_outputs([whole("--output", "o.tif")])
+        deleted.append(os.path.basename(path))
+        unlink(path, **where)
+
+    with unfinished("o.tif") as output:
+        for name in ("a", "plain", "whole", "whole.ovr", "z"):
+            output.file(name).write_bytes(b"x")
+        monkeypatch.setattr(os, "unlink", watched)
+    assert len(deleted) == 6
+
+
 def test_a_folder_without_permission_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(OutputError, match="no permission in"):

@@ -220,7 +220,15 @@ class Unfinished:
         """Delete the folder, unless it is gone or another job's."""
         with suppress(OSError):
             if self.file(_LOCK).stat().st_ino == self.inode:
-                delete(temporary(self.path))
+                _delete(temporary(self.path))
+
+
+def _delete(folder: Path) -> None:
+    """Delete the folder of an unfinished output, its lock last, so that what a kill leaves is known as such."""
+    for file in () if folder.is_symlink() or not folder.is_dir() else folder.iterdir():
+        if file.name != _LOCK:
+            delete(file)
+    delete(folder)
 
 
 @contextmanager
@@ -233,7 +241,7 @@ def unfinished(path: str | Path) -> Iterator[Unfinished]:
     check_unclaimed(path)
     folder = temporary(path)
     try:
-        delete(folder)
+        _delete(folder)
         folder.mkdir()
         file = open_lock(folder / _LOCK, creates=True)
     except FileExistsError:
