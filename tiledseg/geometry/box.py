@@ -107,6 +107,8 @@ class Interval:
 
     def hull(self, other: Interval) -> Interval:
         """Return the smallest interval that contains both."""
+        if self.start <= other.start and other.stop <= self.stop:
+            return self
         return Interval(min(self.start, other.start), max(self.stop, other.stop))
 
     def relative_to(self, origin: int) -> Interval:

@@ -119,7 +119,7 @@ class Layer:
 
     def within(self, read: Interval, size: int) -> Interval:
         """Return the positions of an input of `size` that give `read`, which may reach beyond the ends."""
-        return read.clip(Interval(0, size))
+        return read if read.start >= 0 and read.stop <= size else read.clip(Interval(0, size))
 
     def output_size(self, size: int, *others: int) -> int:
         """Return the number of outputs for inputs of these sizes. Raises GeometryError if they do not fit."""
