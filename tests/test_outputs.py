@@ -77,6 +77,10 @@ def test_folders_in_the_temporary_place(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(OutputError, match="is a folder"):
         check_outputs([whole("--output", "o.tif")])
     part.unlink()
+    os.mkfifo(part)
+    with pytest.raises(OutputError, match=r"\.o\.tif\.part, which is written with it, is a FIFO; give a file name"):
+        check_outputs([whole("--output", "o.tif")])
+    part.unlink()
     with part.open("w") as file:  # an older version's job
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(OutputError, match="another job is writing it too"), unfinished("o.tif"):

@@ -116,7 +116,7 @@ def check_outputs(
 
 def _is_leftover(folder: Path) -> bool:
     """Return True for a folder that a killed job has left in place of an unfinished output."""
-    if folder.is_symlink():
+    if folder.is_symlink() or not folder.is_dir():
         return False
     lock = folder / _LOCK
     return not any(folder.iterdir()) or (lock.is_file() and not lock.is_symlink() and lock.stat().st_size == 0)
@@ -225,7 +225,7 @@ class Unfinished:
 
 def _delete(folder: Path) -> None:
     """Delete the folder of an unfinished output, its lock last, so that what a kill leaves is known as such."""
-    for file in () if folder.is_symlink() or not folder.is_dir() else folder.iterdir():
+    for file in folder.iterdir() if _is_leftover(folder) else ():
         if file.name != _LOCK:
             delete(file)
     delete(folder)
